@@ -1,0 +1,558 @@
+"""Index algebra: integer polynomials over loop variables and sizes, always in normal form.
+
+An `Index` is a Python int or an `Expr`. A static graph therefore works on ints wherever it can.
+`Expr` is a sum of integer coefficients times products of atoms. Atoms are loop variables (`Var`),
+symbolic sizes (`Sym`), floor divisions, remainders, maxima and minima of expressions, and data-dependent
+integers (`Lookup`). Equal expressions are the same object, so equality is identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union
+from weakref import WeakValueDictionary
+
+Index = Union[int, "Expr"]
+Monomial = tuple["Atom", ...]
+UNBOUNDED = 2**62
+
+
+class Atom:
+    """One indivisible factor; interned, compared by identity, ordered by `key`."""
+
+    __slots__ = ("kind", "args", "key", "vars", "syms", "lo", "hi", "__weakref__")
+    kind: str
+    args: tuple[Any, ...]
+    key: str
+    vars: frozenset[Atom]
+    syms: frozenset[Atom]
+    lo: int
+    hi: int
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_atom, (self.kind, self.args, self.lo, self.hi)
+
+
+Var = Atom
+_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
+_exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
+_NO_ATOMS: frozenset[Atom] = frozenset()
+
+
+class Expr:
+    """`const + sum(coef * product(atoms))`; immutable and interned."""
+
+    __slots__ = ("terms", "const", "vars", "syms", "_bounds", "_text", "__weakref__")
+    terms: tuple[tuple[Monomial, int], ...]
+    const: int
+    vars: frozenset[Atom]
+    syms: frozenset[Atom]
+    _bounds: tuple[int, int] | None
+    _text: str | None
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_expr, (self.terms, self.const)
+
+
+def _rebuild_expr(terms: tuple[tuple[Monomial, int], ...], const: int) -> Index:
+    return _make(dict(terms), const)
+
+
+def _rebuild_atom(kind: str, args: tuple[Any, ...], lo: int, hi: int) -> Atom:
+    return _atom(kind, args, lo, hi)
+
+
+def _atom(kind: str, args: tuple[Any, ...], lo: int, hi: int) -> Atom:
+    found = _atoms.get((kind, args, lo, hi))
+    if found is not None:
+        return found
+    self = Atom()
+    self.kind, self.args, self.lo, self.hi = kind, args, lo, hi
+    self.key = _atom_text(kind, args)
+    if kind == "var":
+        self.vars, self.syms = frozenset((self,)), syms_of(args[1])
+    elif kind == "sym":
+        self.vars, self.syms = _NO_ATOMS, frozenset((self,))
+    elif kind == "lookup":
+        self.vars, self.syms = args[0].vars, args[0].syms
+    else:
+        self.vars = _NO_ATOMS.union(*(vars_of(a) for a in args))
+        self.syms = _NO_ATOMS.union(*(syms_of(a) for a in args))
+    _atoms[(kind, args, lo, hi)] = self
+    return self
+
+
+def _atom_text(kind: str, args: tuple[Any, ...]) -> str:
+    if kind in ("var", "sym"):
+        return str(args[0])
+    if kind == "floordiv":
+        return f"({show(args[0])} // {show(args[1])})"
+    if kind == "mod":
+        return f"({show(args[0])} % {show(args[1])})"
+    if kind == "lookup":
+        return f"[{args[0]}]"
+    return f"{kind}({', '.join(show(a) for a in args)})"
+
+
+def _make(terms: dict[Monomial, int], const: int) -> Index:
+    live = {m: c for m, c in terms.items() if c}
+    if not live:
+        return const
+    ordered = tuple(sorted(live.items(), key=_monomial_order)) if len(live) > 1 else tuple(live.items())
+    key = (ordered, const)
+    found = _exprs.get(key)
+    if found is not None:
+        return found
+    self = Expr()
+    self.terms, self.const = key
+    self._bounds = self._text = None
+    if len(ordered) == 1 and len(ordered[0][0]) == 1:
+        self.vars, self.syms = ordered[0][0][0].vars, ordered[0][0][0].syms
+    else:
+        self.vars = _NO_ATOMS.union(*(a.vars for m, _ in ordered for a in m))
+        self.syms = _NO_ATOMS.union(*(a.syms for m, _ in ordered for a in m))
+    _exprs[key] = self
+    return self
+
+
+def _monomial_order(item: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    return -abs(item[1]), [a.key for a in item[0]]
+
+
+def _of(atom: Atom) -> Index:
+    return _make({(atom,): 1}, 0)
+
+
+def var(name: str, size: Index) -> Atom:
+    """A loop variable running over `0 <= v < size`."""
+    top = bounds(size)[1]
+    return _atom("var", (name, size), 0, max(top - 1, 0))
+
+
+def size_of(v: Atom) -> Index:
+    """The extent of a loop variable."""
+    size: Index = v.args[1]
+    return size
+
+
+def ix(v: Atom) -> Index:
+    """The loop variable or symbol as an index expression; a variable of extent 1 is 0."""
+    if v.kind == "var" and v.args[1] == 1:
+        return 0
+    return _of(v)
+
+
+def sym(name: str, lo: int = 0, hi: int = UNBOUNDED) -> Index:
+    """A symbolic size known at run time only, with its inclusive range."""
+    return _of(_atom("sym", (name,), lo, hi))
+
+
+def lookup(value: Any, lo: int, hi: int) -> Index:
+    """An index read from data: `value` is an integer `ir.value.Value`, promised to lie in `[lo, hi]`."""
+    return _of(_atom("lookup", (value,), lo, hi))
+
+
+def vars_of(e: Index) -> frozenset[Atom]:
+    return _NO_ATOMS if isinstance(e, int) else e.vars
+
+
+def syms_of(e: Index) -> frozenset[Atom]:
+    return _NO_ATOMS if isinstance(e, int) else e.syms
+
+
+def add(*items: Index) -> Index:
+    """Sum; folds `c*k*(x//k) + c*(x%k)` to `c*x`."""
+    const = 0
+    terms: dict[Monomial, int] | None = None
+    single: Expr | None = None
+    for item in items:
+        if isinstance(item, int):
+            const += item
+            continue
+        if terms is None:
+            if single is None:
+                single = item
+                continue
+            terms = dict(single.terms)
+            const += single.const
+        const += item.const
+        for m, c in item.terms:
+            terms[m] = terms.get(m, 0) + c
+    if terms is None:
+        if single is None:
+            return const
+        return single if const == 0 else _make(dict(single.terms), single.const + const)
+    return _join_divmod(terms, const)
+
+
+def _join_divmod(terms: dict[Monomial, int], const: int) -> Index:
+    mods = [(m, a) for m in terms for a in m if a.kind == "mod" and terms[m]]
+    for m, a in mods:
+        x, k = a.args
+        quotient = floordiv(x, k)
+        if isinstance(quotient, int) or len(quotient.terms) != 1 or quotient.const:
+            continue
+        (qm, qc), c = quotient.terms[0], terms.get(m, 0)
+        rest = list(m)
+        rest.remove(a)
+        if not c or qc != 1:
+            continue
+        scaled = mul(_product(tuple(rest), c), k, _product(qm, 1))
+        if isinstance(scaled, int) or len(scaled.terms) != 1 or scaled.const:
+            continue
+        (sm, sc) = scaled.terms[0]
+        if terms.get(sm, 0) == sc:
+            left = dict(terms)
+            del left[sm], left[m]
+            return add(_make(left, const), mul(_product(tuple(rest), c), x))
+    return _make(terms, const)
+
+
+def _product(atoms: Monomial, coef: int) -> Index:
+    return coef if not atoms else _make({atoms: coef}, 0)
+
+
+def sub(a: Index, b: Index) -> Index:
+    return add(a, mul(b, -1))
+
+
+def mul(*items: Index) -> Index:
+    """Product, expanded."""
+    coef = 1
+    rest: list[Expr] = []
+    for item in items:
+        if isinstance(item, int):
+            coef *= item
+        else:
+            rest.append(item)
+    if coef == 0 or not rest:
+        return coef
+    result = rest[0]
+    if coef != 1:
+        scaled = _make({m: c * coef for m, c in result.terms}, result.const * coef)
+        assert isinstance(scaled, Expr)
+        result = scaled
+    for other in rest[1:]:
+        result = _times(result, other)  # type: ignore[assignment]
+        if isinstance(result, int):
+            return mul(result, *rest[rest.index(other) + 1 :])
+    return result
+
+
+def _times(a: Expr, b: Expr) -> Index:
+    terms: dict[Monomial, int] = {}
+    left = (*a.terms, ((), a.const))
+    right = (*b.terms, ((), b.const))
+    for ma, ca in left:
+        for mb, cb in right:
+            if ca and cb:
+                m = tuple(sorted((*ma, *mb), key=lambda x: x.key))
+                terms[m] = terms.get(m, 0) + ca * cb
+    const = terms.pop((), 0)
+    return _join_divmod(terms, const)
+
+
+def bounds(e: Index) -> tuple[int, int]:
+    """Inclusive numeric range, saturated at +-UNBOUNDED."""
+    if isinstance(e, int):
+        return e, e
+    if e._bounds is None:
+        lo = hi = e.const
+        for m, c in e.terms:
+            mlo, mhi = 1, 1
+            for a in m:
+                corners = [mlo * a.lo, mlo * a.hi, mhi * a.lo, mhi * a.hi]
+                mlo, mhi = min(corners), max(corners)
+            lo += min(c * mlo, c * mhi)
+            hi += max(c * mlo, c * mhi)
+        e._bounds = max(lo, -UNBOUNDED), min(hi, UNBOUNDED)
+    return e._bounds
+
+
+def known_nonnegative(e: Index) -> bool:
+    """True when `e >= 0` is provable from the ranges of its variables and symbols."""
+    if bounds(e)[0] >= 0:
+        return True
+    if isinstance(e, int) or not e.syms:
+        return False
+    return bounds(_extreme(e))[0] >= 0
+
+
+def _extreme(e: Expr) -> Index:
+    """A lower bound of `e` without loop variables of symbolic extent: each taken at its worst end."""
+    out: Index = e.const
+    for m, c in e.terms:
+        factors: list[Index] = [c]
+        for a in m:
+            if a.kind == "var" and all(b is a or b.lo >= 0 for b in m):
+                factors.append(0 if c > 0 else sub(a.args[1], 1))
+            elif a.kind == "mod" and c < 0 and known_nonnegative(a.args[0]):
+                factors.append(sub(a.args[1], 1))
+            else:
+                factors.append(_of(a))
+        out = add(out, mul(*factors))
+    return out
+
+
+def known_less(a: Index, b: Index) -> bool:
+    """True when `a < b` is provable."""
+    return known_nonnegative(sub(sub(b, a), 1))
+
+
+def _divide_term(m: Monomial, c: int, d: Index) -> Index | None:
+    """`c*m / d` where it divides exactly, else None; `d` an int or a single monomial."""
+    if isinstance(d, int):
+        return _product(m, c // d) if c % d == 0 else None
+    if len(d.terms) != 1 or d.const:
+        return None
+    dm, dc = d.terms[0]
+    if c % dc:
+        return None
+    rest = list(m)
+    for a in dm:
+        if a not in rest:
+            return None
+        rest.remove(a)
+    return _product(tuple(rest), c // dc)
+
+
+def _split_by(a: Index, d: Index) -> tuple[Index, Index]:
+    """`a = quotient * d + rest` with every exactly divisible term in the quotient."""
+    if isinstance(a, int):
+        a_terms: Iterable[tuple[Monomial, int]] = ()
+        const = a
+    else:
+        a_terms, const = a.terms, a.const
+    if not isinstance(d, int) and (len(d.terms) != 1 or d.const):
+        return (1, 0) if a is d else (0, a)
+    quotient: list[Index] = []
+    rest: dict[Monomial, int] = {}
+    for m, c in a_terms:
+        q = _divide_term(m, c, d)
+        if q is None:
+            rest[m] = c
+        else:
+            quotient.append(q)
+    if isinstance(d, int):
+        q0, const = divmod(const, d)
+        quotient.append(q0)
+    return add(*quotient), _make(rest, const)
+
+
+def exact_div(a: Index, d: Index) -> Index | None:
+    """`a / d` when every term divides exactly, else None."""
+    if d == 0:
+        return None
+    if a is d or a == d:
+        return 1
+    q, r = _split_by(a, d)
+    return q if r == 0 else None
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def floordiv(a: Index, d: Index) -> Index:
+    """`a // d` for `d > 0`."""
+    if isinstance(a, int) and isinstance(d, int):
+        return a // d
+    if d == 1:
+        return a
+    quotient, rest = _split_by(a, d)
+    if rest == 0 or (known_nonnegative(rest) and known_less(rest, d)):
+        return quotient
+    return add(quotient, _floordiv_rest(rest, d))
+
+
+def _floordiv_rest(rest: Index, d: Index) -> Index:
+    if isinstance(rest, int):
+        return _of(_atom("floordiv", (rest, d), *_div_bounds(rest, d)))
+    if isinstance(d, int):
+        g = math.gcd(d, *(c for _, c in rest.terms))
+        if g > 1:
+            inner = _make({m: c // g for m, c in rest.terms}, rest.const // g)
+            return floordiv(inner, d // g)
+    if (coarse := _coarsen(rest, d)) is not None:
+        return floordiv(coarse[1], coarse[2])
+    if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+        atom = rest.terms[0][0][0]
+        if atom.kind == "floordiv":
+            return floordiv(atom.args[0], mul(atom.args[1], d))
+        if atom.kind == "mod" and (n := exact_div(atom.args[1], d)) is not None:
+            return mod(floordiv(atom.args[0], d), n)
+    return _of(_atom("floordiv", (rest, d), *_div_bounds(rest, d)))
+
+
+def _coarsen(rest: Expr, d: Index) -> tuple[Index, Index, Index, Index] | None:
+    """`rest = g*x + r` and `d = g*k` with `0 <= r < g`: gives `(g, x, k, r)`; then `rest // d = x // k`."""
+    for m, c in rest.terms:
+        g = _product(tuple(a for a in m if a.kind == "sym"), abs(c))
+        if g == 1 or (k := exact_div(d, g)) is None:
+            continue
+        x, r = _split_by(rest, g)
+        if x != 0 and known_nonnegative(r) and known_less(r, g):
+            return g, x, k, r
+    return None
+
+
+def _div_bounds(a: Index, d: Index) -> tuple[int, int]:
+    (lo, hi), (dlo, dhi) = bounds(a), bounds(d)
+    dlo = max(dlo, 1)
+    dhi = max(dhi, dlo)
+    return min(lo // dlo, lo // dhi), max(hi // dlo, hi // dhi)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def mod(a: Index, d: Index) -> Index:
+    """`a % d` (sign of `d`) for `d > 0`."""
+    if isinstance(a, int) and isinstance(d, int):
+        return a % d
+    if d == 1:
+        return 0
+    _, rest = _split_by(a, d)
+    if rest == 0 or (known_nonnegative(rest) and known_less(rest, d)):
+        return rest
+    if isinstance(rest, int):
+        return _of(_atom("mod", (rest, d), 0, max(bounds(d)[1] - 1, 0)))
+    if isinstance(d, int) and rest.const == 0:
+        g = math.gcd(d, *(c for _, c in rest.terms))
+        if g > 1:
+            return mul(g, mod(_make({m: c // g for m, c in rest.terms}, 0), d // g))
+    if (coarse := _coarsen(rest, d)) is not None:
+        unit, units, limit, residue = coarse
+        return add(mul(unit, mod(units, limit)), residue)
+    if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+        atom = rest.terms[0][0][0]
+        if atom.kind == "mod" and exact_div(atom.args[1], d) is not None:
+            return mod(atom.args[0], d)
+    return _of(_atom("mod", (rest, d), 0, max(bounds(d)[1] - 1, 0)))
+
+
+def maximum(a: Index, b: Index) -> Index:
+    if known_nonnegative(sub(a, b)):
+        return a
+    if known_nonnegative(sub(b, a)):
+        return b
+    (alo, ahi), (blo, bhi) = bounds(a), bounds(b)
+    return _of(_atom("max", (a, b), max(alo, blo), max(ahi, bhi)))
+
+
+def minimum(a: Index, b: Index) -> Index:
+    if known_nonnegative(sub(b, a)):
+        return a
+    if known_nonnegative(sub(a, b)):
+        return b
+    (alo, ahi), (blo, bhi) = bounds(a), bounds(b)
+    return _of(_atom("min", (a, b), min(alo, blo), min(ahi, bhi)))
+
+
+def prod(items: Iterable[Index]) -> Index:
+    return mul(1, *items)
+
+
+def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Any], Any] | None = None) -> Index:
+    """Replace variables (or symbols) by expressions. `on_value` rewrites the values inside lookups."""
+    if isinstance(e, int) or not (any(v in env for v in e.vars) or any(s in env for s in e.syms) or on_value):
+        return e
+    parts: list[Index] = [e.const]
+    for m, c in e.terms:
+        factors: list[Index] = [c]
+        factors.extend(_substitute_atom(a, env, on_value) for a in m)
+        parts.append(mul(*factors))
+    return add(*parts)
+
+
+def _substitute_atom(a: Atom, env: Mapping[Atom, Index], on_value: Callable[[Any], Any] | None) -> Index:
+    if a.kind in ("var", "sym"):
+        return env[a] if a in env else _of(a)
+    if a.kind == "lookup":
+        value = on_value(a.args[0]) if on_value else a.args[0].substitute(env)
+        return lookup(value, a.lo, a.hi)
+    args = [substitute(x, env, on_value) for x in a.args]
+    if a.kind == "floordiv":
+        return floordiv(*args)
+    if a.kind == "mod":
+        return mod(*args)
+    return maximum(*args) if a.kind == "max" else minimum(*args)
+
+
+def coefficient(e: Index, v: Atom) -> Index | None:
+    """The factor `c` of `e = c*v + rest` with `c` and `rest` free of `v`; None when `e` is not linear in `v`."""
+    if isinstance(e, int) or v not in e.vars:
+        return 0
+    parts: list[Index] = []
+    for m, c in e.terms:
+        if not any(v in a.vars for a in m):
+            continue
+        if sum(v in a.vars for a in m) != 1 or v not in m:
+            return None
+        rest = list(m)
+        rest.remove(v)
+        parts.append(_product(tuple(rest), c))
+    return add(*parts)
+
+
+def lookups(e: Index) -> list[Any]:
+    """Values of all data-dependent parts, outermost first."""
+    found: list[Any] = []
+    if isinstance(e, int):
+        return found
+    for m, _ in e.terms:
+        for a in m:
+            if a.kind == "lookup":
+                found.append(a.args[0])
+            elif a.kind not in ("var", "sym"):
+                for x in a.args:
+                    found.extend(lookups(x))
+    return found
+
+
+def flatten(sizes: Iterable[Index], at: Iterable[Index]) -> Index:
+    """Row-major linear position of `at` in `sizes`."""
+    linear: Index = 0
+    for size, i in zip(sizes, at, strict=True):
+        linear = add(mul(linear, size), i)
+    return linear
+
+
+def unflatten(linear: Index, sizes: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Coordinates of a row-major linear position; the first is not reduced by a remainder."""
+    out: list[Index] = []
+    stride: Index = 1
+    for k in range(len(sizes) - 1, -1, -1):
+        q = floordiv(linear, stride)
+        out.append(0 if sizes[k] == 1 else (q if k == 0 else mod(q, sizes[k])))
+        stride = mul(stride, sizes[k])
+    return tuple(reversed(out))
+
+
+def strides_for(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Contiguous row-major strides, in elements; a zero-size dimension counts as one."""
+    out: list[Index] = []
+    stride: Index = 1
+    for size in reversed(sizes):
+        out.append(stride)
+        stride = mul(stride, maximum(size, 1))
+    return tuple(reversed(out))
+
+
+def show(e: Index) -> str:
+    """Stable text: largest coefficients first."""
+    if isinstance(e, int):
+        return str(e)
+    if e._text is None:
+        parts = []
+        for m, c in e.terms:
+            text = "*".join(a.key for a in m)
+            parts.append(text if c == 1 else f"-{text}" if c == -1 else f"{c}*{text}")
+        if e.const:
+            parts.append(str(e.const))
+        joined = " + ".join(parts).replace("+ -", "- ")
+        e._text = joined
+    return e._text

@@ -1,0 +1,209 @@
+"""The oracle: runs a loop program on torch tensors, one dense evaluation per node, nothing fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import expr as ex
+from . import value as va
+from .expr import Atom, Index
+from .loops import Extern, Loop, Pointwise, Program, Reduction, Scan, Scatter, View, loop_vars
+from .ops import OPS
+from .value import Value
+
+Env = Mapping[Atom, Any]
+
+
+class State:
+    """Storage of every buffer as a flat tensor, plus the values of symbols."""
+
+    def __init__(self, program: Program, symbols: Mapping[str, int]) -> None:
+        self.program = program
+        self.flat: dict[str, torch.Tensor] = {}
+        self.symbols = dict(symbols)
+
+    def size(self, e: Index) -> int:
+        return int(evaluate_index(e, {}, self))
+
+    def allocate(self, name: str) -> torch.Tensor:
+        b = self.program.buffers[name]
+        self.flat[name] = torch.empty(max(self.size(b.extent), 0), dtype=b.dtype)
+        return self.flat[name]
+
+    def view(self, v: View) -> torch.Tensor:
+        flat = self.flat[v.buffer]
+        if v.dtype is not None and v.dtype != flat.dtype:
+            flat = flat.view(v.dtype)
+        return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], self.size(v.offset))
+
+
+def run(program: Program, inputs: Sequence[Any]) -> list[Any]:
+    """Outputs of `program` on `inputs` (tensors, or ints for symbols). Inputs that it mutates are mutated."""
+    symbols = {n: x for n, x in zip(program.inputs, inputs, strict=True) if not isinstance(x, torch.Tensor)}
+    state = State(program, symbols)
+    for name, x in zip(program.inputs, inputs, strict=True):
+        if isinstance(x, torch.Tensor):
+            extent = state.size(program.buffers[name].extent)
+            state.flat[name] = x.as_strided((extent,), (1,), x.storage_offset())
+    for node in program.nodes:
+        if isinstance(node, Extern):
+            _run_extern(node, state)
+        else:
+            _run_loop(node, state)
+    return [_output(o, state) for o in program.outputs]
+
+
+def _output(o: Any, state: State) -> Any:
+    if isinstance(o, View):
+        return state.view(o)
+    return state.size(o) if isinstance(o, (int, ex.Expr)) and not isinstance(o, bool) else o
+
+
+def _run_loop(node: Loop, state: State) -> None:
+    sizes = [state.size(d.args[1]) for d in loop_vars(node)]
+    env: dict[Atom, Any] = {}
+    for k, d in enumerate(loop_vars(node)):
+        shape = [1] * len(sizes)
+        shape[k] = sizes[k]
+        env[d] = torch.arange(sizes[k]).view(shape)
+    out = state.flat[node.out] if node.out in state.flat else state.allocate(node.out)
+    value = evaluate(node.value, env, state)
+    value = torch.as_tensor(value).expand(sizes)
+    if isinstance(node, Reduction):
+        rank = len(node.dims)
+        env = {d: env[d].view(env[d].shape[:rank]) for d in node.dims}
+        value = _reduce(node, value, sizes[:rank])
+        sizes = sizes[:rank]
+    elif isinstance(node, Scan):
+        value = _scan(node.op, value, len(node.dims))
+    at = torch.as_tensor(evaluate_index(node.index, env, state)).expand(sizes)
+    if isinstance(node, Scatter) and node.mode != "set":
+        reduce = {"add": "sum", "prod": "prod", "max": "amax", "min": "amin"}[node.mode]
+        out.scatter_reduce_(0, at.reshape(-1), value.reshape(-1).to(out.dtype), reduce)
+    else:
+        out[at.reshape(-1)] = value.reshape(-1).to(out.dtype)
+
+
+def _reduce(node: Reduction, value: torch.Tensor, kept: list[int]) -> torch.Tensor:
+    flat = value.reshape(*kept, -1)
+    match node.op:
+        case "sum":
+            return flat.sum(-1, dtype=flat.dtype)
+        case "prod":
+            return flat.prod(-1, dtype=flat.dtype)
+        case "max":
+            return flat.amax(-1)
+        case "min":
+            return flat.amin(-1)
+        case "argmax":
+            return flat.to(torch.uint8 if flat.dtype == torch.bool else flat.dtype).argmax(-1)
+        case "argmin":
+            return flat.to(torch.uint8 if flat.dtype == torch.bool else flat.dtype).argmin(-1)
+        case "any":
+            return flat.any(-1)
+        case "all":
+            return flat.all(-1)
+        case _:
+            raise NotImplementedError(f"reduction {node.op}")
+
+
+def _scan(op: str, value: torch.Tensor, dim: int) -> torch.Tensor:
+    match op:
+        case "sum":
+            return value.cumsum(dim, dtype=value.dtype)
+        case "prod":
+            return value.cumprod(dim, dtype=value.dtype)
+        case "max":
+            return value.cummax(dim).values
+        case "min":
+            return value.cummin(dim).values
+        case _:
+            raise NotImplementedError(f"scan {op}")
+
+
+def _run_extern(node: Extern, state: State) -> None:
+    result = node.target(*_concrete(node.args, state), **{k: _concrete(v, state) for k, v in node.kwargs})
+    results = result if node.multi else (result,)
+    for name, r in zip(node.outs, results, strict=False):
+        if name is None or not isinstance(r, torch.Tensor):
+            continue
+        b = state.program.buffers[name]
+        flat = state.allocate(name)
+        flat.as_strided([state.size(s) for s in b.sizes], [state.size(s) for s in b.strides]).copy_(r)
+
+
+def _concrete(x: Any, state: State) -> Any:
+    if isinstance(x, View):
+        return state.view(x)
+    if isinstance(x, ex.Expr):
+        return state.size(x)
+    if isinstance(x, tuple):
+        return tuple(_concrete(y, state) for y in x)
+    return [_concrete(y, state) for y in x] if isinstance(x, list) else x
+
+
+def evaluate_index(e: Index, env: Env, state: State) -> Any:
+    """An index expression as an int or int64 tensor."""
+    if isinstance(e, int):
+        return e
+    total: Any = e.const
+    for m, c in e.terms:
+        term: Any = c
+        for a in m:
+            term = term * _atom(a, env, state)
+        total = total + term
+    return total
+
+
+def _atom(a: Atom, env: Env, state: State) -> Any:
+    match a.kind:
+        case "var":
+            return env[a]
+        case "sym":
+            return state.symbols[a.args[0]]
+        case "lookup":
+            return evaluate(a.args[0], env, state)
+    x, y = (evaluate_index(b, env, state) for b in a.args)
+    match a.kind:
+        case "floordiv":
+            return x // y
+        case "mod":
+            return x % y
+        case "max":
+            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
+        case _:
+            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
+
+
+def evaluate(root: Value, env: Env, state: State) -> Any:
+    """A scalar tree evaluated at every point of `env`'s grid; guarded loads clamp, then are masked out."""
+    memo: dict[Value, Any] = {}
+    for v in va.walk(root):
+        memo[v] = _evaluate_one(v, [memo[a] for a in v.args], env, state)
+    return memo[root]
+
+
+def _evaluate_one(v: Value, args: list[Any], env: Env, state: State) -> Any:
+    match v.op:
+        case "const":
+            return torch.tensor(v.attr, dtype=v.dtype)
+        case "load":
+            flat = state.flat[v.attr[0]]
+            at = torch.as_tensor(evaluate_index(v.attr[1], env, state))
+            if flat.numel() == 0:
+                return torch.zeros(at.shape, dtype=flat.dtype)
+            return flat[at.clamp(0, flat.numel() - 1)]
+        case "index":
+            return torch.as_tensor(evaluate_index(v.attr, env, state))
+        case "cast":
+            return args[0].to(v.dtype)
+        case "masked":
+            return torch.where(*args)
+        case "wrap_index":
+            size = state.size(v.attr)
+            return torch.where(args[0] < 0, args[0] + size, args[0])
+        case _:
+            return OPS[v.op].ref(*args)

@@ -1,0 +1,257 @@
+"""The loop IR: a straight-line program of coarse nodes over named buffers.
+
+    Buffer      strided storage of one dtype; names are unique in a program
+    Pointwise   out[index] = value                      for every point of dims
+    Reduction   out[index] = reduce(op, value, rdims)   for every point of dims
+    Scan        out[index] = value scanned along rdims[0] (inclusive)
+    Scatter     out[index] (op)= value, index data-dependent, out updated in place
+    Extern      a library call on buffer views
+
+All nodes are frozen. Indices are linear element positions in the buffer (`ir.expr`), bodies are `ir.value` trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+
+from . import expr as ex
+from . import value as va
+from .expr import Atom, Index
+from .value import Value
+
+REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all", "xor")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`sizes` and `strides` in elements; `kind`: "input", "temp" or "const" (filled once, kept)."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    device: torch.device = torch.device("cpu")
+    kind: str = "temp"
+
+    @property
+    def numel(self) -> Index:
+        return ex.prod(self.sizes)
+
+    @property
+    def extent(self) -> Index:
+        """Number of elements between the first and one past the last, 0 when empty."""
+        if any(s == 0 for s in self.sizes):
+            return 0
+        return ex.add(1, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(self.sizes, self.strides, strict=True)))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The FX node that a loop comes from: name, operator, the user's source line."""
+
+    node: str
+    target: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    out: str
+    dims: tuple[Atom, ...]
+    index: Index
+    value: Value
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`dims` are kept, `rdims` reduced; `value` has the accumulation dtype, argmax/argmin give int64."""
+
+    out: str
+    dims: tuple[Atom, ...]
+    rdims: tuple[Atom, ...]
+    index: Index
+    op: str
+    value: Value
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Inclusive scan along the single variable `rdims[0]`; `index` includes it. `op`: "sum", "prod", "max", "min"."""
+
+    out: str
+    dims: tuple[Atom, ...]
+    rdims: tuple[Atom, ...]
+    index: Index
+    op: str
+    value: Value
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """`mode`: "set", "add", "prod", "max", "min"; `out` is read and written. `guard` (bool) skips a point."""
+
+    out: str
+    dims: tuple[Atom, ...]
+    index: Index
+    value: Value
+    mode: str
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided window on a buffer, as a library call sees it; `dtype` None = the buffer's own."""
+
+    buffer: str
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index = 0
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Extern:
+    """`target(*args, **kwargs)`; leaves of the argument trees are View, Index, or plain constants.
+
+    `outs`: buffer name per tensor result (None: a result that nobody uses), matching `result` paths.
+    `out_arg`: the operator has an out-variant that writes into the planned buffer.
+    `mutates`: buffers written through arguments. `aliases`: buffers that the results may share storage with.
+    """
+
+    outs: tuple[str | None, ...]
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    multi: bool = False
+    out_variant: Any = None
+    mutates: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+
+Loop = Union[Pointwise, Reduction, Scan, Scatter]
+Node = Union[Pointwise, Reduction, Scan, Scatter, Extern]
+Output = Union[View, Index, float, bool, None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Inputs are buffers in graph order; an input that is a number is given as the name of its symbol."""
+
+    buffers: dict[str, Buffer]
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Any, ...]
+    symbols: dict[str, int] = field(default_factory=dict)
+
+
+def loop_vars(node: Loop) -> tuple[Atom, ...]:
+    return node.dims if isinstance(node, (Pointwise, Scatter)) else node.dims + node.rdims
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """Names of buffers read, each once, in first-use order."""
+    if isinstance(node, Extern):
+        names = [v.buffer for v in views(node)]
+    else:
+        names = [b for b, _ in va.loads(node.value)]
+        names += [v.attr[0] for e in ex.lookups(node.index) for v in va.walk(e) if v.op == "load"]
+        if isinstance(node, Scatter):
+            names.append(node.out)
+    return tuple(dict.fromkeys(names))
+
+
+def writes(node: Node) -> tuple[str, ...]:
+    if isinstance(node, Extern):
+        return tuple(o for o in node.outs if o) + node.mutates
+    return (node.out,)
+
+
+def views(node: Extern) -> list[View]:
+    """Every View in the argument trees."""
+    found: list[View] = []
+
+    def visit(x: Any) -> None:
+        if isinstance(x, View):
+            found.append(x)
+        elif isinstance(x, (tuple, list)):
+            for y in x:
+                visit(y)
+        elif isinstance(x, dict):
+            for y in x.values():
+                visit(y)
+
+    visit(node.args)
+    visit(node.kwargs)
+    return found
+
+
+def show_dims(dims: tuple[Atom, ...]) -> str:
+    return ", ".join(f"{d.args[0]}:{ex.show(d.args[1])}" for d in dims)
+
+
+def show_view(v: View) -> str:
+    sizes = ", ".join(map(ex.show, v.sizes))
+    strides = ", ".join(map(ex.show, v.strides))
+    offset = f" + {ex.show(v.offset)}" if v.offset != 0 else ""
+    return f"{v.buffer}[({sizes}) : ({strides}){offset}]"
+
+
+def _show_arg(x: Any) -> str:
+    if isinstance(x, View):
+        return show_view(x)
+    if isinstance(x, (tuple, list)):
+        return "[" + ", ".join(map(_show_arg, x)) + "]"
+    return str(x)
+
+
+def show_node(node: Node) -> str:
+    match node:
+        case Pointwise():
+            return f"{node.out}[{ex.show(node.index)}] = {node.value}  for {show_dims(node.dims)}"
+        case Reduction():
+            return (
+                f"{node.out}[{ex.show(node.index)}] = {node.op}({node.value}, over {show_dims(node.rdims)})"
+                f"  for {show_dims(node.dims)}"
+            )
+        case Scan():
+            return (
+                f"{node.out}[{ex.show(node.index)}] = scan_{node.op}({node.value}, along {show_dims(node.rdims)})"
+                f"  for {show_dims(node.dims)}"
+            )
+        case Scatter():
+            return f"{node.out}[{ex.show(node.index)}] {node.mode}= {node.value}  for {show_dims(node.dims)}"
+        case Extern():
+            outs = ", ".join(o or "_" for o in node.outs)
+            args = ", ".join([*map(_show_arg, node.args), *(f"{k}={_show_arg(v)}" for k, v in node.kwargs)])
+            return f"{outs} = call {node.target}({args})"
+
+
+def show_program(p: Program) -> str:
+    """The printed form of the IR; stable for equal programs."""
+    lines = []
+    for name in p.inputs:
+        b = p.buffers.get(name)
+        lines.append(f"input {name}" if b is None else _show_buffer("input", b))
+    for node in p.nodes:
+        for o in writes(node):
+            if p.buffers[o].kind == "temp":
+                lines.append(_show_buffer("buffer", p.buffers[o]))
+        lines.append("  " + show_node(node))
+        if node.origins:
+            lines.append("    # " + "; ".join(f"{o.node} = {o.target}" for o in node.origins))
+    outs = ", ".join(show_view(o) if isinstance(o, View) else str(o) for o in p.outputs)
+    lines.append(f"return {outs}")
+    return "\n".join(lines) + "\n"
+
+
+def _show_buffer(word: str, b: Buffer) -> str:
+    sizes = ", ".join(map(ex.show, b.sizes))
+    strides = ", ".join(map(ex.show, b.strides))
+    return f"{word} {b.name}: {str(b.dtype).removeprefix('torch.')}[{sizes}] : ({strides})"

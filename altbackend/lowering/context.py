@@ -1,0 +1,166 @@
+"""State of one lowering: the program under construction and the rules for materialising values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ..config import Config
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.loops import Buffer, Node, Origin, Pointwise, View
+from ..ir.value import Value
+from . import sizes as sz
+from .tensor import Tensor, as_view, axes, of_buffer, points
+
+
+@dataclass
+class Ctx:
+    """Everything that a lowering may read or append to."""
+
+    cfg: Config
+    device: torch.device = torch.device("cpu")
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    symbols: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    env: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    graph_node: torch.fx.Node | None = None
+    shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
+    stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
+    decision: Callable[[str, str, str, str], None] = lambda *a: None
+
+    def index(self, x: Any) -> Index:
+        """An int or SymInt as an index expression."""
+        return sz.to_index(x, self.shape_memo)
+
+    def shape(self, xs: Sequence[Any]) -> tuple[Index, ...]:
+        return tuple(self.index(x) for x in xs)
+
+    def origins(self) -> tuple[Origin, ...]:
+        n = self.graph_node
+        return () if n is None else (Origin(n.name, target_name(n.target), user_line(n)),)
+
+    def new_buffer(self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index]) -> Buffer:
+        name = f"buf{len(self.buffers)}"
+        b = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
+        self.buffers[name] = b
+        return b
+
+    def emit(self, node: Node) -> None:
+        self.nodes.append(node)
+
+    def realize(self, t: Tensor, like: Any = None, *, fresh: bool = False) -> Tensor:
+        """`t` as a load from a buffer. `like`: a fake tensor whose stride order the new buffer takes."""
+        if not fresh and as_view(t) is not None:
+            return t
+        key = (va.cast(t.value, t.dtype), t.sizes)
+        if not fresh and key in self.stored:
+            return self.stored[key]
+        strides = self.strides_like(t.sizes, like)
+        b = self.new_buffer(t.dtype, t.sizes, strides)
+        self.store(b, t)
+        out = of_buffer(b)
+        if not fresh:
+            self.stored[key] = out
+        return out
+
+    def store_region(self, b: Buffer, t: Tensor, dim: int, begin: Index) -> None:
+        """Write `t` into the part of `b` that starts at `begin` along `dim`."""
+        self.store(b, t, offset=ex.mul(b.strides[dim], begin))
+
+    def store(self, b: Buffer, t: Tensor, offset: Index = 0) -> None:
+        """Write `t` into `b`, loops in `b`'s memory order."""
+        order = memory_order(b.strides, t.sizes)
+        dims = tuple(ex.var(f"d{k}", t.sizes[old]) for k, old in enumerate(order))
+        where: list[Index] = [0] * len(order)
+        for new, old in enumerate(order):
+            where[old] = ex.ix(dims[new])
+        value = va.cast(t.at(where), b.dtype)
+        index = ex.add(offset, *(ex.mul(s, i) for s, i in zip(b.strides, where, strict=True)))
+        live = tuple(d for d in dims if d.args[1] != 1)
+        self.emit(Pointwise(b.name, live, index, value, self.origins()))
+
+    def strides_like(self, sizes: Sequence[Index], like: Any) -> tuple[Index, ...]:
+        """Dense strides in the stride order of the fake tensor `like`; row-major without one."""
+        sizes = tuple(sizes)
+        if like is None or len(like.shape) != len(sizes):
+            return ex.strides_for(sizes)
+        order = memory_order(self.shape(like.stride()), sizes)
+        out: list[Index] = [0] * len(sizes)
+        step: Index = 1
+        for k in reversed(order):
+            out[k] = step
+            step = ex.mul(step, ex.maximum(sizes[k], 1))
+        return tuple(out)
+
+    def view_of(self, t: Tensor, like: Any = None) -> View:
+        """A strided window for a library call; materialises what is not one."""
+        strides = self.shape(like.stride()) if like is not None and len(like.shape) == len(t.sizes) else None
+        v = as_view(t, strides)
+        if v is None:
+            v = as_view(self.realize(t, like), strides)
+        assert v is not None
+        return v
+
+    def before_write(self, buffer: str) -> None:
+        """Give every pending value that still reads `buffer` storage of its own."""
+        self.stored = {k: t for k, t in self.stored.items() if all(b != buffer for b, _ in va.loads(t.value))}
+        for n, held in list(self.env.items()):
+            if n.op == "placeholder":
+                continue
+            if isinstance(held, Tensor) and any(b == buffer for b, _ in va.loads(held.value)):
+                self.env[n] = self.realize(held, n.meta.get("val"), fresh=True)
+            elif isinstance(held, (tuple, list)):
+                self.env[n] = type(held)(
+                    self.realize(t, fresh=True)
+                    if isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
+                    else t
+                    for t in held
+                )
+
+
+def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
+    """Dimension numbers from the slowest to the fastest in memory; ties keep their order."""
+
+    def key(k: int) -> tuple[int, int]:
+        if sizes[k] == 1:
+            return (0, 0)
+        return (1, -ex.bounds(strides[k])[1] if isinstance(strides[k], int) else -_estimate(strides[k]))
+
+    movable = [k for k in range(len(sizes)) if sizes[k] != 1]
+    ordered = sorted(movable, key=key)
+    it = iter(ordered)
+    return [k if sizes[k] == 1 else next(it) for k in range(len(sizes))]
+
+
+def _estimate(e: Index) -> int:
+    """A size for ordering only: every symbol taken as 97, which no real factor equals."""
+    return int(ex.substitute(e, {s: 97 for s in ex.syms_of(e)}))  # type: ignore[call-overload]
+
+
+def target_name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", None) or str(target)
+
+
+def user_line(n: torch.fx.Node) -> str:
+    """`file:line: code` of the innermost user frame recorded on the node, or ''."""
+    trace = n.meta.get("stack_trace")
+    if not trace:
+        return ""
+    lines = [x.strip() for x in trace.strip().splitlines()]
+    for k in range(len(lines) - 1, -1, -1):
+        if lines[k].startswith('File "'):
+            path, line = lines[k].split('"')[1], lines[k].split("line ")[1].split(",")[0]
+            code = lines[k + 1] if k + 1 < len(lines) else ""
+            return f"{path.rsplit('/', 1)[-1]}:{line}: {code}"
+    return ""
+
+
+__all__ = ["Ctx", "Tensor", "axes", "memory_order", "points", "target_name", "user_line"]

@@ -1,0 +1,414 @@
+"""Pointwise operators: a table of names, and the composed forms as equations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.ops import BOOL, LOW_PRECISION, OPS, compute_dtype
+from ..ir.value import Value
+from . import scalar as s
+from .context import Ctx
+from .registry import LOWERINGS, lowers, overload
+from .tensor import Tensor, expand
+
+# aten name -> row of the scalar table; overloads are tried by signature.
+_DIRECT: dict[str, str] = {
+    n: n
+    for n in (
+        "abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh digamma eq erf erfc erfinv exp exp2 expm1 "
+        "floor fmax fmin fmod gcd ge gt hypot isinf isnan le lgamma log log10 log1p log2 logical_and logical_not "
+        "logical_or lt maximum minimum mul ne neg nextafter reciprocal relu remainder rsqrt sigmoid sign signbit sin "
+        "sinh sqrt tan tanh trunc bitwise_and bitwise_or bitwise_xor bitwise_not i0 logaddexp round"
+    ).split()
+} | {
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    "special_i0e": "i0e",
+    "special_i1": "i1",
+    "special_i1e": "i1e",
+    "__lshift__": "left_shift",
+    "__rshift__": "right_shift",
+}
+_INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
+
+
+def elementwise(ctx: Ctx, fn: Callable[..., Value], *args: Any, compute: torch.dtype | None = None) -> Tensor:
+    """Apply `fn` to the scalars of broadcast arguments, in `compute` (default: the result's compute dtype).
+
+    The shape and dtype of the result are those of the traced node.
+    """
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    dtype = compute or compute_dtype(out.dtype)
+    value = fn(*(scalar_arg(ctx, a, sizes, dtype) for a in args))
+    return finish(ctx, sizes, out.dtype, value)
+
+
+def finish(ctx: Ctx, sizes: tuple[Index, ...], dtype: torch.dtype, value: Value) -> Tensor:
+    """Wrap a computed scalar; under numerics="eager" a low-precision result is rounded after every operator."""
+    if value.dtype != compute_dtype(dtype):
+        value = va.cast(value, compute_dtype(dtype) if value.dtype != dtype else dtype)
+    if dtype in LOW_PRECISION and ctx.cfg.numerics == "eager" and value.dtype != dtype:
+        value = s.round_to(value, dtype)
+    return Tensor(sizes, dtype, value)
+
+
+def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -> Value:
+    if isinstance(a, Tensor):
+        return expand(a, sizes).computed(dtype)
+    if isinstance(a, (torch.SymInt, ex.Expr)):
+        return va.cast(va.index(ctx.index(a)), dtype)
+    return va.const(a, dtype)
+
+
+def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
+    """torch's common dtype of a comparison's arguments, from the traced values."""
+    fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
+    out = fakes[0]
+    for f in fakes[1:]:
+        out = torch.empty((), dtype=torch.result_type(out, f)) if out is not fakes[0] else out
+    if len(fakes) == 1:
+        return torch.result_type(fakes[0], fakes[0])
+    return torch.result_type(fakes[0], fakes[1])
+
+
+def _direct(name: str, op: str) -> Callable[..., Tensor]:
+    arity, result = OPS[op].arity, OPS[op].result
+
+    def lower(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+        node = ctx.graph_node
+        assert node is not None
+        compute = compute_dtype(promoted(args, node)) if result == BOOL else None
+        if op in ("logical_and", "logical_or", "logical_not"):
+            return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], compute=None or compute)
+        if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
+            return args[0]  # type: ignore[no-any-return]
+        if op == "isinf" or op == "isnan":
+            if compute is not None and not compute.is_floating_point:
+                return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
+        return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], compute=compute)
+
+    lower.__name__ = name
+    return lower
+
+
+def _truth(x: Value) -> Value:
+    return x if x.dtype == torch.bool else s.binary("ne", x, 0)
+
+
+def register_direct() -> None:
+    variants = ("default", "Tensor", "Scalar", "Scalar_Tensor", "Tensor_Scalar", "Tensor_Tensor")
+    for name, op in _DIRECT.items():
+        packet = getattr(torch.ops.aten, name, None)
+        for v in variants:
+            if packet is not None and v in packet.overloads():
+                LOWERINGS[getattr(packet, v)] = _direct(name, op)
+
+
+register_direct()
+
+
+@lowers("add.Tensor", "add.Scalar")
+def add(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.add(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+
+
+@lowers("sub.Tensor", "sub.Scalar")
+def sub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.sub(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+
+
+@lowers("rsub.Tensor", "rsub.Scalar")
+def rsub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
+
+
+@lowers("div.Tensor", "div.Scalar")
+def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, s.div, a, b)
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(ctx: Ctx, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    op = {None: "truediv", "floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
+    return elementwise(ctx, lambda x, y: va.apply(op, x, y), a, b)
+
+
+@lowers("floor_divide.default", "floor_divide.Scalar")
+def floor_divide(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, y), a, b)
+
+
+@lowers("pow.Tensor_Tensor", "pow.Scalar")
+def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, lambda x, y: va.apply("pow", x, y), a, b)
+
+
+@lowers("pow.Tensor_Scalar")
+def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, lambda x: power(x, b), a)
+
+
+def power(x: Value, p: Any) -> Value:
+    """x**p for a constant p: products and roots where eager uses them too."""
+    if p == 1:
+        return x
+    if p == 2:
+        return s.mul(x, x)
+    if p == 3:
+        return s.mul(s.mul(x, x), x)
+    if x.dtype.is_floating_point:
+        if p == 0.5:
+            return s.unary("sqrt", x)
+        if p == -0.5:
+            return s.unary("rsqrt", x)
+        if p == -1:
+            return s.unary("reciprocal", x)
+        if p == -2:
+            return s.unary("reciprocal", s.mul(x, x))
+    return s.binary("pow", x, p)
+
+
+@lowers("where.self")
+def where(ctx: Ctx, cond: Any, a: Any, b: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    c = _truth(expand(cond, sizes).computed())
+    return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b)
+
+
+@lowers("logical_xor.default")
+def logical_xor(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    x, y = (_truth(expand(t, sizes).computed()) for t in (a, b))
+    return Tensor(sizes, torch.bool, va.apply("ne", x, y))
+
+
+@lowers("clamp.default", "clamp.Tensor")
+def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
+    def body(v: Value, *ends: Value) -> Value:
+        it = iter(ends)
+        if lo is not None:
+            v = va.apply("maximum", v, next(it))
+        return v if hi is None else va.apply("minimum", v, next(it))
+
+    return elementwise(ctx, body, x, *(e for e in (lo, hi) if e is not None))
+
+
+@lowers("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(ctx: Ctx, x: Any, lo: Any) -> Tensor:
+    return elementwise(ctx, lambda v, e: va.apply("maximum", v, e), x, lo)
+
+
+@lowers("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(ctx: Ctx, x: Any, hi: Any) -> Tensor:
+    return elementwise(ctx, lambda v, e: va.apply("minimum", v, e), x, hi)
+
+
+@lowers("hardtanh.default")
+def hardtanh(ctx: Ctx, x: Any, lo: float = -1.0, hi: float = 1.0) -> Tensor:
+    return clamp(ctx, x, lo, hi)
+
+
+@lowers("relu6.default")
+def relu6(ctx: Ctx, x: Any) -> Tensor:
+    return clamp(ctx, x, 0, 6)
+
+
+@lowers("square.default")
+def square(ctx: Ctx, x: Any) -> Tensor:
+    return elementwise(ctx, s.square, x)
+
+
+@lowers("gelu.default")
+def gelu(ctx: Ctx, x: Any, approximate: str = "none") -> Tensor:
+    return elementwise(ctx, gelu_tanh if approximate == "tanh" else gelu_erf, x)
+
+
+def gelu_erf(x: Value) -> Value:
+    # x/2 * (1 + erf(x / sqrt 2))
+    return s.mul(s.mul(x, 0.5), s.add(s.unary("erf", s.mul(x, math.sqrt(0.5))), 1.0))
+
+
+def gelu_tanh(x: Value) -> Value:
+    # x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+    inner = s.mul(s.add(x, s.mul(s.mul(s.mul(x, x), x), 0.044715)), math.sqrt(2 / math.pi))
+    return s.mul(s.mul(x, 0.5), s.add(s.unary("tanh", inner), 1.0))
+
+
+@lowers("silu.default")
+def silu(ctx: Ctx, x: Any) -> Tensor:
+    # x / (1 + exp(-x))
+    return elementwise(ctx, lambda v: s.div(v, s.add(s.unary("exp", s.neg(v)), 1.0)), x)
+
+
+@lowers("leaky_relu.default")
+def leaky_relu(ctx: Ctx, x: Any, slope: float = 0.01) -> Tensor:
+    return elementwise(ctx, lambda v: s.where(s.binary("gt", v, 0), v, s.mul(v, slope)), x)
+
+
+@lowers("elu.default")
+def elu(ctx: Ctx, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    def body(v: Value) -> Value:
+        low = s.mul(s.unary("expm1", s.mul(v, input_scale)), alpha * scale)
+        return s.where(s.binary("gt", v, 0), s.mul(v, scale), low)
+
+    return elementwise(ctx, body, x)
+
+
+@lowers("hardsigmoid.default")
+def hardsigmoid(ctx: Ctx, x: Any) -> Tensor:
+    return elementwise(ctx, lambda v: s.div(relu6_of(s.add(v, 3.0)), 6.0), x)
+
+
+@lowers("hardswish.default")
+def hardswish(ctx: Ctx, x: Any) -> Tensor:
+    return elementwise(ctx, lambda v: s.div(s.mul(v, relu6_of(s.add(v, 3.0))), 6.0), x)
+
+
+def relu6_of(v: Value) -> Value:
+    return s.binary("minimum", s.binary("maximum", v, 0.0), 6.0)
+
+
+@lowers("sigmoid_backward.default")
+def sigmoid_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
+    return elementwise(ctx, lambda a, b: s.mul(a, s.mul(b, s.sub(1.0, b))), g, y)
+
+
+@lowers("tanh_backward.default")
+def tanh_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
+    return elementwise(ctx, lambda a, b: s.mul(a, s.sub(1.0, s.mul(b, b))), g, y)
+
+
+@lowers("threshold_backward.default")
+def threshold_backward(ctx: Ctx, g: Any, x: Any, threshold: float) -> Tensor:
+    return elementwise(ctx, lambda a, b: s.where(s.binary("le", b, threshold), 0.0, a), g, x)
+
+
+@lowers("gelu_backward.default")
+def gelu_backward(ctx: Ctx, g: Any, x: Any, approximate: str = "none") -> Tensor:
+    return elementwise(ctx, _gelu_tanh_grad if approximate == "tanh" else _gelu_erf_grad, g, x)
+
+
+def _gelu_erf_grad(g: Value, x: Value) -> Value:
+    # d/dx = Phi(x) + x * phi(x)
+    cdf = s.mul(s.add(s.unary("erf", s.mul(x, math.sqrt(0.5))), 1.0), 0.5)
+    pdf = s.mul(s.unary("exp", s.mul(s.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return s.mul(g, s.add(cdf, s.mul(x, pdf)))
+
+
+def _gelu_tanh_grad(g: Value, x: Value) -> Value:
+    # u = k (x + c x^3); d/dx = (1 + tanh u)/2 + x/2 (1 - tanh^2 u) k (1 + 3 c x^2)
+    k, c = math.sqrt(2 / math.pi), 0.044715
+    x2 = s.mul(x, x)
+    t = s.unary("tanh", s.mul(s.add(x, s.mul(s.mul(x2, x), c)), k))
+    slope = s.mul(s.add(s.mul(x2, 3 * c), 1.0), k)
+    right = s.mul(s.mul(s.mul(x, 0.5), s.sub(1.0, s.mul(t, t))), slope)
+    return s.mul(g, s.add(s.mul(s.add(t, 1.0), 0.5), right))
+
+
+@lowers("silu_backward.default")
+def silu_backward(ctx: Ctx, g: Any, x: Any) -> Tensor:
+    def body(a: Value, v: Value) -> Value:
+        # sigma (1 + x (1 - sigma))
+        sig = s.unary("sigmoid", v)
+        return s.mul(a, s.mul(sig, s.add(s.mul(v, s.sub(1.0, sig)), 1.0)))
+
+    return elementwise(ctx, body, g, x)
+
+
+@lowers("native_dropout_backward.default")
+def native_dropout_backward(ctx: Ctx, g: Any, mask: Any, scale: float) -> Tensor:
+    return elementwise(ctx, lambda a, m: s.mul(s.mul(a, m), scale), g, mask)
+
+
+@lowers("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(ctx: Ctx, x: Any, mask: Tensor, number: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    m = expand(mask, ctx.shape(out.shape)).computed()
+    return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number)
+
+
+@lowers("addcmul.default")
+def addcmul(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    def body(v: Value, p: Value, q: Value) -> Value:
+        return s.add(v, s.mul(p if value == 1 else s.mul(p, value), q))
+
+    return elementwise(ctx, body, x, a, b)
+
+
+@lowers("addcdiv.default")
+def addcdiv(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    def body(v: Value, p: Value, q: Value) -> Value:
+        return s.add(v, s.div(p if value == 1 else s.mul(p, value), q))
+
+    return elementwise(ctx, body, x, a, b)
+
+
+@lowers("lerp.Scalar", "lerp.Tensor")
+def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
+    def body(x: Value, y: Value, t: Value) -> Value:
+        # the end nearer to t, as eager chooses for accuracy
+        d = s.sub(y, x)
+        near = s.binary("lt", s.unary("abs", t), 0.5)
+        return s.where(near, s.add(x, s.mul(t, d)), s.sub(y, s.mul(d, s.sub(1.0, t))))
+
+    return elementwise(ctx, body, a, b, w)
+
+
+@lowers("_to_copy.default", "prims::convert_element_type.default")
+def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    # A user's cast is a barrier: what a low-precision chain kept in float32 is rounded first.
+    value = va.cast(x.value, x.dtype)
+    if out.dtype == x.dtype:
+        return Tensor(x.sizes, x.dtype, x.value)
+    return Tensor(x.sizes, out.dtype, va.cast(value, out.dtype))
+
+
+@lowers("clone.default", "lift_fresh_copy.default", "positive.default", "detach.default", "alias.default", "lift_fresh.default")
+def clone(ctx: Ctx, x: Tensor, **kwargs: Any) -> Tensor:
+    return x
+
+
+@lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")
+def full(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+    node = ctx.graph_node
+    assert node is not None
+    out = node.meta["val"]
+    name = node.target._schema.name  # type: ignore[union-attr]
+    number: Any = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
+    value = scalar_arg(ctx, number, (), out.dtype)
+    return Tensor(ctx.shape(out.shape), out.dtype, value)
+
+
+@lowers("arange.start_step", "prims::iota.default")
+def arange(ctx: Ctx, a: Any, b: Any = None, step: Any = 1, **kwargs: Any) -> Tensor:
+    node = ctx.graph_node
+    assert node is not None
+    out = node.meta["val"]
+    start: Any = a
+    if node.target is overload("prims::iota.default"):
+        start, step = kwargs["start"], kwargs["step"]
+    sizes = ctx.shape(out.shape)
+    i = ex.ix(ex.var("d0", sizes[0]))
+    if isinstance(start, float) or isinstance(step, float):
+        acc = compute_dtype(out.dtype)
+        value = s.add(s.mul(va.cast(va.index(i), acc), step), start)
+        return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
+    value = va.index(ex.add(ctx.index(start), ex.mul(i, ctx.index(step))))
+    return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
+
+
+@lowers("empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty_strided.default")
+def empty(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    return Tensor(ctx.shape(out.shape), out.dtype, va.const(0, out.dtype))

@@ -1,0 +1,418 @@
+"""Reductions, normalisations and scans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.loops import Reduction, Scan
+from ..ir.ops import compute_dtype
+from ..ir.value import Value
+from . import scalar as s
+from .context import Ctx, memory_order
+from .pointwise import finish
+from .registry import NotHere, lowers
+from .tensor import Tensor, axes, expand, of_buffer, points
+
+
+def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
+    """Dimension numbers as non-negative ints; None or () means all."""
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = [dims]
+    return tuple(sorted({d % rank if rank else 0 for d in dims}))
+
+
+def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
+    """Reduce with keepdim: the result has size 1 in `dims`. `acc`: dtype of accumulation, `out`: of the buffer."""
+    kept_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
+    if not any(k < len(x.sizes) for k in dims):
+        value = va.cast(x.value, acc)
+        return Tensor(kept_sizes, out, va.const(0, out) if op in ("argmax", "argmin") else va.cast(value, out))
+    value = va.cast(x.value, acc)
+    order = _loop_order(x, value)
+    fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
+    env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
+    value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
+    kept = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
+    reduced = tuple(fresh[k] for k in (dims if op.startswith("arg") else order) if k in dims and x.sizes[k] != 1)
+    buffer = ctx.new_buffer(out, kept_sizes, ctx.strides_like(kept_sizes, None))
+    index = ex.add(0, *(ex.mul(st, env[a]) for k, (st, a) in enumerate(zip(buffer.strides, axes(x.sizes), strict=True)) if k not in dims))
+    ctx.emit(Reduction(buffer.name, kept, reduced, index, op, value, ctx.origins()))
+    return of_buffer(buffer)
+
+
+def _loop_order(x: Tensor, value: Value) -> list[int]:
+    """Dimensions from slowest to fastest in the largest operand's memory."""
+    best: list[Index] | None = None
+    best_terms = -1
+    for _, index in va.loads(value):
+        found = [ex.coefficient(index, a) for a in axes(x.sizes)]
+        used = sum(c is not None and c != 0 for c in found)
+        if used > best_terms and all(c is not None for c in found):
+            best, best_terms = found, used  # type: ignore[assignment]
+    if best is None:
+        return list(range(len(x.sizes)))
+    return memory_order([c if c != 0 else 1 << 50 for c in best], x.sizes)
+
+
+def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    if keepdim:
+        return x
+    sizes = tuple(n for k, n in enumerate(x.sizes) if k not in dims)
+    it = iter(points(sizes))
+    return Tensor(sizes, x.dtype, x.at([0 if k in dims else next(it) for k in range(len(x.sizes))]))
+
+
+def count(x: Tensor, dims: tuple[int, ...]) -> Index:
+    return ex.prod(x.sizes[k] for k in dims)
+
+
+def as_number(e: Index, dtype: torch.dtype) -> Value:
+    return va.cast(va.index(e), dtype)
+
+
+def materialised(ctx: Ctx, x: Tensor) -> Tensor:
+    """`x` as something cheap to read several times."""
+    return x if x.value.op == "load" else ctx.realize(x)
+
+
+def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` for several readers: storage of its own unless recomputing costs no more than a load and a cast."""
+    if va.flops(x.value) == 0 and len(va.loads(x.value)) <= 1:
+        return x
+    return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)))
+
+
+def _result(ctx: Ctx, k: int | None = None) -> Any:
+    val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    return val if k is None else val[k]
+
+
+@lowers("sum.dim_IntList", "sum.default")
+def sum_(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    out = _result(ctx)
+    where = norm_dims(dims, len(x.sizes))
+    total = reduce(ctx, "sum", x, where, compute_dtype(out.dtype), compute_dtype(out.dtype))
+    return finish(ctx, *_shape(total, where, keepdim), out.dtype, drop_dims(total, where, keepdim).value)
+
+
+def _shape(t: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[tuple[Index, ...]]:
+    return (drop_dims(t, dims, keepdim).sizes,)
+
+
+@lowers("mean.dim", "mean.default")
+def mean(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    out = _result(ctx)
+    where = norm_dims(dims, len(x.sizes))
+    acc = compute_dtype(out.dtype)
+    total = drop_dims(reduce(ctx, "sum", x, where, acc, acc), where, keepdim)
+    return finish(ctx, total.sizes, out.dtype, s.div(total.value, as_number(count(x, where), acc)))
+
+
+@lowers("prod.default", "prod.dim_int")
+def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    out = _result(ctx)
+    where = norm_dims(dim, len(x.sizes))
+    acc = compute_dtype(out.dtype)
+    got = drop_dims(reduce(ctx, "prod", x, where, acc, acc), where, keepdim)
+    return finish(ctx, got.sizes, out.dtype, got.value)
+
+
+def _extremum(op: str) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+        where = norm_dims(dims, len(x.sizes))
+        acc = compute_dtype(x.dtype)
+        got = drop_dims(reduce(ctx, op, x, where, acc, acc), where, keepdim)
+        return finish(ctx, got.sizes, x.dtype, got.value)
+
+    return lower
+
+
+lowers("amax.default", "max.default")(_extremum("max"))
+lowers("amin.default", "min.default")(_extremum("min"))
+
+
+def _logical(op: str) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+        where = norm_dims(dims, len(x.sizes))
+        truth = x if x.dtype == torch.bool else Tensor(x.sizes, torch.bool, s.binary("ne", x.computed(), 0))
+        got = drop_dims(reduce(ctx, op, truth, where, torch.bool, torch.bool), where, keepdim)
+        return Tensor(got.sizes, _result(ctx).dtype, va.cast(got.value, _result(ctx).dtype))
+
+    return lower
+
+
+lowers("any.default", "any.dim", "any.dims")(_logical("any"))
+lowers("all.default", "all.dim", "all.dims")(_logical("all"))
+
+
+def _position(op: str) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        where = norm_dims(dim, len(x.sizes))
+        return drop_dims(reduce(ctx, op, x, where, compute_dtype(x.dtype), torch.int64), where, keepdim)
+
+    return lower
+
+
+lowers("argmax.default")(_position("argmax"))
+lowers("argmin.default")(_position("argmin"))
+
+
+def _with_position(value_op: str, at_op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        where = norm_dims(dim, len(x.sizes))
+        x = shared(ctx, x, x.dtype)
+        acc = compute_dtype(x.dtype)
+        best = drop_dims(reduce(ctx, value_op, x, where, acc, acc), where, keepdim)
+        at = drop_dims(reduce(ctx, at_op, x, where, acc, torch.int64), where, keepdim)
+        return finish(ctx, best.sizes, x.dtype, best.value), at
+
+    return lower
+
+
+lowers("max.dim")(_with_position("max", "argmax"))
+lowers("min.dim")(_with_position("min", "argmin"))
+
+
+def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(mean, sum of squared deviations) with keepdim, two passes: exact where E[x^2] - mean^2 cancels."""
+    n = as_number(count(x, dims), acc)
+    total = reduce(ctx, "sum", x, dims, acc, acc)
+    mu = Tensor(total.sizes, acc, s.div(total.value, n))
+    centred = Tensor(x.sizes, acc, s.square(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)))
+    return mu, reduce(ctx, "sum", centred, dims, acc, acc)
+
+
+def _variance(ctx: Ctx, x: Tensor, dims: Any, correction: Any, acc: torch.dtype) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    where = norm_dims(dims, len(x.sizes))
+    x = shared(ctx, x, acc)
+    mu, m2 = moments(ctx, x, where, acc)
+    n = as_number(count(x, where), acc)
+    free = n if not correction else s.binary("maximum", s.sub(n, float(correction)), 0.0)
+    return Tensor(m2.sizes, acc, s.div(m2.value, free)), mu, where
+
+
+@lowers("var.correction")
+def var(ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    acc = compute_dtype(x.dtype)
+    v, _, where = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
+    v = drop_dims(v, where, keepdim)
+    return finish(ctx, v.sizes, x.dtype, v.value)
+
+
+@lowers("var_mean.correction")
+def var_mean(
+    ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    acc = compute_dtype(x.dtype)
+    v, mu, where = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
+    v, mu = drop_dims(v, where, keepdim), drop_dims(mu, where, keepdim)
+    return finish(ctx, v.sizes, x.dtype, v.value), finish(ctx, mu.sizes, x.dtype, mu.value)
+
+
+@lowers("_softmax.default")
+def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    # exp(x - max) / sum(exp(x - max))
+    out = _result(ctx)
+    acc = compute_dtype(out.dtype)
+    where = norm_dims(dim, len(x.sizes))
+    x = shared(ctx, x, acc)
+    top = reduce(ctx, "max", x, where, acc, acc)
+    e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
+    e = ctx.realize(e, out)
+    total = reduce(ctx, "sum", e, where, acc, acc)
+    return finish(ctx, x.sizes, out.dtype, s.div(e.value, expand(total, x.sizes).value))
+
+
+@lowers("_log_softmax.default")
+def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    # x - max - log sum exp(x - max)
+    out = _result(ctx)
+    acc = compute_dtype(out.dtype)
+    where = norm_dims(dim, len(x.sizes))
+    x = shared(ctx, x, acc)
+    top = reduce(ctx, "max", x, where, acc, acc)
+    shifted = s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)
+    total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), where, acc, acc)
+    log = Tensor(total.sizes, acc, s.unary("log", total.value))
+    return finish(ctx, x.sizes, out.dtype, s.sub(shifted, expand(log, x.sizes).value))
+
+
+@lowers("native_layer_norm.default")
+def native_layer_norm(ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
+    out, mean_out, _ = _result(ctx)
+    acc = compute_dtype(mean_out.dtype)
+    rank = len(x.sizes)
+    where = tuple(range(rank - len(shape), rank))
+    x = shared(ctx, x, acc)
+    mu, m2 = moments(ctx, x, where, acc)
+    rstd = ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, as_number(count(x, where), acc), eps)))
+    y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
+    if weight is not None:
+        y = s.mul(y, expand(weight, x.sizes).computed(acc))
+    if bias is not None:
+        y = s.add(y, expand(bias, x.sizes).computed(acc))
+    stats = [finish(ctx, t.sizes, mean_out.dtype, t.value) for t in (mu, rstd)]
+    return finish(ctx, x.sizes, out.dtype, y), *stats
+
+
+def inverse_std(m2: Value, n: Value, eps: float) -> Value:
+    # 1 / sqrt(m2 / n + eps)
+    return s.unary("rsqrt", s.add(s.div(m2, n), eps))
+
+
+@lowers("native_group_norm.default")
+def native_group_norm(
+    ctx: Ctx, x: Tensor, weight: Any, bias: Any, n: Any, c: Any, hw: Any, groups: int, eps: float
+) -> tuple[Tensor, ...]:
+    out, mean_out, _ = _result(ctx)
+    acc = compute_dtype(mean_out.dtype)
+    batch, channels = x.sizes[0], x.sizes[1]
+    per_group = ex.floordiv(channels, groups)
+    split = (batch, groups, per_group, *x.sizes[2:])
+    x = shared(ctx, x, acc)
+    p = points(split)
+    g = Tensor(split, acc, va.cast(x.at([p[0], ex.add(ex.mul(p[1], per_group), p[2]), *p[3:]]), acc))
+    where = tuple(range(2, len(split)))
+    mu, m2 = moments(ctx, g, where, acc)
+    rstd = ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, as_number(count(g, where), acc), eps)))
+    q = points(x.sizes)
+    group = [q[0], ex.floordiv(q[1], per_group), *([0] * (len(split) - 2))]
+    y = s.mul(s.sub(va.cast(x.value, acc), mu.at(group)), rstd.at(group))
+    for param, op in ((weight, s.mul), (bias, s.add)):
+        if param is not None:
+            y = op(y, va.cast(param.at([q[1]]), acc))
+    stats = []
+    for t in (mu, rstd):
+        r = points((batch, groups))
+        stats.append(finish(ctx, (batch, groups), mean_out.dtype, t.at([*r, *([0] * (len(split) - 2))])))
+    return finish(ctx, x.sizes, out.dtype, y), *stats
+
+
+@lowers("_native_batch_norm_legit_no_training.default")
+def batch_norm_inference(
+    ctx: Ctx, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    out = _result(ctx, 0)
+    acc = compute_dtype(out.dtype)
+    channel = [points(x.sizes)[1]]
+    scale = s.unary("rsqrt", s.add(va.cast(var.at(channel), acc), eps))
+    y = s.mul(s.sub(va.cast(x.value, acc), va.cast(mean.at(channel), acc)), scale)
+    if weight is not None:
+        y = s.mul(y, va.cast(weight.at(channel), acc))
+    if bias is not None:
+        y = s.add(y, va.cast(bias.at(channel), acc))
+    none = Tensor((0,), acc, va.const(0, acc))
+    return finish(ctx, x.sizes, out.dtype, y), none, none
+
+
+def batch_stats(ctx: Ctx, x: Tensor, eps: float, acc: torch.dtype) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """(mean, sum of squared deviations, 1/std) per channel, keepdim, and the reduced dimensions."""
+    where = tuple(k for k in range(len(x.sizes)) if k != 1)
+    mu, m2 = moments(ctx, x, where, acc)
+    mu = ctx.realize(mu)
+    n = as_number(count(x, where), acc)
+    return mu, m2, ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, n, eps))), where
+
+
+@lowers("_native_batch_norm_legit_functional.default")
+def batch_norm_training(
+    ctx: Ctx,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    out, mean_out = _result(ctx, 0), _result(ctx, 1)
+    if not training:
+        y = batch_norm_inference_of(ctx, x, weight, bias, running_mean, running_var, eps, out.dtype)
+        empty = Tensor((0,), mean_out.dtype, va.const(0, mean_out.dtype))
+        return y, empty, empty, running_mean, running_var
+    acc = compute_dtype(out.dtype)
+    x = shared(ctx, x, acc)
+    mu, m2, rstd, where = batch_stats(ctx, x, eps, acc)
+    y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
+    channel = [points(x.sizes)[1]]
+    if weight is not None:
+        y = s.mul(y, va.cast(weight.at(channel), acc))
+    if bias is not None:
+        y = s.add(y, va.cast(bias.at(channel), acc))
+    n = as_number(count(x, where), acc)
+    mu1, m21, rstd1 = (drop_dims(t, where, False) for t in (mu, m2, rstd))
+    # running = (1 - momentum) * running + momentum * batch statistic; the variance is the unbiased one
+    new_mean = s.add(s.mul(running_mean.computed(acc), 1 - momentum), s.mul(mu1.value, momentum))
+    unbiased = s.div(m21.value, s.binary("maximum", s.sub(n, 1.0), 0.0))
+    new_var = s.add(s.mul(running_var.computed(acc), 1 - momentum), s.mul(unbiased, momentum))
+    return (
+        finish(ctx, x.sizes, out.dtype, y),
+        finish(ctx, mu1.sizes, mean_out.dtype, mu1.value),
+        finish(ctx, rstd1.sizes, mean_out.dtype, rstd1.value),
+        finish(ctx, mu1.sizes, running_mean.dtype, new_mean),
+        finish(ctx, mu1.sizes, running_var.dtype, new_var),
+    )
+
+
+def batch_norm_inference_of(
+    ctx: Ctx, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
+    acc = compute_dtype(dtype)
+    channel = [points(x.sizes)[1]]
+    scale = s.unary("rsqrt", s.add(va.cast(var.at(channel), acc), eps))
+    y = s.mul(s.sub(va.cast(x.value, acc), va.cast(mean.at(channel), acc)), scale)
+    if weight is not None:
+        y = s.mul(y, va.cast(weight.at(channel), acc))
+    if bias is not None:
+        y = s.add(y, va.cast(bias.at(channel), acc))
+    return finish(ctx, x.sizes, dtype, y)
+
+
+def _scan(op: str) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+        out = _result(ctx)
+        if not x.sizes:
+            return Tensor((), out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
+        dim %= len(x.sizes)
+        acc = compute_dtype(out.dtype)
+        buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
+        ax = axes(x.sizes)
+        index = ex.add(0, *(ex.mul(st, ex.ix(a)) for st, a in zip(buffer.strides, ax, strict=True)))
+        kept = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
+        value = va.cast(va.cast(x.value, x.dtype), acc)
+        ctx.emit(Scan(buffer.name, kept, (ax[dim],), index, op, value, ctx.origins()))
+        return finish(ctx, x.sizes, out.dtype, of_buffer(buffer).value)
+
+    return lower
+
+
+lowers("cumsum.default")(_scan("sum"))
+lowers("cumprod.default")(_scan("prod"))
+
+
+@lowers("logsumexp.default")
+def logsumexp(ctx: Ctx, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
+    # max + log sum exp(x - max), with max taken as 0 where it is infinite
+    out = _result(ctx)
+    if not x.dtype.is_floating_point:
+        raise NotHere("logsumexp of integers")
+    acc = compute_dtype(out.dtype)
+    where = norm_dims(dims, len(x.sizes))
+    x = shared(ctx, x, acc)
+    top = reduce(ctx, "max", x, where, acc, acc)
+    finite = s.where(s.binary("eq", s.unary("abs", top.value), math.inf), 0.0, top.value)
+    top = ctx.realize(Tensor(top.sizes, acc, finite))
+    e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
+    total = reduce(ctx, "sum", e, where, acc, acc)
+    got = drop_dims(Tensor(total.sizes, acc, s.add(s.unary("log", total.value), top.value)), where, keepdim)
+    return finish(ctx, got.sizes, out.dtype, got.value)

@@ -1,0 +1,51 @@
+"""Operator overload -> lowering function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Lowering = Callable[..., Any]
+LOWERINGS: dict[Any, Lowering] = {}
+
+SUPPORTED_DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+
+
+class NotHere(Exception):
+    """Raised by a lowering for arguments that it leaves to the library call; the text is the reason."""
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register for `aten` overloads given as "add.Tensor", or a namespace "prims::iota.default"."""
+
+    def register(fn: Lowering) -> Lowering:
+        for name in names:
+            op = overload(name)
+            if op is not None:
+                LOWERINGS[op] = fn
+        return fn
+
+    return register
+
+
+def overload(name: str) -> Any:
+    """The OpOverload of a name, or None when this torch does not have it."""
+    namespace, _, rest = name.rpartition("::")
+    packet, _, which = rest.partition(".")
+    found = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
+    return getattr(found, which or "default", None)

@@ -1,0 +1,65 @@
+"""Short spellings for building scalar trees; a Python number takes the other argument's dtype."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import torch
+
+from ..ir import value as va
+from ..ir.value import Value
+
+Num = Union[Value, int, float, bool]
+
+
+def _pair(a: Num, b: Num) -> tuple[Value, Value]:
+    if isinstance(a, Value):
+        return a, b if isinstance(b, Value) else va.const(b, a.dtype)
+    assert isinstance(b, Value)
+    return va.const(a, b.dtype), b
+
+
+def binary(op: str, a: Num, b: Num) -> Value:
+    return va.apply(op, *_pair(a, b))
+
+
+def add(a: Num, b: Num) -> Value:
+    return binary("add", a, b)
+
+
+def sub(a: Num, b: Num) -> Value:
+    return binary("sub", a, b)
+
+
+def mul(a: Num, b: Num) -> Value:
+    return binary("mul", a, b)
+
+
+def div(a: Num, b: Num) -> Value:
+    return binary("truediv", a, b)
+
+
+def neg(a: Value) -> Value:
+    return va.apply("neg", a)
+
+
+def where(cond: Value, a: Num, b: Num) -> Value:
+    x, y = _pair(a, b)
+    return va.where(cond, x, y)
+
+
+def both(a: Value, b: Value) -> Value:
+    return va.conjunction(a, b)
+
+
+def square(a: Value) -> Value:
+    return mul(a, a)
+
+
+def unary(op: str, a: Value) -> Value:
+    return va.apply(op, a)
+
+
+def round_to(a: Value, dtype: torch.dtype) -> Value:
+    """The value rounded to `dtype` and widened again."""
+    return va.cast(va.cast(a, dtype), a.dtype)

@@ -1,0 +1,69 @@
+"""SymInts of the traced graph as index expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from ..errors import Unsupported
+from ..ir import expr as ex
+from ..ir.expr import Index
+
+
+def to_index(x: Any, memo: dict[sympy.Expr, Index]) -> Index:
+    """An int, SymInt or sympy integer expression as an `Index`.
+
+    Raises Unsupported for a form that the index algebra has no node for.
+    """
+    if isinstance(x, (int, ex.Expr)):
+        return int(x) if isinstance(x, bool) else x
+    if isinstance(x, torch.SymInt):
+        if (known := x.node.maybe_as_int()) is not None:
+            return known
+        shape_env = x.node.shape_env
+        e = x.node.expr
+        found = memo.get(e)
+        if found is None:
+            found = memo[e] = _convert(e, shape_env, memo)
+        return found
+    raise Unsupported(what=f"size {x!r} of type {type(x).__name__}", location="", action="use an integer size")
+
+
+def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> Index:
+    if e in memo:
+        return memo[e]
+    if e.is_Integer:
+        return int(e)
+    if e.is_Symbol:
+        lo, hi = _range(e, shape_env)
+        memo[e] = ex.sym(str(e), lo, hi)
+        return memo[e]
+    args = [_convert(a, shape_env, memo) for a in e.args] if not e.is_Pow else []
+    name = type(e).__name__
+    if e.is_Add:
+        return ex.add(*args)
+    if e.is_Mul:
+        return ex.mul(*args)
+    if e.is_Pow and e.args[1].is_Integer and e.args[1] > 0:
+        return ex.mul(*[_convert(e.args[0], shape_env, memo)] * int(e.args[1]))
+    if name in ("FloorDiv", "CleanDiv"):
+        return ex.floordiv(args[0], args[1])
+    if name in ("Mod", "PythonMod"):
+        return ex.mod(args[0], args[1])
+    if name in ("Max", "Min"):
+        out = args[0]
+        for a in args[1:]:
+            out = ex.maximum(out, a) if name == "Max" else ex.minimum(out, a)
+        return out
+    raise Unsupported(what=f"size expression {e}", location="", action="report the expression")
+
+
+def _range(s: sympy.Symbol, shape_env: Any) -> tuple[int, int]:
+    bound = shape_env.bound_sympy(s) if shape_env is not None else None
+    if bound is None:
+        return 0, ex.UNBOUNDED
+    lo = int(bound.lower) if bound.lower.is_Integer else 0
+    hi = int(bound.upper) if bound.upper.is_Integer else ex.UNBOUNDED
+    return max(lo, 0), min(hi, ex.UNBOUNDED)

@@ -1,0 +1,90 @@
+"""Unmaterialised tensors: a shape and the scalar value at each of its points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.loops import Buffer, View
+from ..ir.ops import compute_dtype
+from ..ir.value import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """`value` is a tree over the variables `axes(sizes)`.
+
+    `dtype` is what the user sees; `value.dtype` may be the wider compute dtype of a low-precision chain.
+    """
+
+    sizes: tuple[Index, ...]
+    dtype: torch.dtype
+    value: Value
+
+    def at(self, where: Sequence[Index]) -> Value:
+        """The scalar at a point given by one index per dimension."""
+        env = {a: i for a, i in zip(axes(self.sizes), where, strict=True) if ex.ix(a) is not i}
+        return self.value.substitute(env) if env else self.value
+
+    def computed(self, dtype: torch.dtype | None = None) -> Value:
+        """The scalar converted to `dtype`, or to its own compute dtype."""
+        return va.cast(self.value, dtype or compute_dtype(self.dtype))
+
+
+def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:
+    """The canonical loop variables of a shape."""
+    return tuple(ex.var(f"d{k}", n) for k, n in enumerate(sizes))
+
+
+def points(sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """The canonical variables as index expressions; 0 where the size is 1."""
+    return tuple(ex.ix(a) for a in axes(sizes))
+
+
+def of_buffer(b: Buffer) -> Tensor:
+    index = ex.add(0, *(ex.mul(s, i) for s, i in zip(b.strides, points(b.sizes), strict=True)))
+    return Tensor(b.sizes, b.dtype, va.load(b.name, index, b.dtype))
+
+
+def of_view(v: View, dtype: torch.dtype) -> Tensor:
+    index = ex.add(v.offset, *(ex.mul(s, i) for s, i in zip(v.strides, points(v.sizes), strict=True)))
+    return Tensor(v.sizes, dtype, va.load(v.buffer, index, dtype))
+
+
+def full(sizes: Sequence[Index], number: complex, dtype: torch.dtype) -> Tensor:
+    return Tensor(tuple(sizes), dtype, va.const(number, dtype))
+
+
+def expand(t: Tensor, sizes: Sequence[Index]) -> Tensor:
+    """Broadcast to `sizes` by torch's rules."""
+    sizes = tuple(sizes)
+    if t.sizes == sizes:
+        return t
+    lead = len(sizes) - len(t.sizes)
+    at = [0 if n == 1 else i for n, i in zip(t.sizes, points(sizes)[lead:], strict=True)]
+    return Tensor(sizes, t.dtype, t.at(at))
+
+
+def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
+    """The strided window that `t` is, when it is nothing but one; `strides` fill in dimensions of size 1."""
+    if t.value.op != "load" or t.value.dtype != t.dtype:
+        return None
+    name, index = t.value.attr
+    found: list[Index] = []
+    rest = index
+    for k, a in enumerate(axes(t.sizes)):
+        c = ex.coefficient(index, a)
+        if c is None or ex.vars_of(c):
+            return None
+        if t.sizes[k] == 1 and strides is not None:
+            c = strides[k]
+        found.append(c)
+        rest = ex.substitute(rest, {a: 0})
+    if ex.lookups(rest):
+        return None
+    return View(name, t.sizes, tuple(found), rest)

@@ -1,0 +1,278 @@
+"""View operators as index maps: nothing is copied unless an index would need a division per element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.loops import View
+from . import scalar as s
+from .context import Ctx
+from .registry import NotHere, lowers
+from .tensor import Tensor, as_view, expand, of_view, points
+
+
+def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
+    return ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+
+
+def has_division(v: va.Value) -> bool:
+    return any("%" in ex.show(i) or "//" in ex.show(i) for _, i in va.loads(v))
+
+
+@lowers("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
+def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return reshape(ctx, x, out_sizes(ctx))
+
+
+def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor:
+    """Row-major reinterpretation; a source that would need divisions in its loads is materialised first."""
+    if sizes == x.sizes:
+        return x
+    if (where := _regroup(x.sizes, sizes)) is not None:
+        return Tensor(sizes, x.dtype, x.at(where))
+    where = ex.unflatten(ex.flatten(sizes, points(sizes)), x.sizes)
+    value = x.at(where)
+    if has_division(value) and not has_division(x.value):
+        value = ctx.realize(x, fresh=as_view(x) is not None).at(where)
+    return Tensor(sizes, x.dtype, value)
+
+
+def _regroup(old: tuple[Index, ...], new: tuple[Index, ...]) -> list[Index] | None:
+    """Index map between shapes that differ only by dimensions of size 1."""
+    if tuple(n for n in old if n != 1) != tuple(n for n in new if n != 1):
+        return None
+    live = iter([p for p, n in zip(points(new), new, strict=True) if n != 1])
+    return [0 if n == 1 else next(live) for n in old]
+
+
+@lowers("permute.default")
+def permute(ctx: Ctx, x: Tensor, order: Sequence[int]) -> Tensor:
+    order = [k % len(x.sizes) for k in order]
+    sizes = tuple(x.sizes[k] for k in order)
+    p = points(sizes)
+    where = [p[order.index(k)] for k in range(len(order))]
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("t.default")
+def t(ctx: Ctx, x: Tensor) -> Tensor:
+    return x if len(x.sizes) < 2 else permute(ctx, x, [1, 0])
+
+
+@lowers("transpose.int")
+def transpose(ctx: Ctx, x: Tensor, a: int, b: int) -> Tensor:
+    order = list(range(len(x.sizes)))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return permute(ctx, x, order)
+
+
+@lowers("expand.default")
+def expand_op(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return expand(x, out_sizes(ctx))
+
+
+@lowers("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims")
+def unsqueeze(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
+    return reshape(ctx, x, out_sizes(ctx))
+
+
+@lowers("select.int")
+def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
+    dim %= len(x.sizes)
+    index = ctx.index(at)
+    if isinstance(index, int) and index < 0:
+        index = ex.add(index, x.sizes[dim])
+    elif not ex.known_nonnegative(index):
+        raise NotHere("the selected position may be negative")
+    sizes = x.sizes[:dim] + x.sizes[dim + 1 :]
+    p = points(sizes)
+    return Tensor(sizes, x.dtype, x.at([*p[:dim], index, *p[dim:]]))
+
+
+@lowers("slice.Tensor")
+def slice_op(ctx: Ctx, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    dim %= len(x.sizes)
+    sizes = out_sizes(ctx)
+    begin = slice_start(ctx, start, x.sizes[dim])
+    p = list(points(sizes))
+    p[dim] = ex.add(begin, ex.mul(p[dim], ctx.index(step)))
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
+    begin: Index = 0 if start is None else ctx.index(start)
+    if isinstance(begin, int) and begin < 0:
+        begin = ex.maximum(ex.add(begin, size), 0)
+    elif not ex.known_nonnegative(begin):
+        raise NotHere("the start of the slice may be negative")
+    return ex.minimum(begin, size)
+
+
+@lowers("split_with_sizes.default", "split.Tensor", "split.sizes", "chunk.default")
+def split(ctx: Ctx, x: Tensor, how: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.sizes)
+    out = []
+    begin: Index = 0
+    for fake in ctx.graph_node.meta["val"]:  # type: ignore[union-attr]
+        sizes = ctx.shape(fake.shape)
+        p = list(points(sizes))
+        p[dim] = ex.add(begin, p[dim])
+        out.append(Tensor(sizes, x.dtype, x.at(p)))
+        begin = ex.add(begin, sizes[dim])
+    return tuple(out)
+
+
+@lowers("unbind.int")
+def unbind(ctx: Ctx, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    n = x.sizes[dim]
+    if not isinstance(n, int):
+        raise NotHere("the number of results is symbolic")
+    return tuple(select(ctx, x, dim, k) for k in range(n))
+
+
+@lowers("diagonal.default")
+def diagonal(ctx: Ctx, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rank = len(x.sizes)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    sizes = out_sizes(ctx)
+    p = points(sizes)
+    rest = iter(p[:-1])
+    where: list[Index] = []
+    for k in range(rank):
+        if k == dim1:
+            where.append(ex.add(p[-1], max(-offset, 0)))
+        elif k == dim2:
+            where.append(ex.add(p[-1], max(offset, 0)))
+        else:
+            where.append(next(rest))
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("unfold.default")
+def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    if not x.sizes:
+        raise NotHere("a tensor without dimensions")
+    dim %= len(x.sizes)
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    window = p.pop()
+    p[dim] = ex.add(ex.mul(p[dim], step), window)
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+@lowers("as_strided.default")
+def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+    source = ctx.graph_node.args[0].meta["val"]  # type: ignore[union-attr]
+    stored = ctx.realize(x, source)
+    v = as_view(stored, ctx.shape(source.stride()))
+    if v is None or any(
+        a != b for a, b, n in zip(v.strides, ctx.shape(source.stride()), x.sizes, strict=True) if n != 1
+    ):
+        stored = ctx.realize(x, source, fresh=True)
+        v = as_view(stored)
+        assert v is not None
+    base = v.offset if offset is None else ex.add(v.offset, ex.sub(ctx.index(offset), ctx.index(source.storage_offset())))
+    return of_view(View(v.buffer, ctx.shape(size), ctx.shape(stride), base), x.dtype)
+
+
+@lowers("flip.default")
+def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
+    p = list(points(x.sizes))
+    for d in dims:
+        p[d] = ex.sub(ex.sub(x.sizes[d], 1), p[d]) if x.sizes[d] != 1 else 0
+    return Tensor(x.sizes, x.dtype, x.at(p))
+
+
+@lowers("roll.default")
+def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
+    if not dims or len(shifts) != len(dims):
+        raise NotHere("roll of the flattened tensor")
+    p = list(points(x.sizes))
+    for shift, d in zip(shifts, dims, strict=True):
+        p[d] = ex.mod(ex.add(p[d], ex.sub(x.sizes[d], ex.mod(ctx.index(shift), x.sizes[d]))), x.sizes[d])
+    return Tensor(x.sizes, x.dtype, x.at(p))
+
+
+@lowers("repeat.default")
+def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    sizes = out_sizes(ctx)
+    lead = len(sizes) - len(x.sizes)
+    where = [ex.mod(i, n) for i, n in zip(points(sizes)[lead:], x.sizes, strict=True)]
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("constant_pad_nd.default")
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    conds = []
+    for k in range(len(pad) // 2):
+        d = len(sizes) - 1 - k
+        before = ctx.index(pad[2 * k])
+        p[d] = ex.sub(p[d], before)
+        conds.append(va.compare_index("ge", p[d], 0))
+        conds.append(va.compare_index("lt", p[d], x.sizes[d]))
+    value = x.at(p)
+    other = va.const(number, value.dtype)
+    return Tensor(sizes, x.dtype, va.masked(va.conjunction(*conds), value, other))
+
+
+@lowers("cat.default")
+def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Each part is written into its own region of one new buffer."""
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    dim %= len(sizes)
+    parts = [p for p in parts if len(p.sizes) == len(sizes) and p.sizes[dim] != 0]
+    if len(parts) == 1:
+        return Tensor(sizes, out.dtype, va.cast(parts[0].value, out.dtype))
+    whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
+    begin: Index = 0
+    for part in parts:
+        ctx.store_region(whole, Tensor(part.sizes, out.dtype, va.cast(part.value, part.dtype)), dim, begin)
+        begin = ex.add(begin, part.sizes[dim])
+    return of_view(View(whole.name, whole.sizes, whole.strides), out.dtype)
+
+
+@lowers("slice_scatter.default")
+def slice_scatter(
+    ctx: Ctx, x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
+    dim %= len(x.sizes)
+    begin = slice_start(ctx, start, x.sizes[dim])
+    p = list(points(x.sizes))
+    source = expand(src, (*x.sizes[:dim], _slice_length(ctx, dim), *x.sizes[dim + 1 :]))
+    moved = ex.sub(p[dim], begin)
+    conds = [va.compare_index("ge", p[dim], begin)]
+    conds.append(va.compare_index("lt", moved, ex.mul(source.sizes[dim], step)))
+    if step != 1:
+        conds.append(s.binary("eq", va.index(ex.mod(moved, step)), 0))
+    p[dim] = ex.floordiv(moved, step)
+    value = va.cast(source.at(p), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.masked(va.conjunction(*conds), value, x.value))
+
+
+def _slice_length(ctx: Ctx, dim: int) -> Index:
+    node = ctx.graph_node
+    assert node is not None
+    src = node.args[1].meta["val"]  # type: ignore[union-attr]
+    return ctx.index(src.shape[dim])
+
+
+@lowers("select_scatter.default")
+def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tensor:
+    dim %= len(x.sizes)
+    index = ctx.index(at)
+    if isinstance(index, int) and index < 0:
+        index = ex.add(index, x.sizes[dim])
+    p = points(x.sizes)
+    here = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
+    value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.where(here, value, x.value))
