@@ -1,0 +1,275 @@
+"""Every error a user can meet, in one catalogue.
+
+An error is a dataclass: its fields are the facts, `message` is the template that states them, and `action`
+says what to do next. Errors travel between worker processes, so each one pickles by its fields.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+# Field values are plain text by the time they are formatted; a compiler's output can be far longer than useful.
+MAX_COMPILER_LINES = 20
+
+
+@dataclass(eq=False, repr=False)
+class AltError(RuntimeError):
+    """Base of every error raised by altbackend.
+
+    Subclasses set `message` (what happened) and `action` (what to do); both are `str.format` templates over
+    the fields, over the properties of the class, or both.
+    """
+
+    message: ClassVar[str] = "altbackend failed"
+    action: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        """The whole message: what happened, then what to do."""
+        facts = _Facts(self)
+        stated = self.message.format_map(facts)
+        todo = self.action.format_map(facts)
+        return f"{stated}\n  What to do: {todo}" if todo else stated
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __reduce__(self) -> tuple[Callable[..., AltError], tuple[Any, ...]]:
+        return type(self), tuple(getattr(self, item.name) for item in fields(self))
+
+
+class _Facts(dict[str, Any]):
+    """Looks template names up as attributes of the error."""
+
+    def __init__(self, error: AltError) -> None:
+        super().__init__()
+        self.error = error
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self.error, name)
+
+
+def user_location(node: object) -> str:
+    """`file:line, in function: code` of the user's line behind an FX node, or "" where none is recorded."""
+    meta = getattr(node, "meta", None)
+    stack = meta.get("stack_trace") if isinstance(meta, dict) else None
+    if not isinstance(stack, str):
+        return ""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', stack)
+    if not frames:
+        return ""
+    file, line, function, code = frames[-1]
+    return f"{file}:{line}, in {function}: {code.strip()}"
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class UnknownOption(AltError):
+    """An option name that is neither ours nor an accepted TorchInductor name."""
+
+    name: str
+    nearest: tuple[str, ...] = ()
+
+    message: ClassVar[str] = "unknown option {name!r}{hint}"
+    action: ClassVar[str] = "`python -m altbackend config` lists every option"
+
+    @property
+    def hint(self) -> str:
+        return f"; did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else ""
+
+
+@dataclass(eq=False, repr=False)
+class BadOptionValue(AltError):
+    """An option value of the wrong type, outside its range, or not available here."""
+
+    name: str
+    value: object
+    expected: str
+    source: str = "options"
+
+    message: ClassVar[str] = "option {name!r} from {source} cannot be {value!r}: {expected}"
+    action: ClassVar[str] = "change or remove it; `python -m altbackend config` shows what each option takes"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, (str, int, float, bool, type(None))):
+            self.value = repr(self.value)  # a callable or tensor may not pickle
+        super().__post_init__()
+
+
+@dataclass(eq=False, repr=False)
+class UnknownMode(AltError):
+    """A `mode=` that torch.compile does not define for this backend."""
+
+    mode: str
+    known: tuple[str, ...]
+
+    message: ClassVar[str] = "unknown mode {mode!r}; the modes are {listed}"
+    action: ClassVar[str] = "choose one of them, or give single settings with options={{...}}"
+
+    @property
+    def listed(self) -> str:
+        return ", ".join(self.known)
+
+
+# --- building kernels ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class CompilerMissing(AltError):
+    """No C++ compiler was found. `tried` holds the names looked up; `platform` is `sys.platform`."""
+
+    tried: tuple[str, ...]
+    platform: str = "linux"
+
+    message: ClassVar[str] = "no C++ compiler found (looked for {listed})"
+    action: ClassVar[str] = "{install}; or point options={{'cxx': '/path/to/compiler'}} or ALTBACKEND_CXX at one"
+
+    @property
+    def listed(self) -> str:
+        return ", ".join(self.tried)
+
+    @property
+    def install(self) -> str:
+        return install_compiler(self.platform)
+
+
+def install_compiler(platform: str) -> str:
+    """How to install a C++ compiler on a `sys.platform`."""
+    match platform:
+        case "darwin":
+            return "install the Xcode command line tools with `xcode-select --install`"
+        case "win32":
+            return "install LLVM (clang++) or the Visual Studio C++ build tools and put them on PATH"
+        case _:
+            return "install g++ (`apt-get install g++`, `dnf install gcc-c++` or `conda install gxx`)"
+
+
+@dataclass(eq=False, repr=False)
+class CompilerFailed(AltError):
+    """The C++ or Triton compiler rejected generated code, or did not finish.
+
+    `command` is the full command line, `output` what the compiler said, `source` the path of the generated file.
+    """
+
+    command: str
+    output: str
+    source: str
+
+    message: ClassVar[str] = "compiling generated code failed\n  source:  {source}\n  command: {command}\n{excerpt}"
+    action: ClassVar[str] = (
+        "run the command above to see it all; if `python -m altbackend doctor` finds the compiler healthy, "
+        "this is a defect of altbackend: report it with the source file"
+    )
+
+    @property
+    def excerpt(self) -> str:
+        lines = self.output.strip().splitlines()
+        left_out = len(lines) - MAX_COMPILER_LINES
+        shown = [f"    {line}" for line in lines[:MAX_COMPILER_LINES]]
+        return "\n".join([*shown, f"    ... {left_out} more lines"] if left_out > 0 else shown)
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class Unsupported(AltError):
+    """Something in the graph that altbackend does not compile.
+
+    `what` names the operation (an FX node is accepted, and gives `location` if that is empty); `reason` says what
+    about it is not supported; `todo` is the way round it.
+    """
+
+    what: object
+    reason: str
+    location: str = ""
+    todo: str = "leave that operation out of the compiled region (torch.compiler.disable), or report it"
+
+    message: ClassVar[str] = "cannot compile {what}: {reason}{place}"
+    action: ClassVar[str] = "{todo}"
+
+    def __post_init__(self) -> None:
+        self.location = self.location or user_location(self.what)
+        self.what = _node_text(self.what)
+        super().__post_init__()
+
+    @property
+    def place(self) -> str:
+        return f" ({self.location})" if self.location else ""
+
+
+def _node_text(what: object) -> str:
+    target = getattr(what, "target", None)
+    return str(what) if target is None else f"{target} ({what})"
+
+
+@dataclass(eq=False, repr=False)
+class InternalError(AltError):
+    """A defect of altbackend. Names the user's line, the operation and where the evidence lies."""
+
+    stage: str
+    what: str
+    location: str = ""
+    folder: str = ""
+
+    message: ClassVar[str] = "internal error while {stage} {what}{place}"
+    action: ClassVar[str] = "{evidence}; model code can go on with torch.compile(..., backend='aot_eager')"
+
+    @property
+    def place(self) -> str:
+        return f" ({self.location})" if self.location else ""
+
+    @property
+    def evidence(self) -> str:
+        if self.folder:
+            return f"report it with the folder {self.folder}"
+        return "run again with ALTBACKEND_DEBUG=<folder> and report it with that folder"
+
+
+def internal_error(stage: str, node: object, cause: BaseException, folder: str = "") -> InternalError:
+    """An `InternalError` for `cause`, raised while `stage` handled FX node or name `node`."""
+    last = traceback.extract_tb(cause.__traceback__)[-1:]
+    where = f" at {last[0].filename}:{last[0].lineno}" if last else ""
+    what = f"{_node_text(node)}: {type(cause).__name__}: {cause}{where}"
+    return InternalError(stage, what, user_location(node), folder)
+
+
+# --- folders ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class CacheFolderUnusable(AltError):
+    """The cache folder cannot be written, or code in it cannot be run."""
+
+    folder: str
+    reason: str
+
+    message: ClassVar[str] = "the cache folder {folder} cannot be used: {reason}"
+    action: ClassVar[str] = (
+        "set ALTBACKEND_CACHE_DIR or options={{'cache_dir': ...}} to a folder you own on a file system "
+        "that is not mounted noexec"
+    )
+
+
+class AltWarning(UserWarning):
+    """Base of every warning given by altbackend."""
+
+
+class CacheFolderWarning(AltWarning):
+    """The cache folder is not usable; compiled code goes to a temporary folder and is not kept."""
+
+
+class DebugFolderWarning(AltWarning):
+    """The debug folder cannot be written; compilation goes on without it."""
+
+
+class FallbackWarning(AltWarning):
+    """A graph runs with library calls only, because it could not be compiled."""
