@@ -1,0 +1,9 @@
+// All that a generated CPU kernel needs, without a heavy header: a kernel of five operations compiles in well under
+// half a second. Every function is branch-free scalar code (unless it says "scalar"), for loops under `#pragma omp simd`.
+// Compile with -fno-math-errno -fno-trapping-math and without -ffast-math: NaN, infinities and signed zero count.
+#pragma once
+#include "atomic.h"
+#include "random.h"
+#include "reduce.h"
+#include "special.h"
+#include "types.h"

@@ -1,0 +1,65 @@
+// Combining functions of reductions, and OpenMP reductions with torch's rules: `#pragma omp simd reduction(alt_max: m)`.
+#pragma once
+#include "integer.h"
+
+namespace alt {
+
+// Identity of maximum and minimum.
+ALT_FLOATS(T) ALT_FN T lowest_of() { return -detail::infinity<T>(); }
+ALT_FLOATS(T) ALT_FN T highest_of() { return detail::infinity<T>(); }
+ALT_INTEGERS(T) ALT_FN T lowest_of() { return detail::integer_of<T>::lowest; }
+ALT_INTEGERS(T) ALT_FN T highest_of() { return detail::integer_of<T>::highest; }
+
+// A value and where it was found. NaN is taken before any number; of equal values (or NaNs) the first index.
+template <class T> struct Indexed {
+  T value;
+  int64_t index;
+};
+template <class T> ALT_FN Indexed<T> argmax_combine(Indexed<T> a, Indexed<T> b) {
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+  const bool tie = a.value == b.value || (a_nan && b_nan);
+  const bool take_b = tie ? b.index < a.index : b_nan || (!a_nan && b.value > a.value);
+  return {take_b ? b.value : a.value, take_b ? b.index : a.index};
+}
+template <class T> ALT_FN Indexed<T> argmin_combine(Indexed<T> a, Indexed<T> b) {
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+  const bool tie = a.value == b.value || (a_nan && b_nan);
+  const bool take_b = tie ? b.index < a.index : b_nan || (!a_nan && b.value < a.value);
+  return {take_b ? b.value : a.value, take_b ? b.index : a.index};
+}
+
+// Count, mean and sum of squared deviations (B. Welford, 1962; combined as in T. Chan, G. Golub, R. LeVeque, 1979).
+template <class T> struct Welford {
+  T mean = T(0), m2 = T(0), weight = T(0);
+};
+template <class T> ALT_FN Welford<T> welford_update(Welford<T> w, T x) {
+  const T weight = w.weight + T(1), delta = x - w.mean, mean = w.mean + delta / weight;
+  return {mean, w.m2 + delta * (x - mean), weight};
+}
+template <class T> ALT_FN Welford<T> welford_combine(Welford<T> a, Welford<T> b) {
+  const T weight = a.weight + b.weight, delta = b.mean - a.mean;
+  const T share = weight == T(0) ? T(0) : b.weight / weight;
+  return {a.mean + delta * share, a.m2 + b.m2 + delta * delta * a.weight * share, weight};
+}
+
+}  // namespace alt
+
+#define ALT_PRAGMA(text) _Pragma(#text)
+#define ALT_REDUCTIONS(T)                                                                                             \
+  ALT_PRAGMA(omp declare reduction(alt_max : T : omp_out = alt::maximum(omp_out, omp_in)) initializer(omp_priv = alt::lowest_of<T>()))  \
+  ALT_PRAGMA(omp declare reduction(alt_min : T : omp_out = alt::minimum(omp_out, omp_in)) initializer(omp_priv = alt::highest_of<T>())) \
+  ALT_PRAGMA(omp declare reduction(alt_sum : T : omp_out = alt::add(omp_out, omp_in)) initializer(omp_priv = T(0)))    \
+  ALT_PRAGMA(omp declare reduction(alt_prod : T : omp_out = alt::mul(omp_out, omp_in)) initializer(omp_priv = T(1)))   \
+  ALT_PRAGMA(omp declare reduction(alt_argmax : alt::Indexed<T> : omp_out = alt::argmax_combine(omp_out, omp_in)) initializer(omp_priv = alt::Indexed<T>{alt::lowest_of<T>(), INT64_MAX})) \
+  ALT_PRAGMA(omp declare reduction(alt_argmin : alt::Indexed<T> : omp_out = alt::argmin_combine(omp_out, omp_in)) initializer(omp_priv = alt::Indexed<T>{alt::highest_of<T>(), INT64_MAX}))
+
+ALT_REDUCTIONS(float)
+ALT_REDUCTIONS(double)
+ALT_REDUCTIONS(int8_t)
+ALT_REDUCTIONS(int16_t)
+ALT_REDUCTIONS(int32_t)
+ALT_REDUCTIONS(int64_t)
+ALT_REDUCTIONS(uint8_t)
+#pragma omp declare reduction(alt_any : bool : omp_out = omp_out | omp_in) initializer(omp_priv = false)
+#pragma omp declare reduction(alt_all : bool : omp_out = omp_out & omp_in) initializer(omp_priv = true)
+#undef ALT_REDUCTIONS

@@ -1,0 +1,136 @@
+// Storage of the 16-bit and 8-bit floats, and conversion between all types as torch's `to` does it.
+#pragma once
+#include "integer.h"
+
+namespace alt {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+struct half {
+  uint16_t bits;
+};
+struct float8_e4m3fn {
+  uint8_t bits;
+};
+struct float8_e5m2 {
+  uint8_t bits;
+};
+
+namespace detail {
+
+// An IEEE-like float of 1 sign, E exponent and M mantissa bits. `finite`: no infinities, one NaN, all ones.
+template <int E, int M, bool finite> struct small_float {
+  static constexpr int bias = (1 << (E - 1)) - 1, shift = 23 - M;
+  static constexpr uint32_t sign = 1u << (E + M), code_nan = finite ? sign - 1 : sign - (1u << (M - 1));
+  static constexpr uint32_t code_inf = finite ? code_nan : sign - (1u << M);
+  static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
+  static constexpr uint32_t smallest_normal = rebias + (1u << 23);
+  // From here on: infinity, or where there is none the step above the largest value.
+  static constexpr uint32_t overflow = finite ? (code_nan << shift) + rebias : uint32_t(128 + bias) << 23;
+  // Adding 2^23 units of the subnormal spacing rounds to that spacing.
+  static constexpr uint32_t subnormal_magic = uint32_t(127 + 24 - bias - M) << 23;
+
+  static inline __attribute__((always_inline)) uint32_t encode(float x) {
+    const uint32_t u = as_uint(x), a = u & 0x7fffffffu;
+    const uint32_t tiny = as_uint(bit_cast<float>(a) + bit_cast<float>(subnormal_magic)) - subnormal_magic;
+    const uint32_t normal = (a - rebias + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift;
+    const uint32_t finite_code = a < smallest_normal ? tiny : normal;
+    const uint32_t code = a < overflow ? finite_code : (a > 0x7f800000u ? code_nan : code_inf);
+    return code | ((u >> 31) << (E + M));
+  }
+  static inline __attribute__((always_inline)) float decode(uint32_t code) {
+    const uint32_t a = code & (sign - 1);
+    const uint32_t normal = (a << shift) + rebias;
+    const uint32_t special = (finite ? a == code_nan : a >= code_inf) ? normal | 0x7f800000u : normal;
+    const float tiny = float(int32_t(a)) * bit_cast<float>(uint32_t(128 - bias - M) << 23);
+    const uint32_t value = a < (1u << M) ? as_uint(tiny) : special;
+    return bit_cast<float>(value | ((code & sign) << (31 - E - M)));
+  }
+};
+using half_bits = small_float<5, 10, false>;
+using e4m3fn_bits = small_float<4, 3, true>;
+using e5m2_bits = small_float<5, 2, false>;
+
+// Round to nearest even; NaN stays a quiet NaN.
+ALT_FN uint32_t bfloat16_encode(float x) {
+  const uint32_t u = as_uint(x);
+  return x != x ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+}
+
+ALT_FN float widen(bfloat16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+#ifdef __AVX512FP16__
+ALT_FN float widen(half x) { return float(bit_cast<_Float16>(x.bits)); }
+#else
+ALT_FN float widen(half x) { return half_bits::decode(x.bits); }
+#endif
+ALT_FN float widen(float8_e4m3fn x) { return e4m3fn_bits::decode(x.bits); }
+ALT_FN float widen(float8_e5m2 x) { return e5m2_bits::decode(x.bits); }
+template <class T> ALT_FN T widen(T x) { return x; }
+
+// One conversion from a built-in type; `caster<To>::from`.
+template <class To> struct caster {
+  template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); }
+};
+// float to a narrow integer goes through int32, as the processor's conversion does: out of range wraps or gives
+// the low bits of 0x80000000. In double a value may exceed int32 and still keep low bits.
+#define ALT_NARROW(To)                                                                                   \
+  template <> struct caster<To> {                                                                        \
+    template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); } \
+    static inline __attribute__((always_inline)) To from(float x) { return To(int32_t(x)); }             \
+    static inline __attribute__((always_inline)) To from(double x) { return To(int32_t(x)); }            \
+  };
+ALT_NARROW(int8_t)
+ALT_NARROW(int16_t)
+ALT_NARROW(uint8_t)
+ALT_NARROW(uint16_t)
+#undef ALT_NARROW
+#define ALT_LARGE_UNSIGNED(To)                                                                           \
+  template <> struct caster<To> {                                                                        \
+    template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); } \
+    static inline __attribute__((always_inline)) To from(float x) { return To(int64_t(x)); }             \
+    static inline __attribute__((always_inline)) To from(double x) { return To(int64_t(x)); }            \
+  };
+ALT_LARGE_UNSIGNED(uint32_t)
+#undef ALT_LARGE_UNSIGNED
+template <> struct caster<bool> {
+  template <class From> static inline __attribute__((always_inline)) bool from(From x) { return x != From(0); }
+};
+template <> struct caster<bfloat16> {
+  template <class From> static inline __attribute__((always_inline)) bfloat16 from(From x) {
+    return {uint16_t(bfloat16_encode(float(x)))};
+  }
+};
+template <> struct caster<half> {
+  template <class From> static inline __attribute__((always_inline)) half from(From x) {
+#ifdef __AVX512FP16__
+    return {bit_cast<uint16_t>(_Float16(float(x)))};
+#else
+    return {uint16_t(half_bits::encode(float(x)))};
+#endif
+  }
+};
+template <> struct caster<float8_e4m3fn> {
+  template <class From> static inline __attribute__((always_inline)) float8_e4m3fn from(From x) {
+    return {uint8_t(e4m3fn_bits::encode(float(x)))};
+  }
+};
+template <> struct caster<float8_e5m2> {
+  template <class From> static inline __attribute__((always_inline)) float8_e5m2 from(From x) {
+    return {uint8_t(e5m2_bits::encode(float(x)))};
+  }
+};
+template <class To, class From> struct cast_pair {
+  static inline __attribute__((always_inline)) To run(From x) { return caster<To>::from(widen(x)); }
+};
+template <class T> struct cast_pair<T, T> {
+  static inline __attribute__((always_inline)) T run(T x) { return x; }
+};
+
+}  // namespace detail
+
+// torch's x.to(dtype): float to integer truncates, to bool compares with zero, to a narrower integer wraps around,
+// to a narrower float rounds to nearest even (double to 16 or 8 bits by way of float).
+template <class To, class From> ALT_FN To cast(From x) { return detail::cast_pair<To, From>::run(x); }
+
+}  // namespace alt
