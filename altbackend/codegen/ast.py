@@ -1,0 +1,125 @@
+"""The kernel AST: what printers spell. Scalars are `ir.value` nodes whose operands are names.
+
+A name is a Value of op "name" (attr: the identifier). Every statement is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.value import Value
+
+
+@dataclass(frozen=True)
+class Let:
+    """`const T name = value;`"""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Declare:
+    """A mutable scalar, or with `numel` an array, set to `init`."""
+
+    name: str
+    dtype: torch.dtype
+    init: Value | None
+    numel: Index | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """`target[index] = value`, or `target = value` without an index."""
+
+    target: str
+    index: Index | None
+    value: Value
+
+
+@dataclass(frozen=True)
+class Update:
+    """`target[index] = target[index] op value`."""
+
+    target: str
+    index: Index | None
+    op: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class UpdatePosition:
+    """The running extremum of argmax/argmin: `best` and its position `at`, first of equals, NaN wins."""
+
+    best: str
+    at: str
+    op: str
+    value: Value
+    position: Index
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`for var in [begin, end)`; `simd`: iterations are independent but for `sums` (op, name) reductions.
+
+    `step` > 1 makes a blocked loop whose body contains the loop over the block.
+    """
+
+    var: Atom
+    begin: str
+    end: str
+    body: tuple[Stmt, ...]
+    simd: bool = False
+    sums: tuple[tuple[str, str], ...] = ()
+    step: int = 1
+
+
+Stmt = Union[Let, Declare, Store, Update, UpdatePosition, Loop]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A buffer argument; `written` decides constness."""
+
+    name: str
+    dtype: torch.dtype
+    written: bool
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Per-thread accumulators of a reduction over rows: `numel` elements a thread, combined by `op` and stored."""
+
+    name: str
+    dtype: torch.dtype
+    numel: Index
+    op: str
+    init: Value
+    kept: tuple[Atom, ...]
+    slot: Index
+    target: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Function:
+    """One kernel. `buffers` names the program's buffers in the order of `params`."""
+
+    params: tuple[Param, ...]
+    symbols: tuple[str, ...]
+    rows: Index
+    flat: Atom | None
+    scratch: tuple[Declare, ...]
+    body: tuple[Stmt, ...]
+    partials: tuple[Partial, ...]
+    work: Index
+    checks: bool
+
+
+def name(identifier: str, dtype: torch.dtype) -> Value:
+    return va.make("name", (), dtype, identifier)

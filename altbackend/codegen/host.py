@@ -1,0 +1,435 @@
+"""The launch plan and its printed form: a readable Python file that allocates, launches, calls and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..ir import expr as ex
+from ..ir.expr import Index
+from ..ir.loops import Extern, Origin, Program, View, reads, views, writes
+from ..lowering.graph import Constant
+from ..schedule.deps import Deps
+from . import cpp
+from .ast import Function
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One generated kernel on named buffers."""
+
+    kernel: str
+    function: Function
+    buffers: tuple[str, ...]
+    origins: tuple[Origin, ...]
+
+
+Step = Launch | Extern
+
+
+@dataclass(frozen=True)
+class Host:
+    """Everything that the printed program needs: C++ text, Python text, names of constants."""
+
+    cpp: str
+    python: str
+    segments: tuple[str, ...]
+    kernels: int
+    library_calls: int
+
+
+@dataclass
+class _Names:
+    """Where each buffer lives in the printed program."""
+
+    slots: dict[str, int]
+    windows: dict[View, int]
+    arena: dict[str, tuple[int, int]]
+    fresh: set[str]
+    symbols: tuple[str, ...]
+
+
+def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants: dict[str, Any]) -> Host:
+    """Print the host program and the translation unit of its kernels."""
+    names = _place(p, deps, steps)
+    segments = _segments(steps)
+    text_cpp = _translation_unit(steps, segments, names, cfg)
+    text_py = _python(p, deps, steps, segments, names, cfg, text_cpp)
+    launches = sum(isinstance(s, Launch) for s in steps)
+    return Host(text_cpp, text_py, tuple(f"segment{k}" for k in range(len(segments))), launches, len(steps) - launches)
+
+
+def _place(p: Program, deps: Deps, steps: Sequence[Step]) -> _Names:
+    """Lifetimes; which temporaries share the arena, which are tensors of their own."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    fresh = {b for b in deps.escaping if p.buffers[b].kind == "temp"}
+    slots: dict[str, int] = {}
+    windows: dict[View, int] = {}
+    under: dict[str, tuple[str, ...]] = {}
+    symbols: set[str] = set()
+    for k, s in enumerate(steps):
+        touched = s.buffers if isinstance(s, Launch) else tuple(dict.fromkeys((*reads(s), *writes(s))))
+        if isinstance(s, Extern):
+            outs = [o for o in s.outs if o in p.buffers]
+            if s.out_variant is None:
+                fresh.update(outs)  # type: ignore[arg-type]
+            for o in outs:
+                if s.aliases:
+                    under[o] = s.aliases  # type: ignore[index]
+        else:
+            symbols.update(s.function.symbols)
+            for b in s.buffers:
+                slots.setdefault(b, len(slots))
+        for b in touched:
+            for each in (b, *_all_under(b, under)):
+                first.setdefault(each, k)
+                last[each] = k
+    arena = {
+        b: (first[b], last[b]) for b in first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh
+    }
+    for b in arena:
+        slots.setdefault(b, len(slots))
+        symbols.update(a.key for a in ex.syms_of(p.buffers[b].extent))
+    for s in steps:
+        if isinstance(s, Extern):
+            for v in _extern_views(p, s):
+                if v.buffer in arena:
+                    windows.setdefault(v, len(windows))
+                    symbols.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
+    return _Names(slots, windows, arena, fresh, tuple(sorted(symbols)))
+
+
+def _all_under(b: str, under: dict[str, tuple[str, ...]]) -> list[str]:
+    out: list[str] = []
+    for a in under.get(b, ()):
+        out += [a, *_all_under(a, under)]
+    return out
+
+
+def whole(p: Program, b: str) -> View:
+    buf = p.buffers[b]
+    return View(b, buf.sizes, buf.strides)
+
+
+def _extern_views(p: Program, s: Extern) -> list[View]:
+    return views(s) + ([whole(p, o) for o in s.outs if o] if s.out_variant is not None else [])
+
+
+def _segments(steps: Sequence[Step]) -> list[list[int]]:
+    """Runs of consecutive kernels; each run is one call from the host."""
+    out: list[list[int]] = []
+    for k, s in enumerate(steps):
+        if isinstance(s, Launch):
+            if out and k and isinstance(steps[k - 1], Launch):
+                out[-1].append(k)
+            else:
+                out.append([k])
+    return out
+
+
+def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _Names, cfg: Config) -> str:
+    """Kernels with equal text are printed once."""
+    known: dict[str, str] = {}
+    parts = ["#include <altbackend/kernel.h>\n"]
+    calls: dict[int, str] = {}
+    for k, s in enumerate(steps):
+        if not isinstance(s, Launch):
+            continue
+        text = cpp.function(s.function, "@", cfg.parallel_threshold)
+        label = known.get(text)
+        if label is None:
+            label = known[text] = f"kernel{len(known)}"
+            parts.append(text.replace("static void @(", f"static void {label}(", 1))
+        args = [
+            f"({'' if q.written else 'const '}{cpp.CTYPES[q.dtype]}*)p[{names.slots[b]}]"
+            for q, b in zip(s.function.params, s.buffers, strict=True)
+        ]
+        args += [f"s[{names.symbols.index(x)}]" for x in s.function.symbols] + ["threads"]
+        if s.function.checks:
+            args.append("error")
+        calls[k] = f"  {label}({', '.join(args)});"
+    for n, segment in enumerate(segments):
+        head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{n}'
+        parts.append(f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{")
+        parts.append("  (void)s; (void)threads; (void)error;")
+        parts += [calls[k] for k in segment]
+        parts.append("}\n")
+    return "\n".join(parts)
+
+
+class _Python:
+    def __init__(self) -> None:
+        self.body: list[str] = []
+        self.targets: dict[str, str] = {}
+
+    def add(self, line: str) -> None:
+        self.body.append("        " + line)
+
+
+def _python(
+    p: Program,
+    deps: Deps,
+    steps: Sequence[Step],
+    segments: list[list[int]],
+    names: _Names,
+    cfg: Config,
+    source: str,
+) -> str:
+    w = _Python()
+    _prologue(w, p, names)
+    live = _Liveness(p, deps, steps)
+    segment_of = {ks[0]: (n, ks) for n, ks in enumerate(segments)}
+    covered = {k for ks in segments for k in ks[1:]}
+    checks: list[str] = []
+    for k, s in enumerate(steps):
+        if isinstance(s, Extern):
+            _extern(w, p, names, s)
+            live.drop(w, k)
+            continue
+        if s.function.checks:
+            checks += [o.line for o in s.origins if o.line]
+        if k in covered:
+            continue
+        n, ks = segment_of[k]
+        _allocate(w, p, names, [steps[j] for j in ks])
+        for j in ks:
+            launch = steps[j]
+            assert isinstance(launch, Launch)
+            w.add(f"# {launch.kernel}: {_provenance(launch.origins)}")
+        w.add(f"segment{n}(P, S, threads, E)")
+        for j in ks:
+            live.drop(w, j)
+    if any(isinstance(s, Launch) and s.function.checks for s in steps):
+        w.add(f"check_error(ws.error, {sorted(set(checks))!r})")
+    w.add(f"spaces.give({', '.join(['ws', *names.symbols])})")
+    outs = ", ".join(_output(p, o) for o in p.outputs)
+    w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
+    return _file(p, names, segments, cfg, w, source)
+
+
+class _Liveness:
+    """Prints `del` after the last use of inputs and of library results, so that their memory goes early."""
+
+    def __init__(self, p: Program, deps: Deps, steps: Sequence[Step]) -> None:
+        last: dict[str, int] = {}
+        for k, s in enumerate(steps):
+            used = s.buffers if isinstance(s, Launch) else (*reads(s), *writes(s))
+            for b in used:
+                last[b] = k
+        kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+        self.at: dict[int, list[str]] = {}
+        for b, k in last.items():
+            if b in kept or b not in p.buffers or p.buffers[b].kind == "const":
+                continue
+            held = p.buffers[b].kind == "input" or any(
+                isinstance(s, Extern) and b in s.outs and s.out_variant is None for s in steps[k::-1]
+            )
+            if held:
+                self.at.setdefault(k, []).append(b)
+
+    def drop(self, w: _Python, k: int) -> None:
+        if k in self.at:
+            w.add(f"del {', '.join(self.at[k])}")
+
+
+def _prologue(w: _Python, p: Program, names: _Names) -> None:
+    if p.inputs:
+        w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
+    w.add("args.clear()")
+    bound = set(p.inputs)
+    for b in p.inputs:
+        if b not in p.buffers:
+            continue
+        for axis, n in enumerate(p.buffers[b].sizes):
+            text = ex.show(n)
+            if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
+                bound.add(text)
+                w.add(f"{text} = {b}.size({axis})")
+    w.add(f"ws = spaces.take({', '.join(names.symbols)})")
+    w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
+    w.add("threads = num_threads()")
+    for b in p.inputs:
+        if b in names.slots:
+            w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _allocate(w: _Python, p: Program, names: _Names, launches: Sequence[Step]) -> None:
+    for s in launches:
+        assert isinstance(s, Launch)
+        for q, b in zip(s.function.params, s.buffers, strict=True):
+            if q.written and b in names.fresh and b not in w.targets:
+                w.targets[b] = b
+                buf = p.buffers[b]
+                w.add(f"{b} = empty_cpu({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})")
+                w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
+    target = s.out_variant if s.out_variant is not None and s.outs[0] else s.target
+    fn = _target_name(w, target)
+    args = [_arg(p, names, a) for a in s.args] + [f"{k}={_arg(p, names, v)}" for k, v in s.kwargs]
+    if target is not s.target:
+        out = s.outs[0]
+        assert out is not None
+        if out in names.fresh and out not in w.targets:
+            w.targets[out] = out
+            b = p.buffers[out]
+            w.add(f"{out} = empty_cpu({_tuple(b.sizes)}, {_tuple(b.strides)}, {b.dtype})")
+            if out in names.slots:
+                w.add(f"P[{names.slots[out]}] = {out}.data_ptr()")
+        w.add(f"{fn}({', '.join([*args, f'out={_arg(p, names, whole(p, out))}'])})  # {_provenance(s.origins)}")
+        return
+    labels = [o or "_" for o in s.outs]
+    left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
+    w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    for o in s.outs:
+        if o in p.buffers:
+            b = p.buffers[o]
+            if b.sizes:
+                w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+            if o in names.slots:
+                w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
+
+
+def _target_name(w: _Python, target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target._schema.name.split("::")
+        text = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        label = f"{name}_{target._overloadname}" if target._overloadname != "default" else f"op_{name}"
+    else:
+        label = f"op_{getattr(target, '__name__', type(target).__name__)}"
+        text = f"const[{label!r}]"
+    w.targets.setdefault(f"fn {label}", text)
+    return label
+
+
+def _arg(p: Program, names: _Names, x: Any) -> str:
+    if isinstance(x, View):
+        if x in names.windows:
+            return f"V[{names.windows[x]}]"
+        b = p.buffers[x.buffer]
+        held = f"const[{x.buffer!r}]" if b.kind == "const" else x.buffer
+        same = all(s == t or n == 1 for n, s, t in zip(x.sizes, x.strides, b.strides, strict=False))
+        if x.sizes == b.sizes and same and x.offset == 0:
+            return held
+        return f"view({held}, {_tuple(x.sizes)}, {_tuple(x.strides)}, {ex.show(x.offset)})"
+    if isinstance(x, Constant):
+        return f"const[{str(x)!r}]"
+    if isinstance(x, ex.Expr):
+        return ex.show(x)
+    if isinstance(x, (tuple, list)):
+        inner = ", ".join(_arg(p, names, y) for y in x)
+        return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
+    if isinstance(x, float) and (x != x or x in (float("inf"), float("-inf"))):
+        return f'float("{x}")'
+    if isinstance(x, torch.device):
+        return f"torch.device({str(x)!r})"
+    return repr(x)
+
+
+def _tuple(xs: Sequence[Index]) -> str:
+    return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
+
+
+def _output(p: Program, o: Any) -> str:
+    if not isinstance(o, View):
+        return ex.show(o) if isinstance(o, ex.Expr) else repr(o)
+    b = p.buffers[o.buffer]
+    held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
+    if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:
+        return held
+    return f"view({held}, {_tuple(o.sizes)}, {_tuple(o.strides)}, {ex.show(o.offset)})"
+
+
+def _provenance(origins: Sequence[Origin]) -> str:
+    ops = ", ".join(dict.fromkeys(o.node for o in origins))
+    lines = list(dict.fromkeys(o.line for o in origins if o.line))
+    shown = (ops if len(ops) < 160 else ops[:157] + "...") + (f" | {lines[0]}" if lines else "")
+    return shown + (f" ... {lines[-1]}" if len(lines) > 1 else "")
+
+
+def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
+    blocks, windows = [], []
+    for b, (first, last) in names.arena.items():
+        buf = p.buffers[b]
+        nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
+        blocks.append(f"        ({names.slots[b]}, {nbytes}, {first}, {last}),  # {b}")
+    for v in names.windows:
+        dtype = v.dtype or p.buffers[v.buffer].dtype
+        fields = f"{names.slots[v.buffer]}, {dtype}, {_tuple(v.sizes)}, {_tuple(v.strides)}, {ex.show(v.offset)}"
+        windows.append(f"        ({fields}),  # {v.buffer}")
+    fixed = {names.slots[b]: b for b in names.slots if p.buffers[b].kind == "const"}
+    fixed_text = ", ".join(f"{slot}: const[{b!r}].data_ptr()" for slot, b in fixed.items())
+    lines = [
+        "import torch",
+        "from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view",
+        "",
+        "",
+        f"def layout({', '.join(names.symbols)}):",
+        '    """Temporaries as (slot, bytes, first step, last step); windows on them for library calls."""',
+        "    blocks = [",
+        *blocks,
+        "    ]",
+        "    windows = [",
+        *windows,
+        "    ]",
+        "    return blocks, windows",
+        "",
+        "",
+        "def bind(library, const, num_threads):",
+        f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
+        f"{cfg.persistent_workspace})",
+        *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
+        *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
+        "",
+        "    def call(args):",
+        *w.body,
+        "",
+        "    return call",
+        "",
+        "",
+        f"SOURCE = r'''\n{source}'''",
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    from altbackend.compile_pool.cpp import load",
+        "",
+        f"    call = bind(load(SOURCE), {{}}, torch.get_num_threads)",
+        f"    # inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
+        *_main(p),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _describe(p: Program, b: str) -> str:
+    if b not in p.buffers:
+        return b
+    buf = p.buffers[b]
+    return f"{b} {str(buf.dtype).removeprefix('torch.')}{_tuple(buf.sizes)}"
+
+
+def _main(p: Program) -> list[str]:
+    """Random inputs of the right shapes, two timed calls."""
+    if any(syms for b in p.inputs if b in p.buffers for syms in [ex.syms_of(p.buffers[b].extent)]) or any(
+        buf.kind == "const" for buf in p.buffers.values()
+    ):
+        return ["    print('symbolic shapes or constants: call bind(...)(inputs) yourself')"]
+    made = []
+    for b in p.inputs:
+        if b not in p.buffers:
+            made.append("0")
+            continue
+        buf = p.buffers[b]
+        fill = f"rand_strided({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})"
+        made.append(fill)
+    return [
+        "    from altbackend.runtime.bench import rand_strided, time_calls",
+        "",
+        f"    print(time_calls(call, lambda: [{', '.join(made)}]))",
+    ]

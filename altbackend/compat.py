@@ -1,0 +1,47 @@
+"""The only place that knows differences between torch versions, and torch's private names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def version() -> tuple[int, int]:
+    """(major, minor) of the running torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def libgomp() -> Path | None:
+    """torch's own OpenMP library; generated code links to it so that one pool serves both."""
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.parent / "torch.libs"):
+        for found in sorted(folder.glob("libgomp*.so*")):
+            return found
+    return None
+
+
+def joint_partition() -> Callable[..., Any]:
+    """torch's min-cut split of the joint graph."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition
+
+
+def aot_autograd(**kwargs: Any) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd as build
+
+    return build(**kwargs)
+
+
+@contextlib.contextmanager
+def functorch_settings() -> Iterator[None]:
+    """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
+    import torch._functorch.config as functorch
+
+    with functorch.patch(unlift_effect_tokens=True):
+        yield

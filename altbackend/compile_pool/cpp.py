@@ -1,0 +1,148 @@
+"""Building C++: find the compiler once, compile to a shared library, keep it by the hash of what made it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from .. import compat
+from ..config import Config, resolve
+from ..errors import CacheFolderWarning, CompilerFailed, CompilerMissing
+from ..runtime import isa
+from ..runtime.host import Library
+
+TIMEOUT = 300  # seconds for one compiler run
+
+
+@functools.cache
+def find_compiler(asked: str = "") -> str:
+    """Path of the C++ compiler. Raises CompilerMissing."""
+    tried = (asked,) if asked else tuple(x for x in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if x)
+    for name in tried:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise CompilerMissing(tried, sys.platform)
+
+
+@functools.cache
+def _compiler_version(path: str) -> str:
+    out = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=30)
+    return out.stdout.strip()
+
+
+@functools.cache
+def _header_hash() -> str:
+    digest = hashlib.sha256()
+    for header in sorted((isa.INCLUDE_DIR / "altbackend").glob("*.h")):
+        digest.update(header.read_bytes())
+    return digest.hexdigest()
+
+
+def flags(cfg: Config) -> tuple[str, ...]:
+    """Compiler flags of every generated translation unit."""
+    target = isa.flags(None if cfg.isa == "auto" else cfg.isa)  # type: ignore[arg-type]
+    return (*target, "-fwrapv", "-fopenmp", "-w", f"-I{isa.INCLUDE_DIR}")
+
+
+def _link_flags() -> tuple[str, ...]:
+    # torch's OpenMP runtime by file, and not the compiler's own beside it
+    gomp = compat.libgomp()
+    if gomp is None:
+        return ("-shared", "-fopenmp")
+    return ("-shared", "-nostdlib", str(gomp), "-lm", "-lc", "-lgcc")
+
+
+@functools.lru_cache(maxsize=8)
+def cache_folder(asked: str = "") -> Path:
+    """A folder that this user can write to; a temporary one, with one warning, where the wanted one is not."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    wanted = Path(asked or os.environ.get("ALTBACKEND_CACHE_DIR") or os.path.join(home, "altbackend"))
+    try:
+        wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=wanted):
+            return wanted
+    except OSError as cause:
+        fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
+        warnings.warn(
+            f"cache folder {wanted} cannot be written ({cause}); using {fallback} for this process",
+            CacheFolderWarning,
+            stacklevel=2,
+        )
+        return fallback
+
+
+def key(source: str, cfg: Config) -> str:
+    """Name of a build: everything that decides its bytes, no path among it."""
+    compiler = find_compiler(cfg.cxx)
+    options = [f for f in flags(cfg) if not f.startswith("-I")]
+    native = isa.detect() if cfg.isa == "auto" else cfg.isa
+    made_of = "\0".join([source, *options, native, _cpu_name(), _compiler_version(compiler), _header_hash()])
+    return hashlib.sha256(made_of.encode()).hexdigest()[:40]
+
+
+@functools.cache
+def _cpu_name() -> str:
+    """-march=native means this CPU model."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "flags")):
+                return hashlib.sha256(line.encode()).hexdigest()[:12]
+    except OSError:
+        pass
+    return "unknown"
+
+
+def build(source: str, cfg: Config) -> Path:
+    """The shared library of a translation unit, from the cache folder or built now.
+
+    Raises CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
+    """
+    name = key(source, cfg)
+    folder = cache_folder(cfg.cache_dir) / "cpp" / name[:2]
+    target = folder / f"{name}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / f"{name}.cpp"
+    _write_atomically(text, source)
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so.tmp")
+    os.close(handle)
+    command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", temporary, *_link_flags()]
+    try:
+        _run(command, text)
+        os.replace(temporary, target)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return target
+
+
+def _write_atomically(path: Path, content: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w") as f:
+        f.write(content)
+    os.replace(temporary, path)
+
+
+def _run(command: list[str], source: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired as late:
+        raise CompilerFailed(" ".join(command), f"no result after {TIMEOUT} s", str(source)) from late
+    except OSError as cause:
+        raise CompilerFailed(" ".join(command), str(cause), str(source)) from cause
+    if done.returncode != 0:
+        raise CompilerFailed(" ".join(command), done.stderr or done.stdout, str(source))
+
+
+def load(source: str, cfg: Config | None = None) -> Library:
+    """Build (or find) and open a translation unit."""
+    return Library(str(build(source, cfg or resolve())))

@@ -1,0 +1,147 @@
+"""Library calls: any operator without a lowering runs as ATen's own kernel on materialised buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir.expr import Index
+from ..ir.loops import Extern, View
+from .context import Ctx
+from .registry import overload
+from .tensor import Tensor, as_view, of_buffer
+
+# Operators whose out-variant computes straight into the given storage.
+_OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
+# Operators whose result does not depend on the strides of their arguments.
+_ANY_STRIDES = frozenset(_OUT)
+
+
+def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Emit the library call of an FX node and give its results as tensors over new buffers."""
+    target = node.target
+    exact = target not in _ANY_STRIDES
+    where = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
+    seen = {n: t for n, t in where.items()}
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            source = seen.get(id(x))
+            return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
+        if isinstance(x, (torch.SymInt, ex.Expr)):
+            return ctx.index(x)
+        return x
+
+    converted = tuple(_map(a, leaf) for a in args)
+    named = tuple((k, _map(v, leaf)) for k, v in kwargs.items())
+    mutated = _mutated(target, converted, named)
+    for name in mutated:
+        ctx.before_write(name)
+    val = node.meta.get("val")
+    results = val if isinstance(val, (tuple, list)) else (val,)
+    outs: list[str | None] = []
+    tensors: list[Any] = []
+    for r in results:
+        if isinstance(r, torch.Tensor):
+            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()))
+            outs.append(b.name)
+            tensors.append(of_buffer(b))
+        elif isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            name = str(r.node.expr)
+            ctx.symbols.setdefault(name, -1)
+            outs.append(name)
+            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) else r)
+        else:
+            outs.append(None)
+            tensors.append(r)
+    ctx.emit(
+        Extern(
+            outs=tuple(outs),
+            target=target,
+            args=converted,
+            kwargs=named,
+            multi=isinstance(val, (tuple, list)),
+            out_variant=_OUT.get(target),
+            mutates=mutated,
+            aliases=_aliased(target, converted, named),
+            origins=ctx.origins(),
+        )
+    )
+    return tuple(tensors) if isinstance(val, (tuple, list)) else tensors[0]
+
+
+def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
+    """`t` for a library call: with the strides that tracing saw, since results' strides may follow from them."""
+    v = ctx.view_of(t, fake)
+    if fake is None or not exact or len(fake.shape) != len(t.sizes):
+        return v
+    wanted = ctx.shape(fake.stride())
+    if _same_strides(v.strides, wanted, t.sizes):
+        return v
+    fresh = ctx.realize(t, fake, fresh=True)
+    out = as_view(fresh, wanted)
+    assert out is not None
+    return out
+
+
+def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
+    return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))
+
+
+def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
+    """Pairs of lowered tensor and the FX node that it came from, over both argument trees."""
+    found: list[tuple[Tensor, torch.fx.Node]] = []
+
+    def visit(x: Any, n: Any) -> None:
+        if isinstance(n, torch.fx.Node):
+            if isinstance(x, Tensor):
+                found.append((x, n))
+        elif isinstance(x, (tuple, list)):
+            for a, b in zip(x, n, strict=False):
+                visit(a, b)
+
+    visit(args, node.args)
+    for k, v in kwargs.items():
+        visit(v, node.kwargs[k])
+    return found
+
+
+def _map(x: Any, leaf: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_map(y, leaf) for y in x)
+    if isinstance(x, list):
+        return [_map(y, leaf) for y in x]
+    return {k: _map(v, leaf) for k, v in x.items()} if isinstance(x, dict) else leaf(x)
+
+
+def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[tuple[Any, Any]]:
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return []
+    named = dict(kwargs)
+    return [
+        (a, args[k] if k < len(args) else named.get(a.name)) for k, a in enumerate(schema.arguments)
+    ]
+
+
+def _buffers(x: Any) -> list[str]:
+    if isinstance(x, View):
+        return [x.buffer]
+    return [b for y in x for b in _buffers(y)] if isinstance(x, (tuple, list)) else []
+
+
+def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+    return tuple(
+        b for a, x in _schema_args(target, args, kwargs) if a.alias_info and a.alias_info.is_write for b in _buffers(x)
+    )
+
+
+def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+    return tuple(
+        b
+        for a, x in _schema_args(target, args, kwargs)
+        if a.alias_info and not a.alias_info.is_write
+        for b in _buffers(x)
+    )

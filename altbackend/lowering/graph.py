@@ -1,0 +1,235 @@
+"""FX graph -> loop program: one pass over the nodes, each lowered by its table entry or as a library call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..errors import Unsupported
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.loops import Buffer, Program, View
+from . import extern, indexing, pointwise, pooling, reduction, view
+from .context import Ctx, target_name
+from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
+from .tensor import Tensor, as_view, of_buffer
+
+_ROOMS = (indexing, pointwise, pooling, reduction, view)  # importing them fills the registry
+
+_VIEWS = frozenset(
+    "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
+    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem".split()
+)
+_SCALAR_OPS: dict[Any, Callable[..., Any]] = {
+    operator.add: ex.add,
+    operator.sub: ex.sub,
+    operator.mul: ex.mul,
+    operator.floordiv: ex.floordiv,
+    operator.mod: ex.mod,
+}
+
+
+def lower_graph(
+    gm: torch.fx.GraphModule, cfg: Config, decision: Callable[[str, str, str, str], None] = lambda *a: None
+) -> tuple[Program, dict[str, Any]]:
+    """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
+
+    Raises Unsupported for what neither a lowering nor a library call can express.
+    """
+    ctx = Ctx(cfg=cfg, decision=decision)
+    outputs: tuple[Any, ...] = ()
+    for node in gm.graph.nodes:
+        ctx.graph_node = node
+        match node.op:
+            case "placeholder":
+                ctx.env[node] = _placeholder(ctx, node)
+            case "get_attr":
+                ctx.env[node] = _constant(ctx, gm, node)
+            case "call_function":
+                ctx.env[node] = _settle(ctx, node, _call(ctx, node))
+            case "output":
+                outputs = _outputs(ctx, node)
+            case _:
+                raise Unsupported(node, f"{node.op} is not part of a functional graph")
+    program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, ctx.symbols)
+    return program, ctx.constants
+
+
+def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        b = Buffer(node.name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
+        ctx.buffers[node.name] = b
+        ctx.inputs.append(node.name)
+        return of_buffer(b)
+    if isinstance(val, torch.SymInt):
+        index = ctx.index(val)
+        name = ex.show(index)
+        bare = not isinstance(index, int) and len(index.syms) == 1 and name == next(iter(index.syms)).key
+        ctx.inputs.append(name if bare else f"_{node.name}")
+        return index
+    ctx.inputs.append(f"_{node.name}")
+    return val
+
+
+def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    held: Any = gm
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    name = f"const_{node.name}"
+    ctx.constants[name] = held
+    if not isinstance(held, torch.Tensor):
+        return Constant(name)
+    if held.dim() == 0 and held.device.type == "cpu" and held.dtype in SUPPORTED_DTYPES:
+        return Tensor((), held.dtype, va.const(held.item(), held.dtype))
+    b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
+    ctx.buffers[name] = b
+    return of_buffer(b)
+
+
+class Constant(str):
+    """The name of a non-tensor constant (a submodule), printed bare in the wrapper."""
+
+
+def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
+    args = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
+    kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
+    target = node.target
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
+        return _scalar(ctx, node, args, kwargs)
+    if target is torch.ops.aten.copy_.default:
+        return _copy_into(ctx, node, args[0], args[1])
+    if target is torch.ops.aten.copy.default:
+        fake = node.meta["val"]
+        return Tensor(ctx.shape(fake.shape), fake.dtype, va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype))
+    lowering = LOWERINGS.get(target)
+    if lowering is not None and _dtypes_ok(node):
+        try:
+            return lowering(ctx, *args, **kwargs)
+        except NotHere as reason:
+            ctx.decision("lowering", node.name, "library call", str(reason))
+    return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _dtypes_ok(node: torch.fx.Node) -> bool:
+    vals = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
+    flat = [v for val in vals for v in (val if isinstance(val, (tuple, list)) else (val,))]
+    return all(
+        v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor)
+    )
+
+
+def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Size arithmetic: tracing already knows the result as an expression."""
+    val = node.meta.get("val")
+    if node.target is torch.ops.aten._local_scalar_dense.default:
+        return extern.call(ctx, node, args, dict(kwargs))
+    if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+        return ctx.index(val)
+    if isinstance(val, (float, bool)):
+        return val
+    if val is None and "assert" in target_name(node.target):
+        return None
+    if isinstance(val, torch.SymBool) or isinstance(val, torch.SymFloat):
+        raise Unsupported(node, f"{type(val).__name__} arithmetic")
+    return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> Tensor:
+    """The write-back of a mutated input, in place on the caller's storage."""
+    v = as_view(into)
+    if v is None:
+        raise Unsupported(node, "writes to something that is not a view of an input")
+    b = ctx.buffers[v.buffer]
+    value = Tensor(into.sizes, into.dtype, va.cast(view.expand(source, into.sizes).computed(source.dtype), into.dtype))
+    held = as_view(value)
+    if held is not None and held == v:
+        return into
+    if _overlaps(value, v.buffer):
+        value = ctx.realize(value, fresh=True)
+    ctx.before_write(v.buffer)
+    ctx.store(Buffer(b.name, b.dtype, v.sizes, v.strides, b.device), value, offset=v.offset)
+    return into
+
+
+def _overlaps(value: Tensor, buffer: str) -> bool:
+    """Whether computing `value` while writing `buffer` could read what was already replaced."""
+    mine = [i for b, i in va.loads(value.value) if b == buffer]
+    return bool(mine)
+
+
+def _settle(ctx: Ctx, node: torch.fx.Node, result: Any) -> Any:
+    """Materialise what several users would recompute, or what has grown too large to carry along."""
+    if isinstance(result, tuple):
+        return tuple(_settle_one(ctx, node, t, k) for k, t in enumerate(result))
+    return _settle_one(ctx, node, result, None)
+
+
+def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
+    if not isinstance(t, Tensor) or t.value.op in ("load", "const"):
+        return t
+    users = _readers(node, k)
+    cost = va.flops(t.value)
+    reads = len(va.loads(t.value))
+    cheap = cost <= 1 and reads <= 1 or (reads == 0 and cost <= 8)
+    if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
+        fake = node.meta["val"] if k is None else node.meta["val"][k]
+        return ctx.realize(t, fake)
+    return t
+
+
+def _readers(node: torch.fx.Node, k: int | None) -> int:
+    """Users that read the values: a view counts as its own users."""
+    total = 0
+    for user in node.users:
+        if k is not None and user.target is operator.getitem and user.args[1] != k:
+            continue
+        name = target_name(user.target).split(".")[0]
+        total += _readers(user, None) if user.op == "call_function" and name in _VIEWS else 1
+    return total
+
+
+def _outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
+    taken: dict[str, torch.fx.Node] = {}
+    flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+    return tuple(_output(ctx, n, taken) for n in flat)
+
+
+def _output(ctx: Ctx, n: Any, taken: dict[str, torch.fx.Node]) -> Any:
+    if not isinstance(n, torch.fx.Node):
+        return n
+    held, fake = ctx.env[n], n.meta.get("val")
+    if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
+        return held
+    wanted = ctx.shape(fake.stride())
+    stored = ctx.realize(held, fake)
+    v = as_view(stored, wanted)
+    assert v is not None
+    root = _alias_root(n)
+    owner = taken.get(v.buffer)
+    foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
+    strided = all(a == b or s == 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
+    if foreign or (owner is not None and owner is not root) or not strided:
+        fresh = ctx.realize(held, fake, fresh=True)
+        v = as_view(fresh, wanted)
+        assert v is not None
+        if any(a != b and s != 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True)):
+            ctx.decision("layout", n.name, "strides differ", f"traced {wanted}, stored {v.strides}")
+    taken[v.buffer] = root
+    return View(v.buffer, v.sizes, wanted if strided else v.strides, v.offset)
+
+
+def _alias_root(n: torch.fx.Node) -> torch.fx.Node:
+    """The node whose storage `n` is a view of, by the operators' names."""
+    while n.op == "call_function" and target_name(n.target).split(".")[0] in _VIEWS and n.args:
+        source = n.args[0]
+        if not isinstance(source, torch.fx.Node):
+            break
+        n = source
+    return n

@@ -1,0 +1,115 @@
+"""Operators with data-dependent positions: gather forms are loads, scatter forms stay in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from . import scalar as s
+from .context import Ctx
+from .registry import NotHere, lowers
+from .tensor import Tensor, expand, points
+from .view import out_sizes
+
+
+def position(t: Tensor, at: Sequence[Index], size: Index) -> Index:
+    """The checked index that `t` holds at a point, for a dimension of `size`."""
+    if t.dtype in (torch.bool, torch.uint8):
+        raise NotHere("a mask as index has a data-dependent result size")
+    return va.wrap_index(t.at(at), size)
+
+
+@lowers("embedding.default")
+def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = points(sizes)
+    row = position(indices, p[:-1], weight.sizes[0])
+    return Tensor(sizes, weight.dtype, weight.at([row, p[-1]]))
+
+
+@lowers("index_select.default")
+def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
+    if not x.sizes:
+        raise NotHere("a tensor without dimensions")
+    dim %= len(x.sizes)
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+@lowers("gather.default")
+def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = False) -> Tensor:
+    if not x.sizes or len(indices.sizes) != len(x.sizes):
+        raise NotHere("a tensor without dimensions")
+    dim %= len(x.sizes)
+    p = list(points(indices.sizes))
+    p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
+    return Tensor(indices.sizes, x.dtype, x.at(p))
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""
+    sizes = out_sizes(ctx)
+    where, _ = advanced(x, indices, sizes)
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...]) -> tuple[list[Index], int]:
+    """Per dimension of `x` the index at a point of the result, and the rank of the indices' common shape."""
+    given = [k for k, t in enumerate(indices) if t is not None]
+    if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
+        raise NotHere("a mask as index has a data-dependent result size")
+    rank = max(len(indices[k].sizes) for k in given)
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    first = given[0] if adjacent else 0
+    p = points(sizes)
+    common = p[first : first + rank]
+    rest = iter([*p[:first], *p[first + rank :]])
+    shape = sizes[first : first + rank]
+    where: list[Index] = []
+    for k in range(len(x.sizes)):
+        if k < len(indices) and indices[k] is not None:
+            where.append(position(expand(indices[k], shape), common, x.sizes[k]))
+        else:
+            where.append(next(rest))
+    return where, rank
+
+
+@lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
+def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Any, *scales: Any) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    for d in (2, 3):
+        n, m = x.sizes[d], sizes[d]
+        if scales and any(v is not None for v in _flat(scales)) and ex.mod(m, n) != 0:
+            raise NotHere("a scale that is not a whole number")
+        p[d] = ex.floordiv(ex.mul(p[d], n), m)
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+def _flat(xs: Any) -> list[Any]:
+    return [y for x in xs for y in _flat(x)] if isinstance(xs, (tuple, list)) else [xs]
+
+
+def _mask_triangle(x: Tensor, diagonal: int, upper: bool) -> Tensor:
+    p = points(x.sizes)
+    shifted = ex.sub(ex.sub(p[-1], p[-2]), diagonal)
+    keep = s.binary("ge" if upper else "le", va.index(shifted), 0)
+    return Tensor(x.sizes, x.dtype, va.where(keep, x.value, va.const(0, x.value.dtype)))
+
+
+@lowers("tril.default")
+def tril(ctx: Ctx, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _mask_triangle(x, diagonal, upper=False)
+
+
+@lowers("triu.default")
+def triu(ctx: Ctx, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _mask_triangle(x, diagonal, upper=True)

@@ -1,0 +1,118 @@
+"""What a generated host program runs on: the kernel library, workspaces, and tensor views."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .memory import plan
+
+# Both exist in every supported torch and cost a fraction of the Python-level calls.
+_guards = torch._C._dynamo.guards
+empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
+view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
+
+Block = tuple[int, int, int, int]  # slot, bytes, first step, last step
+Window = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]  # slot, dtype, sizes, strides, offset
+Layout = Callable[..., tuple[Sequence[Block], Sequence[Window]]]
+
+
+@dataclass
+class Workspace:
+    """Memory of one call's temporaries: the arena, the pointer table, and the tensors that library calls use."""
+
+    arena: torch.Tensor
+    pointers: Any
+    views: list[torch.Tensor]
+    error: ctypes.c_int32
+    error_pointer: Any
+    scalars: Any
+
+
+class Workspaces:
+    """Workspaces of one graph, handed out one per running call, so that concurrent calls never share.
+
+    `slots`: length of the pointer table. `fixed`: pointers of constants. `keep`: keep workspaces between calls.
+    """
+
+    def __init__(self, layout: Layout, slots: int, fixed: dict[int, int], reuse: bool, keep: bool) -> None:
+        self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
+        self.idle: dict[tuple[int, ...], list[Workspace]] = {}
+        self.lock = threading.Lock()
+
+    def take(self, *symbols: int) -> Workspace:
+        try:
+            return self.idle[symbols].pop()
+        except (KeyError, IndexError):
+            return self._make(symbols)
+
+    def give(self, ws: Workspace, *symbols: int) -> None:
+        if not self.keep:
+            return
+        with self.lock:
+            if symbols not in self.idle and len(self.idle) >= 8:
+                self.idle.pop(next(iter(self.idle)))
+            waiting = self.idle.setdefault(symbols, [])
+            if len(waiting) < 4:
+                waiting.append(ws)
+
+    def _make(self, symbols: tuple[int, ...]) -> Workspace:
+        blocks, windows = self.layout(*symbols)
+        offsets, total = plan([b[1:] for b in blocks], self.reuse)
+        arena = torch.empty(total + 64, dtype=torch.uint8)
+        base = -arena.data_ptr() % 64
+        at = {b[0]: base + off for b, off in zip(blocks, offsets, strict=True)}
+        pointers = (ctypes.c_void_p * max(self.slots, 1))()
+        start = arena.data_ptr()
+        for slot, offset in at.items():
+            pointers[slot] = start + offset
+        for slot, pointer in self.fixed.items():
+            pointers[slot] = pointer
+        views = [_window(arena, at[w[0]], w) for w in windows]
+        scalars = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
+        error = ctypes.c_int32(0)
+        return Workspace(arena, pointers, views, error, ctypes.addressof(error), scalars)
+
+
+def _window(arena: torch.Tensor, at: int, w: Window) -> torch.Tensor:
+    _, dtype, sizes, strides, offset = w
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
+    flat = arena[at : at + extent * dtype.itemsize].view(dtype)
+    return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
+
+
+class Library:
+    """A built kernel library; `fn(name)` gives a segment taking (pointers, scalars, threads, error)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.dll = ctypes.CDLL(path)
+
+    def fn(self, name: str) -> Any:
+        f = getattr(self.dll, name)
+        f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        f.restype = None
+        return f
+
+
+def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A library result with the strides that the kernels were generated for; copies only when they differ."""
+    if t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True)):
+        return t
+    out = torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device)
+    return out.copy_(t)
+
+
+def check_error(error: ctypes.c_int32, lines: Sequence[str]) -> None:
+    """Raise what eager would when a kernel met an index out of range."""
+    if error.value:
+        error.value = 0
+        where = "; ".join(lines) or "an indexing operation"
+        raise IndexError(f"index out of range in {where}")
+
+

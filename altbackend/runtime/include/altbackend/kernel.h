@@ -1,0 +1,58 @@
+// What generated kernels need beside the scalar functions: rows per thread, scratch memory, checked indices.
+#pragma once
+#include "cpu.h"
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* malloc(size_t) noexcept;
+extern "C" void free(void*) noexcept;
+
+namespace alt {
+
+struct Share {
+  int64_t begin, end;
+};
+
+// The consecutive part of [0, n) that thread t of `threads` works on.
+ALT_FN Share share(int64_t n, int64_t t, int64_t threads) {
+  const int64_t each = n / threads, more = n % threads;
+  const int64_t begin = t * each + (t < more ? t : more);
+  return {begin, begin + each + (t < more ? 1 : 0)};
+}
+
+// The same in whole blocks of `block`, so that two threads do not write one cache line.
+ALT_FN Share share_blocks(int64_t n, int64_t block, int64_t t, int64_t threads) {
+  const Share s = share((n + block - 1) / block, t, threads);
+  const int64_t end = s.end * block;
+  return {s.begin * block, end < n ? end : n};
+}
+
+// Aligned heap memory that lives for one kernel.
+template <class T> struct Heap {
+  void* raw;
+  T* data;
+  explicit Heap(int64_t n) {
+    raw = malloc(size_t(n > 0 ? n : 1) * sizeof(T) + 64);
+    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(raw) + 63) & ~uintptr_t(63));
+  }
+  ~Heap() { free(raw); }
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+};
+
+// -n <= x < n becomes 0 <= x < n; anything else sets *error and reads element 0.
+ALT_FN int64_t wrap_index(int64_t x, int64_t n, int32_t* error) {
+  const int64_t i = x < 0 ? x + n : x;
+  if (uint64_t(i) >= uint64_t(n)) {
+    __atomic_store_n(error, 1, __ATOMIC_RELAXED);
+    return 0;
+  }
+  return i;
+}
+
+ALT_FN int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) & ((a < 0) != (b < 0))); }
+ALT_FN int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+ALT_FN int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+ALT_FN int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace alt

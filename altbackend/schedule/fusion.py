@@ -1,0 +1,334 @@
+"""Fusion: which loop nodes share a kernel.
+
+Nodes are taken in program order; each joins the kernel that it shares the most bytes with, if its loops can
+be placed on that kernel's rows and everything that it reads from the kernel is finished when it reads it.
+Every refusal is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..config import Config
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.loops import Buffer, Extern, Loop, Node, Program, Scatter, reads, writes
+from .deps import Deps
+from .place import No, Placed, fit, natural_rows, rechain, refine
+
+ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
+HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
+
+
+@dataclass
+class Group:
+    """A kernel under construction. `rows` 1 with pointwise members only is a flat kernel."""
+
+    number: int
+    rows: Index
+    placed: list[Placed]
+    members: list[int]
+    extern: Extern | None = None
+    needs: set[int] = field(default_factory=set)
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+
+
+Decision = Callable[[str, str, str, str], None]
+
+
+def fuse(p: Program, deps: Deps, cfg: Config, threads: int, decision: Decision) -> list[Group]:
+    """Partition the nodes of `p` into kernels and library calls, in an order that respects `deps`."""
+    groups: list[Group] = []
+    home: dict[int, Group] = {}
+    for k, node in enumerate(p.nodes):
+        needs = {home[d].number for d in deps.before[k]}
+        group = None
+        if not isinstance(node, Extern) and cfg.fuse:
+            group = _join_best(p, deps, cfg, threads, decision, groups, home, k, node, needs)
+        if group is None:
+            group = _open(len(groups), k, node, threads)
+            groups.append(group)
+        group.needs |= needs - {group.number}
+        group.reads.update(reads(node))
+        group.writes.update(writes(node))
+        home[k] = group
+    return order(groups)
+
+
+def _open(number: int, k: int, node: Node, threads: int) -> Group:
+    if isinstance(node, Extern):
+        return Group(number, 1, [], [k], node)
+    for rows in natural_rows(node):
+        got = fit(node, 1 if rows is None else rows)
+        if isinstance(got, Placed):
+            return Group(number, 1 if rows is None else rows, [got], [k])
+    got = fit(node, 1)
+    assert isinstance(got, Placed), f"{node} fits no kernel"
+    return Group(number, 1, [got], [k])
+
+
+def _join_best(
+    p: Program,
+    deps: Deps,
+    cfg: Config,
+    threads: int,
+    decision: Decision,
+    groups: list[Group],
+    home: dict[int, Group],
+    k: int,
+    node: Loop,
+    needs: set[int],
+) -> Group | None:
+    candidates: dict[int, Group] = {g: groups[g] for g in needs}
+    for g in groups[-HORIZONTAL_REACH:]:
+        if g.reads & set(reads(node)):
+            candidates[g.number] = g
+    scored = sorted(
+        ((_shared_bytes(p, g, node), g.number) for g in candidates.values() if g.extern is None), reverse=True
+    )
+    for shared, number in scored:
+        group = groups[number]
+        refusal = _try_join(p, deps, cfg, threads, groups, group, k, node, needs)
+        subject = f"{node.out} with kernel of {group.placed[0].node.out}"
+        if refusal is None:
+            decision("fusion", subject, "fused", f"{shared} bytes shared")
+            return group
+        decision("fusion", subject, "not fused", refusal.reason)
+    return None
+
+
+def _shared_bytes(p: Program, g: Group, node: Loop) -> int:
+    common = (g.writes | g.reads) & set(reads(node))
+    return sum(_bytes(p.buffers[b]) for b in common)
+
+
+def _bytes(b: Buffer) -> int:
+    return ex.bounds(ex.substitute(b.numel, {s: min(s.hi, 1024) for s in ex.syms_of(b.numel)}))[1] * b.dtype.itemsize
+
+
+def _try_join(
+    p: Program,
+    deps: Deps,
+    cfg: Config,
+    threads: int,
+    groups: list[Group],
+    g: Group,
+    k: int,
+    node: Loop,
+    needs: set[int],
+) -> No | None:
+    """Put node `k` into `g` and give None, or say why not."""
+    if len(g.members) >= cfg.max_fused_nodes:
+        return No(f"the kernel already holds max_fused_nodes={cfg.max_fused_nodes} nodes")
+    if isinstance(node, Scatter) or any(isinstance(q.node, Scatter) for q in g.placed):
+        return No("a scatter runs alone")
+    if (via := _path_back(groups, g, needs)) is not None:
+        return No(f"it needs kernel {via}, which needs this kernel")
+    flexible = g.rows == 1 and all(q.kind == "point" or not q.node.dims for q in g.placed)
+    options: list[Index] = [g.rows]
+    if flexible:
+        options = [1 if r is None else r for r in natural_rows(node)] + [1]
+    reason: No = No("no common rows")
+    for rows in dict.fromkeys(options):
+        placed = _replace_all(p, deps, cfg, threads, g, node, rows)
+        if isinstance(placed, No):
+            reason = placed
+            continue
+        g.rows, g.placed = rows, placed
+        g.members.append(k)
+        return None
+    return reason
+
+
+def _path_back(groups: list[Group], g: Group, needs: set[int]) -> int | None:
+    """A kernel among `needs` that depends on `g` through others, or None."""
+    seen: set[int] = set()
+    for start in needs:
+        if start == g.number:
+            continue
+        stack = [start]
+        while stack:
+            n = stack.pop()
+            if n == g.number:
+                return start
+            if n in seen:
+                continue
+            seen.add(n)
+            stack.extend(groups[n].needs)
+    return None
+
+
+def _replace_all(
+    p: Program, deps: Deps, cfg: Config, threads: int, g: Group, node: Loop, rows: Index
+) -> list[Placed] | No:
+    placed: list[Placed] = []
+    for q in [*(q.node for q in g.placed), node]:
+        got = fit(q, rows) if q is node or rows != g.rows else g.placed[len(placed)]
+        if isinstance(got, No):
+            return No(f"{q.out} on {ex.show(rows)} rows: {got.reason}")
+        placed.append(got)
+    check = range(len(placed)) if rows != g.rows else (len(placed) - 1,)
+    for n in check:
+        if (no := _check_edges(p, deps, placed, n, threads, cfg, rows)) is not None:
+            return no
+    return _check_size(p, placed, rows) or placed
+
+
+def _check_edges(
+    p: Program, deps: Deps, placed: list[Placed], n: int, threads: int, cfg: Config, rows: Index
+) -> No | None:
+    """Everything that member `n` reads from earlier members is there, in its row, when it reads it."""
+    reader = placed[n]
+    for b, index in va.loads(reader.value):
+        for writer in placed[:n]:
+            if writer.node.out != b:
+                continue
+            if (no := _edge(p, deps, writer, reader, b, index, cfg, rows)) is not None:
+                return no
+    return _check_overwrites(p, placed, n)
+
+
+def _edge(
+    p: Program, deps: Deps, writer: Placed, reader: Placed, b: str, index: Index, cfg: Config, rows: Index
+) -> No | None:
+    if writer.kind == "outer":
+        return No(f"{b} is complete only after the last row")
+    if len(deps.writers[b]) > 1:
+        return No(f"{b} is filled piece by piece")
+    if rows == 1 and writer.kind == "inner" and _points(writer) >= cfg.parallel_threshold:
+        return No(f"{b} reduces everything: fused, all of it would run on one thread")
+    if same_point(writer, reader):
+        return None
+    return row_local(writer, reader, b, index)
+
+
+def _points(q: Placed) -> int:
+    total = ex.prod((q.row.args[1], *q.sizes))
+    return ex.bounds(ex.substitute(total, {s: min(s.hi, 1024) for s in ex.syms_of(total)}))[1]
+
+
+def same_point(writer: Placed, reader: Placed) -> bool:
+    """The reader uses at each inner point just what the writer stored there."""
+    if writer.kind != "point":
+        return False
+    chain = refine([writer.sizes, reader.sizes])
+    if chain is None:
+        return False
+    w, r = rechain(writer, chain), rechain(reader, chain)
+    return all(i is w.index or i == w.index for name, i in va.loads(r.value) if name == writer.node.out)
+
+
+def split_row(index: Index, row: ex.Atom) -> tuple[Index, Index] | None:
+    """`index` as (part of the row variable, rest), None when a term mixes both."""
+    if isinstance(index, int):
+        return 0, index
+    row_part = ex.substitute(index, {v: 0 for v in index.vars if v is not row})
+    rest = ex.sub(index, row_part)
+    if row in ex.vars_of(rest):
+        return None
+    const = ex.substitute(row_part, {row: 0})
+    if not isinstance(const, int):
+        return None if ex.syms_of(const) else (row_part, rest)
+    return ex.sub(row_part, const), ex.add(rest, const)
+
+
+def covers(writer: Placed, part: Index) -> bool:
+    """Whether the inner store positions `part` are exactly 0 .. n-1 for the n inner kept points."""
+    kept = [v for v in writer.inner if v not in writer.reduced and v.args[1] != 1]
+    strides = []
+    for v in kept:
+        c = ex.coefficient(part, v)
+        if c is None or ex.vars_of(c):
+            return False
+        strides.append((c, v.args[1]))
+    if ex.substitute(part, {v: 0 for v in kept}) != 0:
+        return False
+    expected: Index = 1
+    left = list(strides)
+    while left:
+        step = next((x for x in left if x[0] == expected), None)
+        if step is None:
+            return False
+        left.remove(step)
+        expected = ex.mul(expected, step[1])
+    return True
+
+
+def row_local(writer: Placed, reader: Placed, b: str, index: Index) -> No | None:
+    """The reader stays within what its own row of the writer stored."""
+    w, r = split_row(writer.index, writer.row), split_row(index, reader.row)
+    if w is None or r is None:
+        return No(f"{b} is addressed by row and column together")
+    if w[0] is not r[0] and w[0] != r[0]:
+        return No(f"{b} is read from other rows than it is written in")
+    if not covers(writer, w[1]):
+        return No(f"{b} is not written densely within a row")
+    n = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
+    if not (ex.known_nonnegative(r[1]) and ex.known_less(r[1], n)):
+        return No(f"{b} is read beyond the row that writes it")
+    return None
+
+
+def _check_overwrites(p: Program, placed: list[Placed], n: int) -> No | None:
+    """Overwriting an input in place: other members may read it only at the very point that is written."""
+    mine = placed[n]
+    target = mine.node.out
+    for k, other in enumerate(placed):
+        if k == n:
+            continue
+        if p.buffers[target].kind != "temp" and any(b == target for b, _ in va.loads(other.value)):
+            if mine.kind != "point" or other.kind != "point" or not same_point_load(mine, other, target):
+                return No(f"{target} would be overwritten while the kernel still reads it")
+        out = other.node.out
+        if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(mine.value)):
+            return No(f"{out} is overwritten earlier in the kernel")
+        if out == target and p.buffers[target].kind != "temp":
+            return No(f"{target} is written twice")
+    return None
+
+
+def same_point_load(writer: Placed, reader: Placed, b: str) -> bool:
+    chain = refine([writer.sizes, reader.sizes])
+    if chain is None:
+        return False
+    w, r = rechain(writer, chain), rechain(reader, chain)
+    return all(i is w.index for name, i in va.loads(r.value) if name == b)
+
+
+def _check_size(p: Program, placed: list[Placed], rows: Index) -> No | None:
+    """What the row keeps between its loops must stay on chip."""
+    if rows == 1:
+        return None
+    total = 0
+    for q in placed:
+        kept = ex.prod(v.args[1] for v in q.inner if v not in q.reduced)
+        total += ex.bounds(kept)[1] * p.buffers[q.node.out].dtype.itemsize if not ex.syms_of(kept) else 0
+    if total > 8 * ROW_BYTES:
+        return No(f"a row would keep {total} bytes")
+    return None
+
+
+def order(groups: list[Group]) -> list[Group]:
+    """Topological order, earliest last member first."""
+    by_number = {g.number: g for g in groups}
+    waiting = {g.number: set(g.needs) for g in groups}
+    users: dict[int, list[int]] = {}
+    for g in groups:
+        for n in g.needs:
+            users.setdefault(n, []).append(g.number)
+    ready = [(max(by_number[n].members), n) for n, w in waiting.items() if not w]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        out.append(by_number[n])
+        for u in users.get(n, ()):
+            waiting[u].discard(n)
+            if not waiting[u]:
+                heapq.heappush(ready, (max(by_number[u].members), u))
+    assert len(out) == len(groups), "the kernels depend on each other in a circle"
+    return out

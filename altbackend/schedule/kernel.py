@@ -1,0 +1,207 @@
+"""From a fused group to a kernel: common loops, the order of stages, and where each value lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.loops import Origin, Program
+from .deps import Deps
+from .fusion import Group, same_point, split_row
+from .place import No, Placed, fit, mergeable, merged, rechain, refine
+
+GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Members that share one loop nest over `inner`."""
+
+    inner: tuple[Atom, ...]
+    members: tuple[Placed, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`rows` run in parallel, each through all stages. `flat`: one row, its single loop is run in parallel.
+
+    `storage` says per written buffer where later stages find it; a global buffer is stored as well.
+    `scratch` gives elements per row of each buffer kept on chip.
+    """
+
+    rows: Index
+    flat: bool
+    stages: tuple[Stage, ...]
+    storage: dict[str, str]
+    stored: frozenset[str]
+    scratch: dict[str, Index]
+    work: Index
+    members: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+
+def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel:
+    """The kernel of a fused group."""
+    placed = _spread_rows(g.placed, threads)
+    rows = placed[0].row.args[1]
+    placed = _common_loops(placed)
+    stages = _stages(p, placed)
+    storage, stored, scratch = _storage(p, deps, g, placed, stages)
+    numbered: dict[int, list[Placed]] = {}
+    for q, s in zip(placed, stages, strict=True):
+        numbered.setdefault(s, []).append(q)
+    out = []
+    for s in sorted(numbered):
+        chains: dict[tuple[Atom, ...], list[Placed]] = {}
+        for q in numbered[s]:
+            chains.setdefault(q.inner, []).append(q)
+        out += [Stage(inner, tuple(qs)) for inner, qs in chains.items()]
+    flat = rows == 1 and len(out) == 1 and len(out[0].inner) == 1 and all(_parallel_alone(q) for q in placed)
+    return Kernel(
+        rows=rows,
+        flat=flat,
+        stages=tuple(out),
+        storage=storage,
+        stored=stored,
+        scratch=scratch,
+        work=_work(placed),
+        members=tuple(g.members),
+        origins=tuple(o for q in placed for o in q.node.origins),
+    )
+
+
+def _parallel_alone(q: Placed) -> bool:
+    if q.kind == "point":
+        return True
+    if q.kind != "inner" or q.node.dims:
+        return False
+    return not q.node.op.startswith("arg")  # type: ignore[union-attr]
+
+
+def _work(placed: list[Placed]) -> Index:
+    """Rough cost in element operations: points times (loads + flops / 4 + 1), summed over members."""
+    total: Index = 0
+    for q in placed:
+        weight = 1 + len(va.loads(q.value)) + va.flops(q.value) // 4
+        total = ex.add(total, ex.mul(weight, ex.prod((q.row.args[1], *q.sizes))))
+    return total
+
+
+def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
+    """A pointwise kernel whose loops do not merge into one runs all but the fastest as rows."""
+    if placed[0].row.args[1] != 1 or any(q.kind != "point" for q in placed):
+        return placed
+    chain = refine([q.sizes for q in placed])
+    if chain is None:
+        return placed
+    together = _merge_all([rechain(q, chain) for q in placed])
+    sizes = together[0].sizes
+    if len(sizes) < 2:
+        return placed
+    rows = ex.prod(sizes[:-1])
+    again = [fit(q.node, rows) for q in placed]
+    if any(isinstance(q, No) for q in again):
+        return placed
+    return [q for q in again if isinstance(q, Placed)]
+
+
+def _common_loops(placed: list[Placed]) -> list[Placed]:
+    """Give members with equally many inner points the same loops, as few as their indices allow."""
+    classes: dict[Index, list[int]] = {}
+    for k, q in enumerate(placed):
+        classes.setdefault(ex.prod(q.sizes), []).append(k)
+    out = list(placed)
+    for members in classes.values():
+        chain = refine([placed[k].sizes for k in members])
+        sets = [members] if chain is not None else [[k] for k in members]
+        for part in sets:
+            sizes = chain if chain is not None else tuple(n for n in placed[part[0]].sizes if n != 1)
+            done = _merge_all([rechain(placed[k], sizes) for k in part])
+            final = done[0].sizes
+            for k, q in zip(part, done, strict=True):
+                out[k] = rechain(q, final)
+    return out
+
+
+def _merge_all(placed: list[Placed]) -> list[Placed]:
+    k = len(placed[0].inner) - 2
+    while k >= 0:
+        if all(mergeable(q, k) for q in placed):
+            placed = [merged(q, k) for q in placed]
+        k -= 1
+    return placed
+
+
+def _stages(p: Program, placed: list[Placed]) -> list[int]:
+    stages: list[int] = []
+    for n, reader in enumerate(placed):
+        names = {b for b, _ in va.loads(reader.value)}
+        at = 0
+        for writer, s in zip(placed[:n], stages, strict=True):
+            if writer.node.out in names:
+                together = writer.inner == reader.inner and same_point(writer, reader)
+                at = max(at, s if together else s + 1)
+            out = reader.node.out
+            if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(writer.value)):
+                at = max(at, s)
+        stages.append(at)
+    return stages
+
+
+def _storage(
+    p: Program, deps: Deps, g: Group, placed: list[Placed], stages: list[int]
+) -> tuple[dict[str, str], frozenset[str], dict[str, Index]]:
+    members = set(g.members)
+    storage: dict[str, str] = {}
+    stored: set[str] = set()
+    scratch: dict[str, Index] = {}
+    for writer, s in zip(placed, stages, strict=True):
+        b = writer.node.out
+        escapes = b in deps.escaping or any(r not in members for r in deps.readers.get(b, ()))
+        if escapes:
+            stored.add(b)
+        if writer.kind == "outer":
+            storage[b] = GLOBAL
+            continue
+        kept = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
+        later = any(
+            t > s or q.inner != writer.inner
+            for q, t in zip(placed, stages, strict=True)
+            if any(name == b for name, _ in va.loads(q.value))
+        )
+        if kept == 1:
+            storage[b] = SCALAR
+        elif not later and writer.kind == "point":
+            storage[b] = FORWARD
+        elif escapes:
+            storage[b] = GLOBAL
+        else:
+            storage[b] = SCRATCH
+            scratch[b] = kept
+    return storage, frozenset(stored), scratch
+
+
+def scratch_index(q: Placed, index: Index) -> Index:
+    """Position within the row's scratch of a global element index."""
+    parts = split_row(index, q.row)
+    assert parts is not None, f"{index} mixes row and column"
+    return parts[1]
+
+
+def show_kernel(k: Kernel) -> str:
+    """Text form: rows, then per stage its loops and members with their storage."""
+    kind = "flat" if k.flat else f"{ex.show(k.rows)} rows"
+    lines = [f"kernel: {kind}"]
+    for s in k.stages:
+        loops = ", ".join(f"{v.args[0]}:{ex.show(v.args[1])}" for v in s.inner) or "once"
+        lines.append(f"  for {loops}")
+        for q in s.members:
+            where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")
+            over = ",".join(sorted(v.args[0] for v in q.reduced))
+            op = "" if q.kind == "point" else f"{q.kind} {q.node.op}({over}) "  # type: ignore[union-attr]
+            lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
+    return "\n".join(lines) + "\n"
+
