@@ -1,3 +1,31 @@
-"""altbackend: a torch.compile backend that one person can read."""
+"""altbackend: a torch.compile backend that one person can read.
+
+    model = torch.compile(model, backend="alt")
+
+Importing this module registers nothing: torch finds the name "alt" through the package's entry point, and a second
+registration from here would make torch refuse both.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from altbackend.backend import alt
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "alt"]
+
+# Public names and the modules that hold them, imported at first use so that `import altbackend` stays cheap.
+_LAZY = {"alt": "altbackend.backend"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -210,6 +210,12 @@ def accepted_names() -> list[tuple[str, str]]:
     return [(name, effect(row)) for name, row in sorted(NAMES.items())]
 
 
+def known_variables() -> frozenset[str]:
+    """Every environment variable that sets an option."""
+    full = (_env_name(name) for name, spec in SPECS.items() if not spec.is_pass)
+    return frozenset(full) | frozenset(ENV_SHORT.values())
+
+
 def expected(name: str) -> str:
     """What values option `name` takes, in words."""
     spec, kind = SPECS[name], type(DEFAULTS[name])

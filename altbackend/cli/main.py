@@ -1,0 +1,40 @@
+"""The commands and their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from altbackend import __version__
+from altbackend.cli import demo, doctor, options_table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; the result is the process's exit status."""
+    args = parser().parse_args(argv)
+    match args.command:
+        case "demo":
+            return demo.run(args.backend, args.model, args.device, args.seconds)
+        case "doctor":
+            return doctor.run()
+        case _:
+            return options_table.run(args.markdown)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser of `python -m altbackend`."""
+    top = argparse.ArgumentParser(prog="python -m altbackend", description="A small, readable torch.compile backend.")
+    top.add_argument("--version", action="version", version=f"altbackend {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+
+    shown = commands.add_parser("demo", help="compile a few models; compare speed and results with eager")
+    shown.add_argument("--backend", default="alt", help="the backend to show (default: alt)")
+    shown.add_argument("--model", action="append", choices=sorted(demo.MODELS), help="only this one; may be repeated")
+    shown.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    shown.add_argument("--seconds", type=float, default=2.0, help="measuring time per row (default: 2)")
+
+    commands.add_parser("doctor", help="check the compiler, OpenMP, Triton, CUDA and the cache folder")
+
+    listed = commands.add_parser("config", help="print every option")
+    listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")
+    return top

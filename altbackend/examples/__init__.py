@@ -1,0 +1,1 @@
+"""Models in plain torch, with random weights, for the demo and the tests."""

@@ -1,0 +1,61 @@
+"""Where compiled code is kept, and whether a folder can hold it."""
+
+from __future__ import annotations
+
+import getpass
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from altbackend.config import Config
+
+
+def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of compiled code: `cache_dir`, else `altbackend` in the user's cache folder.
+
+    `environ` defaults to the process environment (XDG_CACHE_HOME is honoured). Nothing is created.
+    """
+    env = os.environ if environ is None else environ
+    if cfg.cache_dir:
+        return Path(cfg.cache_dir).expanduser()
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"]) / "altbackend"
+    try:
+        return Path.home() / ".cache" / "altbackend"
+    except RuntimeError:  # a user without a home folder
+        return temporary_folder()
+
+
+def temporary_folder() -> Path:
+    """The folder used where the cache folder is not usable: one per user under the system's temporary folder."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in many containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"altbackend-{user}"
+
+
+def why_unusable(folder: Path) -> str:
+    """Why compiled code cannot be kept in and loaded from `folder`; "" if it can. Creates the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="probe-") as probe:
+            probe.write(bytes(mmap.PAGESIZE))
+            probe.flush()
+            return "" if _executable(probe.fileno()) else "it is on a file system mounted noexec"
+    except OSError as cause:
+        return f"it cannot be written ({cause.strerror or cause})"
+
+
+def _executable(descriptor: int) -> bool:
+    """Whether a file's pages may be mapped for execution, which is what loading a shared library does."""
+    if sys.platform == "win32":  # no mount option forbids it there
+        return True
+    try:
+        mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except PermissionError:
+        return False
+    return True
