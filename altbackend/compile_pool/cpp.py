@@ -49,7 +49,7 @@ def _header_hash() -> str:
 def flags(cfg: Config) -> tuple[str, ...]:
     """Compiler flags of every generated translation unit."""
     target = isa.flags(None if cfg.isa == "auto" else cfg.isa)  # type: ignore[arg-type]
-    return (*target, "-fwrapv", "-fopenmp", "-w", f"-I{isa.INCLUDE_DIR}")
+    return (*target, "-fwrapv", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-w", f"-I{isa.INCLUDE_DIR}")
 
 
 def _link_flags() -> tuple[str, ...]:

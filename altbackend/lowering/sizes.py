@@ -28,7 +28,7 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index]) -> Index:
         if found is None:
             found = memo[e] = _convert(e, shape_env, memo)
         return found
-    raise Unsupported(what=f"size {x!r} of type {type(x).__name__}", location="", action="use an integer size")
+    raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
 def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> Index:
@@ -57,7 +57,7 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> In
         for a in args[1:]:
             out = ex.maximum(out, a) if name == "Max" else ex.minimum(out, a)
         return out
-    raise Unsupported(what=f"size expression {e}", location="", action="report the expression")
+    raise Unsupported(f"size expression {e}", f"the index algebra has no node for {name}")
 
 
 def _range(s: sympy.Symbol, shape_env: Any) -> tuple[int, int]:
