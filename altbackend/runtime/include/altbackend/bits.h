@@ -82,12 +82,6 @@ template <class T> ALT_FN T infinity() { return T(__builtin_inff()); }
 template <class T> ALT_FN T quiet_nan() { return T(__builtin_nanf("")); }
 template <class T> ALT_FN T smallest_normal() { return sizeof(T) == 4 ? T(0x1p-126f) : T(0x1p-1022); }
 
-// Clamps that keep NaN: a comparison with NaN is false and x is taken.
-template <class T> ALT_FN T clamp_keep_nan(T x, T low, T high) {
-  x = low > x ? low : x;
-  return high < x ? high : x;
-}
-
 template <class T> ALT_FN T magnitude(T x) { return bit_cast<T>(uint_of<T>(as_uint(x) & (~uint_of<T>(0) >> 1))); }
 template <class T> ALT_FN T with_sign_of(T x, T sign) {
   constexpr uint_of<T> mask = ~(~uint_of<T>(0) >> 1);

@@ -32,9 +32,10 @@ template <class T> struct ExpReduced {
   T r;
   int_of<T> n;
 };
+template <class T> ALT_FN T minus_multiple_of_ln2(T x, T n) { return fma(-n, ln2<T>::low, fma(-n, ln2<T>::high, x)); }
 template <class T> ALT_FN ExpReduced<T> exp_reduce(T x) {
   const Rounded<T> n = round_to_int(x * T(0x1.71547652b82fep+0));
-  return {fma(-n.value, ln2<T>::low, fma(-n.value, ln2<T>::high, x)), n.integer};
+  return {minus_multiple_of_ln2(x, n.value), n.integer};
 }
 // y * 2^n in two exact steps, since 2^n alone leaves the range before the product does.
 template <class T> ALT_FN T scale(T y, int_of<T> n) {
@@ -42,12 +43,14 @@ template <class T> ALT_FN T scale(T y, int_of<T> n) {
   return y * pow2<T>(half) * pow2<T>(n - half);
 }
 
+// Beyond these the result is 0 or -1 and infinity. They are tested after the computation, whose garbage is dropped:
+// a clamp before it makes g++ specialise the polynomial for the bounds and mask every instruction.
 template <class T> struct exp_limits;
 template <> struct exp_limits<float> {
-  static constexpr float low = -104.0f, high = 89.0f, low2 = -151.0f, high2 = 129.0f, low_m1 = -20.0f;
+  static constexpr float low = -104.0f, high = 89.0f, low2 = -151.0f, high2 = 128.0f, low_m1 = -20.0f;
 };
 template <> struct exp_limits<double> {
-  static constexpr double low = -746.0, high = 710.0, low2 = -1076.0, high2 = 1025.0, low_m1 = -40.0;
+  static constexpr double low = -746.0, high = 710.0, low2 = -1076.0, high2 = 1024.0, low_m1 = -40.0;
 };
 
 // x = m * 2^exponent with m in [sqrt(1/2), sqrt(2)), for positive finite x.
@@ -112,37 +115,51 @@ ALT_FN float divide(float a, float d, float d_low) {
 }
 ALT_FN double divide(double a, double d, double) { return a / d; }
 
-// e^(x + tail) - 1 for |tail| <= |x| / 2: e^(r + tail) - 1 = r + (tail + (r + tail)^2 P).
-template <class T> ALT_FN T expm1_finite(T x, T tail) {
+// e^x for x below the upper limit.
+template <class T> ALT_FN T exp_below_limit(T x) {
   const ExpReduced<T> p = exp_reduce(x);
-  const T half_scale = pow2<T>(p.n - 1), r = p.r + tail;
-  return fma(p.r + fma(r * r, exp_tail(r), tail), half_scale, half_scale - T(0.5)) * T(2);
+  const T y = scale(T(1) + expm1_reduced(p.r), p.n);
+  return x < exp_limits<T>::low ? T(0) : y;
 }
-template <class T> ALT_FN T expm1_finite(T x) {
+
+// e^(x + tail) - 1 for x + tail <= 60, where a small x + tail keeps more digits than T has:
+// e^(r + tail) - 1 = r + (tail + (r + tail)^2 P).
+template <class T> ALT_FN T expm1_bounded(T x, T tail) {
+  const Rounded<T> n = round_to_int((x + tail) * T(0x1.71547652b82fep+0));
+  const T power = pow2<T>(n.integer), high = minus_multiple_of_ln2(x, n.value), r = high + tail;
+  return fma(high + fma(r * r, exp_tail(r), tail), power, power - T(1));
+}
+// e^x - 1 for x <= 60.
+template <class T> ALT_FN T expm1_bounded(T x) {
   const ExpReduced<T> p = exp_reduce(x);
-  const T half_scale = pow2<T>(p.n - 1);
-  return fma(expm1_reduced(p.r), half_scale, half_scale - T(0.5)) * T(2);
+  const T power = pow2<T>(p.n);
+  return fma(expm1_reduced(p.r), power, power - T(1));
 }
 
 }  // namespace detail
 
 ALT_FLOATS(T) ALT_FN T exp(T x) {
-  using L = detail::exp_limits<T>;
-  const auto p = detail::exp_reduce(detail::clamp_keep_nan(x, L::low, L::high));
-  return detail::scale(T(1) + detail::expm1_reduced(p.r), p.n);
+  const T y = detail::exp_below_limit(x);
+  return x > detail::exp_limits<T>::high ? detail::infinity<T>() : y;
 }
 
 ALT_FLOATS(T) ALT_FN T exp2(T x) {
   using L = detail::exp_limits<T>;
-  const T bounded = detail::clamp_keep_nan(x, L::low2, L::high2);
-  const auto n = detail::round_to_int(bounded);
-  const T r = (bounded - n.value) * T(0x1.62e42fefa39efp-1);
-  return detail::scale(T(1) + detail::expm1_reduced(r), n.integer);
+  const auto n = detail::round_to_int(x);
+  const T r = (x - n.value) * T(0x1.62e42fefa39efp-1);
+  const T y = detail::scale(T(1) + detail::expm1_reduced(r), n.integer);
+  return x < L::low2 ? T(0) : (x >= L::high2 ? detail::infinity<T>() : y);
 }
 
+// Half the power of two, since 2^128 may stand before a result within range.
 ALT_FLOATS(T) ALT_FN T expm1(T x) {
   using L = detail::exp_limits<T>;
-  return detail::with_sign_of(detail::expm1_finite(detail::clamp_keep_nan(x, L::low_m1, L::high)), x);
+  constexpr T tiny = sizeof(T) == 4 ? T(0x1p-26f) : T(0x1p-55);
+  const auto p = detail::exp_reduce(x);
+  const T half_power = detail::pow2<T>(p.n - 1);
+  const T y = detail::fma(detail::expm1_reduced(p.r), half_power, half_power - T(0.5)) * T(2);
+  const T bounded = x < L::low_m1 ? T(-1) : (x > L::high ? detail::infinity<T>() : y);
+  return detail::magnitude(x) < tiny ? x : bounded;
 }
 
 ALT_FLOATS(T) ALT_FN T log(T x) {
@@ -184,15 +201,14 @@ ALT_FLOATS(T) ALT_FN T log10(T x) {
 // tanh x = t / (t + 2) with t = e^(2|x|) - 1; beyond the bound the quotient rounds to 1.
 ALT_FLOATS(T) ALT_FN T tanh(T x) {
   constexpr T bound = sizeof(T) == 4 ? T(10) : T(20);
-  const T size = detail::magnitude(x);
-  const T t = detail::expm1_finite(T(2) * (bound < size ? bound : size));
-  const T d = t + T(2);
-  return detail::with_sign_of(detail::divide(t, d, t - (d - T(2))), x);
+  const T size = detail::magnitude(x), t = detail::expm1_bounded(T(2) * size), d = t + T(2);
+  const T y = detail::divide(t, d, t - (d - T(2)));
+  return detail::with_sign_of(size > bound ? T(1) : y, x);
 }
 
 // 1/(1+e) or e/(1+e) with e = exp(-|x|), accurate in both tails.
 ALT_FLOATS(T) ALT_FN T sigmoid(T x) {
-  const T e = alt::exp(-detail::magnitude(x));
+  const T e = detail::exp_below_limit(-detail::magnitude(x));
   const T d = T(1) + e;
   return detail::divide(x < T(0) ? e : T(1), d, e - (d - T(1)));
 }
@@ -200,7 +216,7 @@ ALT_FLOATS(T) ALT_FN T sigmoid(T x) {
 // max + log1p(exp(-|a - b|)); equal infinities stay.
 ALT_FLOATS(T) ALT_FN T logaddexp(T a, T b) {
   const T larger = alt::maximum(a, b);
-  const T sum = larger + alt::log1p(alt::exp(-detail::magnitude(a - b)));
+  const T sum = larger + alt::log1p(detail::exp_below_limit(-detail::magnitude(a - b)));
   return a == b && alt::isinf(a) ? a : sum;
 }
 ALT_FLOATS(T) ALT_FN T xlogy(T x, T y) { return y != y ? y : (x == T(0) ? T(0) : x * alt::log(y)); }

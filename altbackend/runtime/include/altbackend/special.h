@@ -88,17 +88,18 @@ ALT_FN double hypot(double x, double y) { return __builtin_hypot(x, y); }
 // in two parts. One polynomial and one exponential serve the whole range.
 ALT_FN float erf(float x) {
   constexpr float high = 0x1.20dd76p+0f, low = -0x1.f7ac92p-25f;
-  const float size = detail::magnitude(x), bounded = 4.0f < size ? 4.0f : size;
-  const float y = bounded * high, y_low = detail::fma(bounded, low, detail::fma(bounded, high, -y));
-  const float rest = detail::fma(bounded * bounded, detail::erf_exponent(bounded), y_low);
-  return detail::with_sign_of(detail::expm1_finite(-y, -rest), x);
+  const float size = detail::magnitude(x);
+  const float y = size * high, y_low = detail::fma(size, low, detail::fma(size, high, -y));
+  const float rest = detail::fma(size * size, detail::erf_exponent(size), y_low);
+  const float value = -detail::expm1_bounded(-y, -rest);
+  return detail::with_sign_of(size > 4.0f ? 1.0f : value, x);
 }
 ALT_FN double erf(double x) { return __builtin_erf(x); }
 
 ALT_FN float erfc(float x) {
-  const double size = detail::magnitude(double(x)), a = 10.4 < size ? 10.4 : size;
-  const double y = alt::exp(-a * a) * detail::erfcx_reduced((a - 3.75) / (a + 3.75));
-  return float(x < 0.0f ? 2.0 - y : y);
+  const double size = detail::magnitude(double(x)), y = detail::exp_below_limit(-size * size) * detail::erfcx_reduced((size - 3.75) / (size + 3.75));
+  const double bounded = size > 10.4 ? 0.0 : y;
+  return float(x < 0.0f ? 2.0 - bounded : bounded);
 }
 ALT_FN double erfc(double x) { return __builtin_erfc(x); }
 
