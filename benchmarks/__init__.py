@@ -1,0 +1,1 @@
+"""Side-by-side measurements of torch.compile backends: see benchmarks/README.md."""

@@ -1,0 +1,206 @@
+"""What happens inside one fresh process: compile once, compare with eager, time both in turns."""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo.utils  # here, so that importing Dynamo counts in no backend's first call
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from benchmarks.cases import find
+from benchmarks.records import Measurement, Request
+from benchmarks.subject import Subject, build, compiled, eager, surroundings
+
+MINIMUM_REPETITIONS = 15
+MAXIMUM_REPETITIONS = 1000
+WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class State:
+    """Copies of what one call leaves behind."""
+
+    outputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+
+
+def measure(request: Request) -> Measurement:
+    """Run a request in this process. Whatever the case or the backend raises goes through."""
+    return _check(request) if request.task == "check" else _time(request)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """||got - want|| / ||want|| in float64; infinite where the shapes or dtypes differ, or only `want` is 0."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf")
+    a, b = got.detach().double(), want.detach().double()
+    difference, norm = float((a - b).norm()), float(b.norm())
+    if difference == 0.0 or torch.equal(a, b):
+        return 0.0
+    return difference / norm if norm != 0.0 else float("inf")
+
+
+def output_error(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> float:
+    """The largest relative error over pairs of tensors; NaN if any is NaN, infinite if their number differs."""
+    if len(got) != len(want):
+        return float("inf")
+    errors = [relative_error(a, b) for a, b in zip(got, want, strict=True)]
+    return next((error for error in errors if error != error), max(errors, default=0.0))
+
+
+def gradient_error(got: tuple[Tensor | None, ...], want: tuple[Tensor | None, ...]) -> float | None:
+    """||got - want|| / ||want|| over all gradients as one vector; infinite if only one side has some gradient."""
+    if not want:
+        return None
+    difference = norm = 0.0
+    for a, b in zip(got, want, strict=True):
+        if (a is None) != (b is None):
+            return float("inf")
+        if a is None or b is None:
+            continue
+        difference += float((a.double() - b.double()).square().sum())
+        norm += float(b.double().square().sum())
+    if difference == 0.0:
+        return 0.0
+    return float((difference / norm) ** 0.5) if norm != 0.0 else float("inf")
+
+
+def repetitions(seconds_per_pair: float, budget_seconds: float) -> int:
+    """How many pairs of calls fit the budget, within [15, 1000]."""
+    fitting = int(budget_seconds / max(seconds_per_pair, 1e-9))
+    return max(MINIMUM_REPETITIONS, min(MAXIMUM_REPETITIONS, fitting))
+
+
+def _time(request: Request) -> Measurement:
+    case = find(request.case)
+    built = build(case, request.preset, request)
+    plain = eager(case, built, request)
+    # Training and steps change the module, so each side needs its own; inference shares one and its memory.
+    other = built if request.mode == "inference" else build(case, request.preset, request)
+    with surroundings(request):
+        want = _state(plain, plain.run())
+        got, seconds, fast = _first_call(lambda: compiled(case, other, request), request)
+        eager_ms, compiled_ms = _in_turns(plain, fast, request)
+        peaks = _peak_bytes(plain, request), _peak_bytes(fast, request)
+    errors = output_error(got.outputs, want.outputs), gradient_error(got.gradients, want.gradients)
+    return Measurement(seconds, eager_ms, compiled_ms, *errors, *_graphs(), *peaks)
+
+
+def _check(request: Request) -> Measurement:
+    """Two calls on each side, the second with other values of the same shapes, on separate copies of the case."""
+    case = find(request.case)
+    plain = eager(case, build(case, request.preset, request), request)
+    other = build(case, request.preset, request)
+    with surroundings(request):
+        want = _state(plain, plain.run())
+        got, seconds, fast = _first_call(lambda: compiled(case, other, request), request)
+        for side in (plain, fast):
+            _roll_inputs(side)
+        want_again = _state(plain, plain.run())
+        got_again = _state(fast, fast.run())
+    outputs = _worst([output_error(got.outputs, want.outputs), output_error(got_again.outputs, want_again.outputs)])
+    gradients = [gradient_error(a.gradients, b.gradients) for a, b in ((got, want), (got_again, want_again))]
+    found = [error for error in gradients if error is not None]
+    return Measurement(seconds, (), (), outputs, _worst(found) if found else None, *_graphs())
+
+
+def _worst(errors: list[float]) -> float:
+    return next((error for error in errors if error != error), max(errors))
+
+
+def _roll_inputs(side: Subject) -> None:
+    for leaf in pytree.tree_leaves((side.args, side.kwargs)):
+        if isinstance(leaf, Tensor):
+            leaf.data.copy_(leaf.detach().roll(1, -1))
+
+
+def _first_call(make: Callable[[], Subject], request: Request) -> tuple[State, float, Subject]:
+    torch._dynamo.utils.counters.clear()
+    _wait(request.device)
+    start = time.perf_counter()
+    side = make()
+    output = side.run()
+    _wait(request.device)
+    seconds = time.perf_counter() - start
+    return _state(side, output), seconds, side
+
+
+def _state(side: Subject, output: Any) -> State:
+    outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    if not outputs:
+        outputs = list(side.module.parameters())
+    outputs += [buffer for buffer in side.module.buffers()] if side.training else []
+    gradients = tuple(_copy(leaf.grad) for leaf in side.leaves) if side.training else ()
+    copies = tuple(tensor.detach().clone() for tensor in outputs)
+    side.clear()
+    return State(copies, gradients)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _graphs() -> tuple[int, int]:
+    counters = torch._dynamo.utils.counters
+    return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
+
+
+def _in_turns(plain: Subject, fast: Subject, request: Request) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Milliseconds of eager and compiled calls, alternating, so that drift of the machine meets both."""
+    clock = _cuda_ms if request.device.startswith("cuda") else _cpu_ms
+    pairs = [(clock(plain), clock(fast)) for _ in range(WARM_UPS)]
+    per_pair = median(a + b for a, b in pairs) / 1e3
+    count = request.repetitions or repetitions(per_pair, request.seconds)
+    gc.collect()
+    gc.disable()
+    try:
+        pairs = [(clock(plain), clock(fast)) for _ in range(count)]
+    finally:
+        gc.enable()
+    return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+
+
+def _cpu_ms(side: Subject) -> float:
+    side.clear()
+    start = time.perf_counter()
+    output = side.run()
+    end = time.perf_counter()
+    del output  # freed outside the clock
+    return (end - start) * 1e3
+
+
+def _cuda_ms(side: Subject) -> float:
+    """From an idle device to the last kernel's end: launching counts where it is not hidden."""
+    side.clear()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    output = side.run()
+    end.record()
+    torch.cuda.synchronize()
+    del output
+    return float(start.elapsed_time(end))
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _peak_bytes(side: Subject, request: Request) -> int | None:
+    if not request.device.startswith("cuda"):
+        return None
+    side.clear()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    output = side.run()
+    torch.cuda.synchronize()
+    del output
+    side.clear()
+    return int(torch.cuda.max_memory_allocated() - held)
