@@ -151,7 +151,7 @@ ALT_FN double i0e(double x) {
 ALT_FN double i1e(double x) {
   const double size = detail::magnitude(x), root = alt::sqrt(size);
   const double y = size <= 8.0 ? size * detail::i1e_near(size / 4.0 - 1.0) : detail::i1e_far(16.0 / size - 1.0) / root;
-  return detail::with_sign_of(y, x);
+  return x < 0.0 ? -y : y;  // +0 at -0, as torch
 }
 ALT_FN double i0(double x) { return alt::exp(detail::magnitude(x)) * alt::i0e(x); }
 ALT_FN double i1(double x) { return alt::exp(detail::magnitude(x)) * alt::i1e(x); }
