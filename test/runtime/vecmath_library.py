@@ -73,6 +73,7 @@ class Library:
     handle: ctypes.CDLL
     loops: dict[str, Loop]
     vectorised: frozenset[str]
+    vectorised_lines: frozenset[str]
 
     def __call__(self, name: str, *inputs: Tensor) -> Tensor:
         loop = self.loops[name]
@@ -99,10 +100,10 @@ def build(loops: Sequence[Loop], isa: Isa | None, folder: Path, prelude: str = "
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"g++ failed:\n{done.stderr[:4000]}")
-    lines = {int(n) for n in re.findall(r"kernel\.cpp:(\d+):\d+: optimized: loop vectorized", done.stderr)}
-    source = text.read_text().splitlines()
-    vectorised = frozenset(loop.name for loop in loops if source.index(loop.body()) + 1 in lines)
-    return Library(ctypes.CDLL(str(shared)), {loop.name: loop for loop in loops}, vectorised)
+    numbers = {int(n) for n in re.findall(r"kernel\.cpp:(\d+):\d+: optimized: loop vectorized", done.stderr)}
+    lines = frozenset(line for n, line in enumerate(text.read_text().splitlines(), 1) if n in numbers)
+    vectorised = frozenset(loop.name for loop in loops if loop.body() in lines)
+    return Library(ctypes.CDLL(str(shared)), {loop.name: loop for loop in loops}, vectorised, lines)
 
 
 def ulp_error(got: Tensor, exact: Tensor) -> Tensor:

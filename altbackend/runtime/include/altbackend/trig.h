@@ -1,5 +1,5 @@
-// Trigonometric and hyperbolic functions. float: branch-free, at most 2 ulp over the whole range; double: the C library,
-// except where a vector form is at hand. Polynomials: tools/vecmath_coefficients.py.
+// Trigonometric and hyperbolic functions. float: branch-free, at most 2 ulp over the whole range. double: scalar, the
+// C library's. Polynomials: tools/vecmath_coefficients.py.
 #pragma once
 #include "explog.h"
 
