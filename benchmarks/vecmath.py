@@ -37,6 +37,7 @@ LIBM = {
     "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "sqrt", "floor", "lgamma", "pow", "atan2", "hypot",
     "fmod", "nextafter",
 }  # fmt: skip
+# Functions the C library lacks are set against the costliest call within them.
 LIBM_AS = {"round": "rint", "sigmoid": "exp", "rsqrt": "sqrt", "logaddexp": "log1p", "maximum": "fmax"}
 
 
