@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from benchmarks.records import Row
 
 FLOOR = "aot_eager"
-HEADER = ("case", "backend", "cold s", "own s", "warm s", "own s", "eager ms", "ms", "x eager", "error", "graphs")
+HEADER = (
+    "case",
+    "backend",
+    "cold s",
+    "own s",
+    "warm s",
+    "own s",
+    "eager ms",
+    "ms",
+    "x eager",
+    "range",
+    "error",
+    "graphs",
+)
 
 
 def geomean(values: Iterable[float]) -> float | None:
@@ -111,6 +124,7 @@ def _line(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         _number(row.eager_ms, 3),
         _number(row.compiled_ms, 3),
         _number(row.speedup, 2),
+        f"{min(row.speedups):.2f}-{max(row.speedups):.2f}",
         f"{row.worst_error:.0e}",
         f"{first.graphs}+{first.graph_breaks}" if first.graph_breaks else str(first.graphs),
     )
@@ -129,6 +143,7 @@ def _mean_line(backend: str, rows: Sequence[Row]) -> tuple[str, ...]:
         "",
         "",
         _mean([row.speedup for row in done], 2),
+        "",
         "",
         "",
     )

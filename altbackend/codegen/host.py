@@ -300,7 +300,7 @@ def _target_name(w: _Python, target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         namespace, name = target._schema.name.split("::")
         text = f"torch.ops.{namespace}.{name}.{target._overloadname}"
-        label = f"{name}_{target._overloadname}" if target._overloadname != "default" else f"op_{name}"
+        label = f"op_{name}" if target._overloadname == "default" else f"op_{name}_{target._overloadname}"
     else:
         label = f"op_{getattr(target, '__name__', type(target).__name__)}"
         text = f"const[{label!r}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,11 @@ _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
     "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem".split()
 )
+# Names that the printed host program uses itself.
+RESERVED = frozenset(
+    "P S V E ws args bind call check_error const empty_cpu expect layout library num_threads spaces threads torch view "
+    "max min".split()
+) | frozenset(keyword.kwlist)
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,
@@ -62,9 +68,11 @@ def lower_graph(
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor):
-        b = Buffer(node.name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
-        ctx.buffers[node.name] = b
-        ctx.inputs.append(node.name)
+        # the printed host program uses input names as variables
+        name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
+        b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
+        ctx.buffers[name] = b
+        ctx.inputs.append(name)
         return of_buffer(b)
     if isinstance(val, torch.SymInt):
         index = ctx.index(val)

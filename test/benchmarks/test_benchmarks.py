@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, machine
+from benchmarks import check, machine, runner
 from benchmarks.cases import SUITES, Case, choose, find
 from benchmarks.chart import draw
 from benchmarks.measure import gradient_error, measure, output_error, relative_error, repetitions
@@ -243,24 +243,44 @@ def test_check_in_this_process(mode: str) -> None:
     assert (found.gradient_error is None) == (mode == "inference")
 
 
-def test_cold_and_warm_process_and_the_written_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--cases", "norm_chain", "--backends", "aot_eager", "--preset", "tiny", "--reps", "2"]
-    assert command.main([*argv, "--out", str(tmp_path)]) == 0
-    assert "norm_chain" in capsys.readouterr().out
+def test_a_run_writes_its_files_and_goes_on_after_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--cases", "norm_chain", "--backends", "no_such_backend,aot_eager", "--preset", "tiny"]
+    assert command.main([*argv, "--reps", "2", "--no-warm", "--out", str(tmp_path)]) == 1
+    assert "FAILED cold: InvalidBackend" in capsys.readouterr().out
     (written,) = tmp_path.glob("*.json")
     results = json.loads(written.read_text())
-    (only,) = results["rows"]
-    assert [len(process["compiled_ms"]) for process in only["cold"] + only["warm"]] == [2, 2]
-    assert only["cold"][0]["output_error"] < 1e-5
+    failed, done = results["rows"]
+    assert failed["failure"]["summary"].startswith("cold: InvalidBackend")
+    assert "Traceback" in failed["failure"]["log"]
+    assert [len(process["compiled_ms"]) for process in done["cold"]] == [2]
+    assert done["cold"][0]["output_error"] < 1e-5
     assert results["machine"]["torch"] == torch.__version__
-    assert results["summary"]["aot_eager"]["finished"] == 1
+    assert (results["summary"]["no_such_backend"]["finished"], results["summary"]["aot_eager"]["finished"]) == (0, 1)
 
 
-def test_an_unknown_backend_is_an_error_row() -> None:
-    found = run_row(Request("sum_full", "no_such_backend", preset="tiny"), 1, True, 60.0)
-    assert found.failure is not None and not found.ok
-    assert found.failure.summary.startswith("cold: InvalidBackend")
-    assert "Traceback" in found.failure.log
+def test_rounds_start_cold_and_warm_shares_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[Path] = []
+    empty: list[bool] = []
+
+    def answer(request: Request, cache: Path, timeout: float) -> Measurement:
+        caches.append(cache)
+        empty.append(not list(cache.iterdir()))
+        (cache / "artifact").touch()
+        return measured(seconds=float(len(caches)))
+
+    monkeypatch.setattr(runner, "run_process", answer)
+    found = run_row(Request("sum_full", "alt"), 2, True, 60.0)
+    assert empty == [True, False, True, False]
+    assert caches[0] == caches[1] != caches[2] == caches[3]
+    assert not any(cache.exists() for cache in caches)
+    assert (found.cold_seconds, found.warm_seconds) == (2.0, 3.0)
+
+
+def test_a_failed_warm_process_fails_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([measured(), Failure("SIGSEGV")])
+    monkeypatch.setattr(runner, "run_process", lambda request, cache, timeout: next(answers))
+    found = run_row(Request("sum_full", "alt"), 1, True, 60.0)
+    assert (found.failure, found.ok, len(found.cold)) == (Failure("warm: SIGSEGV"), False, 1)
 
 
 def test_a_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -292,10 +312,20 @@ def test_check_passes_only_within_the_tolerance() -> None:
     ]
 
 
-def test_check_command_fails_with_a_missing_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["micro", "--cases", "sum_full", "--mode", "inference", "--backend", "no_such_backend"]
-    assert check.main(argv) == 1
-    assert "0 of 1 ok" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("answer", "status", "last"),
+    [(measured(), 0, "2 of 2 ok"), (measured(error=1e-3), 1, "0 of 2 ok"), (Failure("SIGSEGV"), 1, "0 of 2 ok")],
+)
+def test_check_command_reports_and_exits(
+    answer: Measurement | Failure,
+    status: int,
+    last: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check, "run_process", lambda request, cache, timeout: answer)
+    assert check.main(["micro", "--cases", "sum_full"]) == status
+    assert last in capsys.readouterr().out
 
 
 # Machine and chart
