@@ -21,16 +21,17 @@ def compiled(fn: Callable[..., Any], *, dynamic: bool = False, **options: Any) -
 
 def twin(xs: Sequence[Any]) -> list[Any]:
     """Copies of the inputs with the same strides; inputs that share storage share it in the copy too."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     out: list[Any] = []
     for x in xs:
         if not isinstance(x, torch.Tensor):
             out.append(x)
             continue
         held = x.detach().untyped_storage()
-        if held.data_ptr() not in storages or not held.nbytes():
-            storages[held.data_ptr()] = held.clone()
-        y = torch.empty(0, dtype=x.dtype).set_(storages[held.data_ptr()])  # type: ignore[call-overload]
+        key = (held.data_ptr() if held.nbytes() else id(x), x.dtype)
+        if key not in bases:
+            bases[key] = torch.empty(0, dtype=x.dtype).set_(held.clone())  # type: ignore[call-overload]
+        y = bases[key]
         out.append(y.as_strided(x.shape, x.stride(), x.storage_offset()).requires_grad_(x.requires_grad))
     return out
 
@@ -98,7 +99,7 @@ def check(
     """
     mine, theirs = twin(inputs), twin(inputs)
     want = as_list(fn(*theirs))
-    got = as_list((run or compiled(fn, **options))(*mine))
+    got = as_list((compiled(fn, **options) if run is None else run)(*mine))
     low = any(isinstance(x, torch.Tensor) and x.dtype in LOW_PRECISION for x in [*inputs, *want])
     exact = as_list(fn(*wide(inputs))) if low else [None] * len(want)
     assert len(got) == len(want)

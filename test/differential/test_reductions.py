@@ -84,7 +84,7 @@ def test_dimensions_of_size_one(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 6, 7), (5, 0, 7), (5, 6, 0)], ids=str)
 def test_dimensions_of_size_zero(shape: tuple[int, ...]) -> None:
-    names = [n for n in SEVERAL if n not in ("amax", "amin", "logsumexp")]
+    names = [n for n in SEVERAL if n not in ("amax", "amin", "logsumexp", "var")]  # eager warns or raises
     labels = [f"{n} {d}" for n in names for d in DIMS]
     check(lambda x: [SEVERAL[n](x, dim=d, keepdim=False) for n in names for d in DIMS], torch.ones(shape), names=labels)
     kept = [d for d in range(3) if shape[d] != 0]

@@ -118,7 +118,7 @@ INDEXING: dict[str, Callable[..., torch.Tensor]] = {
     "index of computed": lambda x, i, j: (x * 2)[(i + 1) % 4],
     "index_put": lambda x, i, j: x.index_put((i[:2],), x[:2] * 2),
     "index_put accumulate": lambda x, i, j: x.index_put((i,), x, accumulate=True),
-    "scatter": lambda x, i, j: x.scatter(1, i.view(4, 1, 1), x * 3),
+    "scatter": lambda x, i, j: x.scatter(1, i.view(4, 1, 1), x[:, :1, :1] * 3),
     "scatter_add": lambda x, i, j: x.scatter_add(0, i.view(4, 1, 1).expand(4, 5, 6), x),
     "index_add": lambda x, i, j: x.index_add(0, i, x),
     "index_copy": lambda x, i, j: x.index_copy(0, i[:1], x[1:2] * 5),
@@ -149,7 +149,9 @@ OUT_OF_RANGE: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
     "index": (lambda x, i: x[i] * 2, 4),
     "index negative": (lambda x, i: x[i] * 2, -5),
     "index_select": (lambda x, i: x.index_select(0, i).sum(), 4),
+    "index_select negative": (lambda x, i: x.index_select(0, i).sum(), -1),
     "gather": (lambda x, i: x.gather(0, i[:, None].expand(2, 3)), 7),
+    "gather negative": (lambda x, i: x.gather(0, i[:, None].expand(2, 3)), -1),
     "embedding": (lambda x, i: F.embedding(i, x) + 1, -1),
 }
 
