@@ -86,7 +86,7 @@ class Config:
     fuse: bool = _option(True, "fuse operations into common kernels; False gives one kernel per operation", "code")
     max_fused_nodes: int = _option(64, "most operations in one fused kernel", "code", low=1)
     inline_limit: int = _option(
-        8, "most scalar operations recomputed at each use rather than stored once", "code", low=0
+        400, "most scalar operations carried along unmaterialised; a longer expression is stored", "code", low=0
     )
     # memory and layout
     reuse_memory: bool = _option(True, "let intermediates whose lifetimes do not overlap share memory", "code")

@@ -18,6 +18,7 @@ from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
 from .lowering.graph import lower_graph
 from .report import stats
+from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
 from .schedule import fusion, kernel
@@ -38,8 +39,12 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
 
     Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
+    split = None
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
+        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
+            split = fx_passes.cpu_inference(gm, job.static_inputs, cfg, trace)
+        gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
@@ -62,7 +67,7 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         call = load(printed.python, library, callables(steps, constants), cfg)
     stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
     trace.finish()
-    return call
+    return call if split is None else Hoisted(call, split.prologue, split.kept, split.watched)
 
 
 def check(p: Program, cfg: Config) -> None:

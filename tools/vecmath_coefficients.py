@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import mpmath as mp
+import mpmath as mp  # type: ignore[import-untyped]
 
 mp.mp.dps = 60
 Fn = Callable[[mp.mpf], mp.mpf]
@@ -87,7 +87,8 @@ def remez(fit: Fit) -> tuple[list[mp.mpf], mp.mpf]:
 def literal(value: mp.mpf, dtype: str) -> str:
     if dtype == "double":
         return float(value).hex()
-    return struct.unpack("f", struct.pack("f", float(value)))[0].hex() + "f"
+    rounded: float = struct.unpack("f", struct.pack("f", float(value)))[0]
+    return rounded.hex() + "f"
 
 
 def report(fit: Fit) -> None:
@@ -119,7 +120,12 @@ def sin_fit(name: str, degree: int, dtype: str) -> Fit:
 def cos_fit(name: str, degree: int, dtype: str) -> Fit:
     end = (mp.pi / 4 * mp.mpf("1.001")) ** 2
     return Fit(
-        name, even(lambda x: (mp.cos(x) - 1 + x**2 / 2) / x**4), even(lambda x: x**4 / mp.cos(x)), (0, end), degree, dtype
+        name,
+        even(lambda x: (mp.cos(x) - 1 + x**2 / 2) / x**4),
+        even(lambda x: x**4 / mp.cos(x)),
+        (0, end),
+        degree,
+        dtype,
     )
 
 
@@ -136,7 +142,9 @@ def bessel_near(name: str, order: int, degree: int) -> Fit:
         x = 4 * (t + 1)
         return mp.exp(-x) * mp.besseli(order, x) / x**order
 
-    return Fit(f"{name} near: exp(-x) I(x) / x^{order} in x/4 - 1", target, lambda t: 1 / target(t), (-1, 1), degree, "double")
+    return Fit(
+        f"{name} near: exp(-x) I(x) / x^{order} in x/4 - 1", target, lambda t: 1 / target(t), (-1, 1), degree, "double"
+    )
 
 
 def bessel_far(name: str, order: int, degree: int) -> Fit:
@@ -146,7 +154,9 @@ def bessel_far(name: str, order: int, degree: int) -> Fit:
         x = 16 / (t + 1)
         return mp.sqrt(x) * mp.exp(-x) * mp.besseli(order, x)
 
-    return Fit(f"{name} far: sqrt(x) exp(-x) I(x) in 16/x - 1", target, lambda t: 1 / target(t), (-1, 1), degree, "double")
+    return Fit(
+        f"{name} far: sqrt(x) exp(-x) I(x) in 16/x - 1", target, lambda t: 1 / target(t), (-1, 1), degree, "double"
+    )
 
 
 FITS = (
@@ -176,13 +186,34 @@ FITS = (
         9,
         "float",
     ),
-    Fit("erfc: exp(x^2) erfc(x) in t = (x-3.75)/(x+3.75)", erfcx_of_t, lambda t: 1 / erfcx_of_t(t), (-1, "0.47"), 12, "double"),
+    Fit(
+        "erfc: exp(x^2) erfc(x) in t = (x-3.75)/(x+3.75)",
+        erfcx_of_t,
+        lambda t: 1 / erfcx_of_t(t),
+        (-1, mp.mpf("0.47")),
+        12,
+        "double",
+    ),
     sin_fit("sin: (sin x - x) / x^3", 3, "float"),
     cos_fit("cos: (cos x - 1 + x^2/2) / x^4", 2, "float"),
     sin_fit("sin: (sin x - x) / x^3", 4, "double"),
     cos_fit("cos: (cos x - 1 + x^2/2) / x^4", 4, "double"),
-    Fit("atan: (atan x - x) / x^3, z = x^2", even(lambda x: (mp.atan(x) - x) / x**3), even(lambda x: x**3 / mp.atan(x)), (0, 1), 8, "float"),
-    Fit("asin: (asin x - x) / x^3, z = x^2", even(lambda x: (mp.asin(x) - x) / x**3), even(lambda x: x**3 / mp.asin(x)), (0, "0.3165"), 5, "float"),
+    Fit(
+        "atan: (atan x - x) / x^3, z = x^2",
+        even(lambda x: (mp.atan(x) - x) / x**3),
+        even(lambda x: x**3 / mp.atan(x)),
+        (0, 1),
+        8,
+        "float",
+    ),
+    Fit(
+        "asin: (asin x - x) / x^3, z = x^2",
+        even(lambda x: (mp.asin(x) - x) / x**3),
+        even(lambda x: x**3 / mp.asin(x)),
+        (0, mp.mpf("0.3165")),
+        5,
+        "float",
+    ),
     bessel_near("i0e", 0, 28),
     bessel_far("i0e", 0, 23),
     bessel_near("i1e", 1, 28),

@@ -12,7 +12,7 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import Extern, Origin, Program, View, reads, views, writes
-from ..lowering.graph import Constant
+from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
 from . import cpp
 from .ast import Function
@@ -322,6 +322,8 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         if x.sizes == b.sizes and same and x.offset == 0:
             return held
         return f"view({held}, {_tuple(x.sizes)}, {_tuple(x.strides)}, {ex.show(x.offset)})"
+    if isinstance(x, Opaque):
+        return str(x)
     if isinstance(x, Constant):
         return f"const[{str(x)!r}]"
     if isinstance(x, ex.Expr):

@@ -9,12 +9,14 @@ import torch
 from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import Extern, View
+from ..runtime import ops as runtime_ops
 from .context import Ctx
 from .registry import overload
 from .tensor import Tensor, as_view, of_buffer
 
 # Operators whose out-variant computes straight into the given storage.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
+_REPLACED = {overload("as_strided_scatter.default"): runtime_ops.as_strided_scatter}
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
 
@@ -59,7 +61,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     ctx.emit(
         Extern(
             outs=tuple(outs),
-            target=target,
+            target=_REPLACED.get(target, target),
             args=converted,
             kwargs=named,
             multi=isinstance(val, (tuple, list)),

@@ -68,6 +68,9 @@ def lower_graph(
 
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     val = node.meta.get("val")
+    if node.meta.get("opaque"):
+        ctx.inputs.append(node.name)
+        return Opaque(node.name)
     if isinstance(val, torch.Tensor):
         # the printed host program uses input names as variables
         name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
@@ -98,6 +101,10 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
     ctx.buffers[name] = b
     return of_buffer(b)
+
+
+class Opaque(str):
+    """The name of an input that only library calls understand (a weight in a library's own layout)."""
 
 
 class Constant(str):
@@ -226,13 +233,14 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
 def _outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
     taken: dict[str, torch.fx.Node] = {}
     flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-    return tuple(_output(ctx, n, taken) for n in flat)
+    fakes = node.meta.get("fakes") or tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
+    return tuple(_output(ctx, n, fake, taken) for n, fake in zip(flat, fakes, strict=True))
 
 
-def _output(ctx: Ctx, n: Any, taken: dict[str, torch.fx.Node]) -> Any:
+def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any:
     if not isinstance(n, torch.fx.Node):
         return n
-    held, fake = ctx.env[n], n.meta.get("val")
+    held = ctx.env[n]
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
         return held
     wanted = ctx.shape(fake.stride())

@@ -12,7 +12,7 @@ from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import View
 from . import scalar as s
-from .context import Ctx
+from .context import Ctx, memory_order
 from .registry import NotHere, lowers
 from .tensor import Tensor, as_view, expand, full, of_view, points
 
@@ -278,3 +278,23 @@ def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tenso
     here = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
     value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)
     return Tensor(x.sizes, x.dtype, va.where(here, value, x.value))
+
+
+@lowers("as_strided_scatter.default")
+def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+    """Only the form in which `src` covers all of `x`; the rest is a library call."""
+    fake = ctx.graph_node.args[0].meta["val"]  # type: ignore[union-attr]
+    strides, sizes = ctx.shape(stride), ctx.shape(size)
+    order = memory_order(strides, sizes)
+    dense = tuple(strides[k] for k in order if sizes[k] != 1) == ex.strides_for(
+        tuple(sizes[k] for k in order if sizes[k] != 1)
+    )
+    whole = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
+    if not (dense and whole and offset in (0, None) and fake.storage_offset() == 0):
+        raise NotHere("the source covers a part of the tensor only")
+    # position in memory -> coordinates of src, slowest first
+    inner = ex.unflatten(ex.flatten(x.sizes, points(x.sizes)), tuple(sizes[k] for k in order))
+    where: list[Index] = [0] * len(sizes)
+    for k, i in zip(order, inner, strict=True):
+        where[k] = i
+    return Tensor(x.sizes, x.dtype, va.cast(src.at(where), x.dtype))

@@ -171,6 +171,8 @@ def _replace_all(
         if isinstance(got, No):
             return No(f"{q.out} on {ex.show(rows)} rows: {got.reason}")
         placed.append(got)
+    if rows == 1 and any(q.kind == "inner" and q.node.dims and _points(q) >= cfg.parallel_threshold for q in placed):
+        return No("with a single row it would run on one thread")
     check = range(len(placed)) if rows != g.rows else (len(placed) - 1,)
     for n in check:
         if (no := _check_edges(p, deps, placed, n, threads, cfg, rows)) is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,16 +45,16 @@ class Loop:
     inputs: tuple[torch.dtype, ...]
     output: torch.dtype
 
+    def body(self) -> str:
+        values = " ".join(f"const auto {x} = p{x}[i];" for x in "abc"[: len(self.inputs)])
+        return f"  for (int64_t i = 0; i < n; ++i) {{ {values} out[i] = {self.expression}; }}  // {self.name}"
+
     def source(self) -> str:
-        letters = "abc"[: len(self.inputs)]
         types = [CPP_TYPE[dtype] for dtype in self.inputs]
-        parameters = "".join(f"const {t}* __restrict p{x}, " for t, x in zip(types, letters, strict=True))
-        values = " ".join(f"const {t} {x} = p{x}[i];" for t, x in zip(types, letters, strict=True))
-        out = CPP_TYPE[self.output]
+        parameters = "".join(f"const {t}* __restrict p{x}, " for t, x in zip(types, "abc", strict=False))
         return (
-            f'extern "C" __attribute__((visibility("default"))) void {self.name}({parameters}{out}* __restrict out, '
-            f"int64_t n) {{\n#pragma omp simd\n"
-            f"  for (int64_t i = 0; i < n; ++i) {{ {values} out[i] = {self.expression}; }}\n}}\n"
+            f'extern "C" __attribute__((visibility("default"))) void {self.name}({parameters}'
+            f"{CPP_TYPE[self.output]}* __restrict out, int64_t n) {{\n#pragma omp simd\n{self.body()}\n}}\n"
         )
 
 
@@ -70,7 +71,9 @@ class Library:
     """Loaded loops of one instruction set."""
 
     handle: ctypes.CDLL
-    loops: dict[str, Loop] = field(default_factory=dict)
+    loops: dict[str, Loop]
+    vectorised: frozenset[str]
+    vectorised_lines: frozenset[str]
 
     def __call__(self, name: str, *inputs: Tensor) -> Tensor:
         loop = self.loops[name]
@@ -82,21 +85,25 @@ class Library:
         return out
 
 
-def compile_shared(source: str, isa: Isa | None, folder: Path, *extra: str) -> tuple[Path, str]:
-    """The shared object of `source` and what the compiler printed."""
-    folder.mkdir(parents=True, exist_ok=True)
+def torch_saturates_e4m3fn() -> bool:
+    return bool(torch.tensor(1e9).to(torch.float8_e4m3fn).float() == 448)
+
+
+def build(loops: Sequence[Loop], isa: Isa | None, folder: Path, prelude: str = "") -> Library:
+    """Compile with warnings as errors, load, and note which loops g++ says that it vectorised."""
     text, shared = folder / "kernel.cpp", folder / "kernel.so"
-    text.write_text("#include <altbackend/cpu.h>\n" + source)
-    command = ["g++", *flags(isa), "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", f"-I{INCLUDE_DIR}", "-shared", *extra]
-    done = subprocess.run([*command, str(text), "-o", str(shared)], capture_output=True, text=True, check=False)
+    text.write_text("\n".join(["#include <altbackend/cpu.h>", prelude, *(loop.source() for loop in loops)]))
+    command = ["g++", *flags(isa), "-fopenmp-simd", f"-I{INCLUDE_DIR}", "-shared", "-Wall", "-Wextra", "-Werror"]
+    command += [f"-DALT_E4M3FN_SATURATE={int(torch_saturates_e4m3fn())}"]
+    command += ["-fno-ipa-icf"]  # or of two equal loops one is only called from the other
+    command += ["-fopt-info-vec", str(text), "-o", str(shared)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"g++ failed:\n{done.stderr[:4000]}")
-    return shared, done.stderr
-
-
-def build(loops: Sequence[Loop], isa: Isa | None, folder: Path) -> Library:
-    shared, _ = compile_shared("".join(loop.source() for loop in loops), isa, folder)
-    return Library(ctypes.CDLL(str(shared)), {loop.name: loop for loop in loops})
+    numbers = {int(n) for n in re.findall(r"kernel\.cpp:(\d+):\d+: optimized: loop vectorized", done.stderr)}
+    lines = frozenset(line for n, line in enumerate(text.read_text().splitlines(), 1) if n in numbers)
+    vectorised = frozenset(loop.name for loop in loops if loop.body() in lines)
+    return Library(ctypes.CDLL(str(shared)), {loop.name: loop for loop in loops}, vectorised, lines)
 
 
 def ulp_error(got: Tensor, exact: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 // All that a generated CPU kernel needs, without a heavy header: a kernel of five operations compiles in well under
-// half a second. Every function is branch-free scalar code (unless it says "scalar"), for loops under `#pragma omp simd`.
+// half a second. Every function is branch-free scalar code (unless it says "scalar"), so that a loop under
+// `#pragma omp simd` vectorises.
 // Compile with -fno-math-errno -fno-trapping-math and without -ffast-math: NaN, infinities and signed zero count.
 #pragma once
 #include "atomic.h"

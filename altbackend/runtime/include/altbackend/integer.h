@@ -131,16 +131,16 @@ ALT_INTEGERS(T) ALT_FN T pow(T base, T exponent) {
   return T(result);
 }
 
-// Euclid's algorithm on magnitudes, in unsigned: the lowest value has one. Scalar.
+// Euclid's algorithm on abs(a), abs(b) with C's remainder. The lowest value keeps its sign under abs, and torch's
+// result then has one too. Scalar.
 ALT_INTEGERS(T) ALT_FN T gcd(T a, T b) {
-  using U = typename detail::integer_of<T>::unsigned_type;
-  U x = U(alt::abs(a)), y = U(alt::abs(b));
-  while (y != 0) {
-    const U r = U(x % y);
-    x = y;
-    y = r;
+  T x = alt::abs(a), y = alt::abs(b);
+  while (x != T(0)) {
+    const T r = alt::fmod(y, x);
+    y = x;
+    x = r;
   }
-  return T(x);
+  return y;
 }
 
 }  // namespace alt

@@ -39,7 +39,8 @@ ALT_FN float rand_uniform(uint64_t seed, uint64_t index) {
 // Standard normal (Box and Muller, 1958) from 32 bits of radius, so up to 6.6 deviations, and 24 bits of angle.
 ALT_FN float rand_normal(uint64_t seed, uint64_t index) {
   const Philox4 bits = alt::philox(seed, 0, index);
-  const float u = detail::fma(float(int32_t(bits.x >> 8)), 0x1p-24f, detail::fma(float(int32_t(bits.x & 255)), 0x1p-32f, 0x1p-33f));
+  const float low = detail::fma(float(int32_t(bits.x & 255)), 0x1p-32f, 0x1p-33f);
+  const float u = detail::fma(float(int32_t(bits.x >> 8)), 0x1p-24f, low);
   const float turns = float(int32_t(bits.y >> 8)) * 0x1p-22f;
   const detail::Rounded<float> quadrant = detail::round_to_int(turns);
   const float cosine = detail::sin_of(turns - quadrant.value, quadrant.integer + 1);

@@ -1,4 +1,5 @@
-// Combining functions of reductions, and OpenMP reductions with torch's rules: `#pragma omp simd reduction(alt_max: m)`.
+// Combining functions of reductions, and OpenMP reductions with torch's rules:
+// `#pragma omp simd reduction(alt_max: m)`.
 #pragma once
 #include "integer.h"
 
@@ -45,13 +46,15 @@ template <class T> ALT_FN Welford<T> welford_combine(Welford<T> a, Welford<T> b)
 }  // namespace alt
 
 #define ALT_PRAGMA(text) _Pragma(#text)
-#define ALT_REDUCTIONS(T)                                                                                             \
-  ALT_PRAGMA(omp declare reduction(alt_max : T : omp_out = alt::maximum(omp_out, omp_in)) initializer(omp_priv = alt::lowest_of<T>()))  \
-  ALT_PRAGMA(omp declare reduction(alt_min : T : omp_out = alt::minimum(omp_out, omp_in)) initializer(omp_priv = alt::highest_of<T>())) \
-  ALT_PRAGMA(omp declare reduction(alt_sum : T : omp_out = alt::add(omp_out, omp_in)) initializer(omp_priv = T(0)))    \
-  ALT_PRAGMA(omp declare reduction(alt_prod : T : omp_out = alt::mul(omp_out, omp_in)) initializer(omp_priv = T(1)))   \
-  ALT_PRAGMA(omp declare reduction(alt_argmax : alt::Indexed<T> : omp_out = alt::argmax_combine(omp_out, omp_in)) initializer(omp_priv = alt::Indexed<T>{alt::lowest_of<T>(), INT64_MAX})) \
-  ALT_PRAGMA(omp declare reduction(alt_argmin : alt::Indexed<T> : omp_out = alt::argmin_combine(omp_out, omp_in)) initializer(omp_priv = alt::Indexed<T>{alt::highest_of<T>(), INT64_MAX}))
+#define ALT_REDUCTION(name, T, combine, identity) \
+  ALT_PRAGMA(omp declare reduction(name : T : omp_out = alt::combine(omp_out, omp_in)) initializer(omp_priv = identity))
+#define ALT_REDUCTIONS(T)                                                                         \
+  ALT_REDUCTION(alt_max, T, maximum, alt::lowest_of<T>())                                         \
+  ALT_REDUCTION(alt_min, T, minimum, alt::highest_of<T>())                                        \
+  ALT_REDUCTION(alt_sum, T, add, T(0))                                                            \
+  ALT_REDUCTION(alt_prod, T, mul, T(1))                                                           \
+  ALT_REDUCTION(alt_argmax, alt::Indexed<T>, argmax_combine, (alt::Indexed<T>{alt::lowest_of<T>(), INT64_MAX}))  \
+  ALT_REDUCTION(alt_argmin, alt::Indexed<T>, argmin_combine, (alt::Indexed<T>{alt::highest_of<T>(), INT64_MAX}))
 
 ALT_REDUCTIONS(float)
 ALT_REDUCTIONS(double)
@@ -63,3 +66,5 @@ ALT_REDUCTIONS(uint8_t)
 #pragma omp declare reduction(alt_any : bool : omp_out = omp_out | omp_in) initializer(omp_priv = false)
 #pragma omp declare reduction(alt_all : bool : omp_out = omp_out & omp_in) initializer(omp_priv = true)
 #undef ALT_REDUCTIONS
+#undef ALT_REDUCTION
+#undef ALT_PRAGMA

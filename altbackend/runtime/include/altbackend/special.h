@@ -1,5 +1,5 @@
-// Powers, error functions, gamma functions and modified Bessel functions. What a line does not say is branch-free in
-// float. Polynomials: tools/vecmath_coefficients.py.
+// Powers, error functions, gamma functions and modified Bessel functions. float is branch-free unless
+// it says "scalar"; double is so where no C library function is called. Polynomials: tools/vecmath_coefficients.py.
 #pragma once
 #include "trig.h"
 
@@ -97,7 +97,8 @@ ALT_FN float erf(float x) {
 ALT_FN double erf(double x) { return __builtin_erf(x); }
 
 ALT_FN float erfc(float x) {
-  const double size = detail::magnitude(double(x)), y = detail::exp_below_limit(-size * size) * detail::erfcx_reduced((size - 3.75) / (size + 3.75));
+  const double size = detail::magnitude(double(x)), t = (size - 3.75) / (size + 3.75);
+  const double y = detail::exp_below_limit(-size * size) * detail::erfcx_reduced(t);
   const double bounded = size > 10.4 ? 0.0 : y;
   return float(x < 0.0f ? 2.0 - bounded : bounded);
 }
@@ -138,8 +139,9 @@ ALT_FN double digamma(double x) {
   double u = x < 0.0 ? 1.0 - x : x;
   for (; u < 12.0; u += 1.0) result -= 1.0 / u;
   const double z = 1.0 / (u * u);
-  const double series = z * detail::poly(z, 1.0 / 12, -1.0 / 120, 1.0 / 252, -1.0 / 240, 1.0 / 132, -691.0 / 32760, 1.0 / 12);
-  return result + alt::log(u) - 0.5 / u - series;
+  const double bernoulli =
+      detail::poly(z, 1.0 / 12, -1.0 / 120, 1.0 / 252, -1.0 / 240, 1.0 / 132, -691.0 / 32760, 1.0 / 12);
+  return result + alt::log(u) - 0.5 / u - z * bernoulli;
 }
 ALT_FN float digamma(float x) { return float(alt::digamma(double(x))); }
 
@@ -150,8 +152,9 @@ ALT_FN double i0e(double x) {
 }
 ALT_FN double i1e(double x) {
   const double size = detail::magnitude(x), root = alt::sqrt(size);
-  const double y = size <= 8.0 ? size * detail::i1e_near(size / 4.0 - 1.0) : detail::i1e_far(16.0 / size - 1.0) / root;
-  return detail::with_sign_of(y, x);
+  const double near = size * detail::i1e_near(size / 4.0 - 1.0), far = detail::i1e_far(16.0 / size - 1.0) / root;
+  const double y = size <= 8.0 ? near : far;
+  return x < 0.0 ? -y : y;  // +0 at -0, as torch
 }
 ALT_FN double i0(double x) { return alt::exp(detail::magnitude(x)) * alt::i0e(x); }
 ALT_FN double i1(double x) { return alt::exp(detail::magnitude(x)) * alt::i1e(x); }

@@ -1,5 +1,5 @@
-// Trigonometric and hyperbolic functions. float: branch-free, at most 2 ulp over the whole range; double: the C library,
-// except where a vector form is at hand. Polynomials: tools/vecmath_coefficients.py.
+// Trigonometric and hyperbolic functions. float: branch-free, at most 2 ulp over the whole range. double: scalar, the
+// C library's. Polynomials: tools/vecmath_coefficients.py.
 #pragma once
 #include "explog.h"
 
@@ -137,10 +137,10 @@ ALT_FN float cosh(float x) {
   return float(0.5 * (e + 1.0 / e));
 }
 ALT_FN float asinh(float x) {
-  const double d = x, size = detail::magnitude(d);
+  const double d = detail::magnitude(double(x));
   const double small = detail::fma(d * d, d * -0x1.5555555555555p-3, d);
-  const float y = detail::with_sign_of(float(alt::log(size + alt::sqrt(detail::fma(size, size, 1.0)))), x);
-  return detail::magnitude(x) < 0x1p-12f ? float(small) : y;
+  const double y = alt::log(d + alt::sqrt(detail::fma(d, d, 1.0)));
+  return detail::with_sign_of(float(d < 0x1p-12 ? small : y), x);
 }
 ALT_FN float acosh(float x) {
   const double d = x;

@@ -4,18 +4,16 @@
 
 namespace alt {
 
-struct bfloat16 {
-  uint16_t bits;
-};
-struct half {
-  uint16_t bits;
-};
-struct float8_e4m3fn {
-  uint8_t bits;
-};
-struct float8_e5m2 {
-  uint8_t bits;
-};
+// Storage only. Enumerations rather than structs: g++ does not vectorise a loop with a struct declared in its body.
+enum class bfloat16 : uint16_t {};
+enum class half : uint16_t {};
+enum class float8_e4m3fn : uint8_t {};
+enum class float8_e5m2 : uint8_t {};
+
+// What too large a number becomes as float8_e4m3fn: the largest finite value (torch 2.13), or NaN if 0 (torch 2.11).
+#ifndef ALT_E4M3FN_SATURATE
+#define ALT_E4M3FN_SATURATE 1
+#endif
 
 namespace detail {
 
@@ -23,7 +21,8 @@ namespace detail {
 template <int E, int M, bool finite> struct small_float {
   static constexpr int bias = (1 << (E - 1)) - 1, shift = 23 - M;
   static constexpr uint32_t sign = 1u << (E + M), code_nan = finite ? sign - 1 : sign - (1u << (M - 1));
-  static constexpr uint32_t code_inf = finite ? code_nan : sign - (1u << M);
+  static constexpr uint32_t code_inf = sign - (1u << M), code_max = finite ? code_nan - 1 : code_inf - 1;
+  static constexpr uint32_t code_overflow = !finite ? code_inf : (ALT_E4M3FN_SATURATE ? code_max : code_nan);
   static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
   static constexpr uint32_t smallest_normal = rebias + (1u << 23);
   // From here on: infinity, or where there is none the step above the largest value.
@@ -35,8 +34,9 @@ template <int E, int M, bool finite> struct small_float {
     const uint32_t u = as_uint(x), a = u & 0x7fffffffu;
     const uint32_t tiny = as_uint(bit_cast<float>(a) + bit_cast<float>(subnormal_magic)) - subnormal_magic;
     const uint32_t normal = (a - rebias + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift;
-    const uint32_t finite_code = a < smallest_normal ? tiny : normal;
-    const uint32_t code = a < overflow ? finite_code : (a > 0x7f800000u ? code_nan : code_inf);
+    const uint32_t bounded = finite && ALT_E4M3FN_SATURATE && normal > code_max ? code_max : normal;
+    const uint32_t finite_code = a < smallest_normal ? tiny : bounded;
+    const uint32_t code = a < overflow ? finite_code : (a > 0x7f800000u ? code_nan : code_overflow);
     return code | ((u >> 31) << (E + M));
   }
   static inline __attribute__((always_inline)) float decode(uint32_t code) {
@@ -58,66 +58,53 @@ ALT_FN uint32_t bfloat16_encode(float x) {
   return x != x ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
 }
 
-ALT_FN float widen(bfloat16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
-#ifdef __AVX512FP16__
-ALT_FN float widen(half x) { return float(bit_cast<_Float16>(x.bits)); }
-#else
-ALT_FN float widen(half x) { return half_bits::decode(x.bits); }
-#endif
-ALT_FN float widen(float8_e4m3fn x) { return e4m3fn_bits::decode(x.bits); }
-ALT_FN float widen(float8_e5m2 x) { return e5m2_bits::decode(x.bits); }
+ALT_FN float widen(bfloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
+// Not through _Float16, whose conversions g++ 12 does not vectorise.
+ALT_FN float widen(half x) { return half_bits::decode(uint32_t(x)); }
+ALT_FN float widen(float8_e4m3fn x) { return e4m3fn_bits::decode(uint32_t(x)); }
+ALT_FN float widen(float8_e5m2 x) { return e5m2_bits::decode(uint32_t(x)); }
 template <class T> ALT_FN T widen(T x) { return x; }
 
 // One conversion from a built-in type; `caster<To>::from`.
 template <class To> struct caster {
   template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); }
 };
-// float to a narrow integer goes through int32, as the processor's conversion does: out of range wraps or gives
-// the low bits of 0x80000000. In double a value may exceed int32 and still keep low bits.
-#define ALT_NARROW(To)                                                                                   \
+// float to a narrower integer goes through a wider one, as torch's conversion does: uint8 through int64 and the signed
+// ones through int32, whose out-of-range value 0x80000000 has no low bits. (From float both agree for uint8, since a
+// float beyond 2^31 has no low 8 bits, and int32 is the one with vector instructions everywhere.)
+#define ALT_CAST_THROUGH(To, FromFloat, FromDouble)                                                      \
   template <> struct caster<To> {                                                                        \
     template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); } \
-    static inline __attribute__((always_inline)) To from(float x) { return To(int32_t(x)); }             \
-    static inline __attribute__((always_inline)) To from(double x) { return To(int32_t(x)); }            \
+    static inline __attribute__((always_inline)) To from(float x) { return To(FromFloat(x)); }           \
+    static inline __attribute__((always_inline)) To from(double x) { return To(FromDouble(x)); }         \
   };
-ALT_NARROW(int8_t)
-ALT_NARROW(int16_t)
-ALT_NARROW(uint8_t)
-ALT_NARROW(uint16_t)
-#undef ALT_NARROW
-#define ALT_LARGE_UNSIGNED(To)                                                                           \
-  template <> struct caster<To> {                                                                        \
-    template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); } \
-    static inline __attribute__((always_inline)) To from(float x) { return To(int64_t(x)); }             \
-    static inline __attribute__((always_inline)) To from(double x) { return To(int64_t(x)); }            \
-  };
-ALT_LARGE_UNSIGNED(uint32_t)
-#undef ALT_LARGE_UNSIGNED
+ALT_CAST_THROUGH(int8_t, int32_t, int32_t)
+ALT_CAST_THROUGH(int16_t, int32_t, int32_t)
+ALT_CAST_THROUGH(uint8_t, int32_t, int64_t)
+ALT_CAST_THROUGH(uint16_t, int32_t, int64_t)
+ALT_CAST_THROUGH(uint32_t, int64_t, int64_t)
+#undef ALT_CAST_THROUGH
 template <> struct caster<bool> {
   template <class From> static inline __attribute__((always_inline)) bool from(From x) { return x != From(0); }
 };
 template <> struct caster<bfloat16> {
   template <class From> static inline __attribute__((always_inline)) bfloat16 from(From x) {
-    return {uint16_t(bfloat16_encode(float(x)))};
+    return bfloat16(bfloat16_encode(float(x)));
   }
 };
 template <> struct caster<half> {
   template <class From> static inline __attribute__((always_inline)) half from(From x) {
-#ifdef __AVX512FP16__
-    return {bit_cast<uint16_t>(_Float16(float(x)))};
-#else
-    return {uint16_t(half_bits::encode(float(x)))};
-#endif
+    return half(half_bits::encode(float(x)));
   }
 };
 template <> struct caster<float8_e4m3fn> {
   template <class From> static inline __attribute__((always_inline)) float8_e4m3fn from(From x) {
-    return {uint8_t(e4m3fn_bits::encode(float(x)))};
+    return float8_e4m3fn(e4m3fn_bits::encode(float(x)));
   }
 };
 template <> struct caster<float8_e5m2> {
   template <class From> static inline __attribute__((always_inline)) float8_e5m2 from(From x) {
-    return {uint8_t(e5m2_bits::encode(float(x)))};
+    return float8_e5m2(e5m2_bits::encode(float(x)));
   }
 };
 template <class To, class From> struct cast_pair {
