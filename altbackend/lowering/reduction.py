@@ -381,8 +381,8 @@ def batch_norm_inference_of(
 def _scan(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         out = _result(ctx)
-        if not x.sizes:
-            return Tensor((), out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
+        if not x.sizes or x.sizes[dim] == 1:
+            return Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
         dim %= len(x.sizes)
         acc = compute_dtype(out.dtype)
         buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
