@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..config import Config
 from ..errors import Unsupported
 from ..ir import expr as ex
@@ -97,7 +98,8 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     if not isinstance(held, torch.Tensor):
         return Constant(name)
     if held.dim() == 0 and held.device.type == "cpu" and held.dtype in SUPPORTED_DTYPES:
-        return Tensor((), held.dtype, va.const(held.item(), held.dtype))
+        with compat.real_tensors():
+            return Tensor((), held.dtype, va.const(held.item(), held.dtype))
     b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
     ctx.buffers[name] = b
     return of_buffer(b)
