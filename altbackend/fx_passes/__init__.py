@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from ..config import Config
 from ..debug import Trace
-from . import channels_last, constants, conv_bn, onednn
+from . import channels_last, constants, conv_bn, onednn, simplify
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
@@ -18,6 +18,8 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
         user_pass(gm.graph)
     gm.graph.eliminate_dead_code()
     remember_output_strides(gm)
+    for rule, count in simplify.run(gm).items():
+        trace.decision("simplify", rule, "applied", f"{count} times")
     return gm
 
 
