@@ -42,3 +42,12 @@ def functorch_settings() -> Iterator[None]:
     """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
     with functorch.patch(unlift_effect_tokens=True):
         yield
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Operators compute on data, also while AOTAutograd traces with fake tensors."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        yield

@@ -17,18 +17,22 @@ from .tensor import Tensor, expand, points
 from .view import out_sizes
 
 
-def position(t: Tensor, at: Sequence[Index], size: Index) -> Index:
-    """The checked index that `t` holds at a point, for a dimension of `size`."""
+def position(t: Tensor, at: Sequence[Index], size: Index, *, negative: bool = True) -> Index:
+    """The checked index that `t` holds at a point, for a dimension of `size`; `negative`: it may count from the end."""
     if t.dtype in (torch.bool, torch.uint8):
         raise NotHere("a mask as index has a data-dependent result size")
-    return va.wrap_index(t.at(at), size)
+    x = t.at(at)
+    if not negative and x.op != "const":
+        # past every upper bound, so that the check fails
+        x = s.where(s.binary("lt", x, 0), torch.iinfo(x.dtype).max, x)
+    return va.wrap_index(x, size)
 
 
 @lowers("embedding.default")
 def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = points(sizes)
-    row = position(indices, p[:-1], weight.sizes[0])
+    row = position(indices, p[:-1], weight.sizes[0], negative=False)
     return Tensor(sizes, weight.dtype, weight.at([row, p[-1]]))
 
 
@@ -39,7 +43,7 @@ def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
     dim %= len(x.sizes)
     sizes = out_sizes(ctx)
     p = list(points(sizes))
-    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
+    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim], negative=False)
     return Tensor(sizes, x.dtype, x.at(p))
 
 
@@ -49,7 +53,7 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
         raise NotHere("a tensor without dimensions")
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
-    p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
+    p[dim] = position(indices, points(indices.sizes), x.sizes[dim], negative=False)
     return Tensor(indices.sizes, x.dtype, x.at(p))
 
 

@@ -33,7 +33,7 @@ def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
     """Reduce with keepdim: the result has size 1 in `dims`. `acc`: dtype of accumulation, `out`: of the buffer."""
     kept_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
-    if not any(k < len(x.sizes) for k in dims):
+    if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
         value = va.cast(x.value, acc)
         return Tensor(kept_sizes, out, va.const(0, out) if op in ("argmax", "argmin") else va.cast(value, out))
     value = va.cast(x.value, acc)
@@ -381,8 +381,8 @@ def batch_norm_inference_of(
 def _scan(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         out = _result(ctx)
-        if not x.sizes:
-            return Tensor((), out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
+        if not x.sizes or x.sizes[dim] == 1:
+            return Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
         dim %= len(x.sizes)
         acc = compute_dtype(out.dtype)
         buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))

@@ -152,6 +152,8 @@ def _common_loops(placed: list[Placed]) -> list[Placed]:
     out = list(placed)
     for members in classes.values():
         chain = refine([placed[k].sizes for k in members])
+        if chain is not None and any(_cuts_scan(placed[k], chain) for k in members):
+            chain = None
         sets = [members] if chain is not None else [[k] for k in members]
         for part in sets:
             sizes = chain if chain is not None else tuple(n for n in placed[part[0]].sizes if n != 1)
@@ -160,6 +162,11 @@ def _common_loops(placed: list[Placed]) -> list[Placed]:
             for k, q in zip(part, done, strict=True):
                 out[k] = rechain(q, final)
     return out
+
+
+def _cuts_scan(q: Placed, chain: tuple[Index, ...]) -> bool:
+    """Whether `chain` splits the loop that a scan runs along; its running value lives for one innermost loop."""
+    return q.kind == "scan" and chain[-1:] != tuple(n for n in q.sizes if n != 1)[-1:]
 
 
 def _merge_all(placed: list[Placed]) -> list[Placed]:
