@@ -45,3 +45,10 @@ def functorch_settings() -> Iterator[None]:
 
     with functorch.patch(unlift_effect_tokens=True):
         yield
+
+
+def real_tensors() -> contextlib.AbstractContextManager[object]:
+    """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..config import Config
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Program, View
-from . import extern, indexing, pointwise, pooling, reduction, view
+from . import extern, indexing, pointwise, pooling, reduction, scatter, view
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, of_buffer
 
-_ROOMS = (indexing, pointwise, pooling, reduction, view)  # importing them fills the registry
+_ROOMS = (indexing, pointwise, pooling, reduction, scatter, view)  # importing them fills the registry
 
 _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
@@ -93,7 +94,8 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     if not isinstance(held, torch.Tensor):
         return Constant(name)
     if held.dim() == 0 and held.device.type == "cpu" and held.dtype in SUPPORTED_DTYPES:
-        return Tensor((), held.dtype, va.const(held.item(), held.dtype))
+        with compat.real_tensors():
+            return Tensor((), held.dtype, va.const(held.item(), held.dtype))
     b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
     ctx.buffers[name] = b
     return of_buffer(b)

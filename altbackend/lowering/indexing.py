@@ -17,11 +17,16 @@ from .tensor import Tensor, expand, points
 from .view import out_sizes
 
 
-def position(t: Tensor, at: Sequence[Index], size: Index) -> Index:
-    """The checked index that `t` holds at a point, for a dimension of `size`."""
+def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False) -> Index:
+    """The checked index that `t` holds at a point, for a dimension of `size`; `from_end`: negative ones are allowed."""
     if t.dtype in (torch.bool, torch.uint8):
         raise NotHere("a mask as index has a data-dependent result size")
-    return va.wrap_index(t.at(at), size)
+    if size == 0:
+        raise NotHere("an index into an empty dimension")
+    i = va.cast(t.at(at), torch.int64)
+    if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+        i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
+    return va.wrap_index(i, size)
 
 
 @lowers("embedding.default")
@@ -76,7 +81,7 @@ def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...]) -> tup
     where: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
-            where.append(position(expand(indices[k], shape), common, x.sizes[k]))
+            where.append(position(expand(indices[k], shape), common, x.sizes[k], from_end=True))
         else:
             where.append(next(rest))
     return where, rank
