@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 
@@ -44,10 +45,6 @@ def functorch_settings() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def real_tensors() -> Iterator[None]:
-    """Operators compute on data, also while AOTAutograd traces with fake tensors."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    with unset_fake_temporarily():
-        yield
+def real_tensors() -> contextlib.AbstractContextManager[object]:
+    """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
+    return unset_fake_temporarily()

@@ -74,11 +74,7 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
 
 
 def _parallel_alone(q: Placed) -> bool:
-    if q.kind == "point":
-        return True
-    if q.kind != "inner" or q.node.dims:
-        return False
-    return not q.node.op.startswith("arg")  # type: ignore[union-attr]
+    return q.kind == "point" or (q.kind == "inner" and not q.node.dims)  # type: ignore[union-attr]
 
 
 def _work(placed: list[Placed]) -> Index:
@@ -206,7 +202,7 @@ def _storage(
         escapes = b in deps.escaping or any(r not in members for r in deps.readers.get(b, ()))
         if escapes:
             stored.add(b)
-        if writer.kind == "outer":
+        if writer.kind in ("outer", "scatter"):
             storage[b] = GLOBAL
             continue
         kept = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
