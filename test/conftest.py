@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if (folder := config.stash.get(_made, None)) is not None:
         del os.environ[_CACHE]
-        cpp.cache_folder.cache_clear()
+        cpp.usable_folder.cache_clear()
         shutil.rmtree(folder, ignore_errors=True)
 
 
