@@ -89,7 +89,6 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
         else:
             kept.append(k)
     assert [n for n in gm.graph.nodes if n.op == "placeholder"][-len(folded) :] == folded
-    gm.recompile()
     return Split(gm, GraphModule(gm, prologue), tuple(kept), watched)
 
 

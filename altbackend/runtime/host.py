@@ -17,7 +17,7 @@ _guards = torch._C._dynamo.guards
 empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 
-Block = tuple[int, int, int, int]  # slot, bytes, first step, last step
+Block = tuple[tuple[int, ...], int, int, int]  # slots, bytes, first step, last step
 Window = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]  # slot, dtype, sizes, strides, offset
 Layout = Callable[..., tuple[Sequence[Block], Sequence[Window]]]
 
@@ -66,7 +66,7 @@ class Workspaces:
         offsets, total = plan([b[1:] for b in blocks], self.reuse)
         arena = torch.empty(total + 64, dtype=torch.uint8)
         base = -arena.data_ptr() % 64
-        at = {b[0]: base + off for b, off in zip(blocks, offsets, strict=True)}
+        at = {slot: base + off for b, off in zip(blocks, offsets, strict=True) for slot in b[0]}
         pointers = (ctypes.c_void_p * max(self.slots, 1))()
         start = arena.data_ptr()
         for slot, offset in at.items():

@@ -29,7 +29,8 @@ class Kernel:
     """`rows` run in parallel, each through all stages. `flat`: one row, its single loop is run in parallel.
 
     `storage` says per written buffer where later stages find it; a global buffer is stored as well.
-    `scratch` gives elements per row of each buffer kept on chip.
+    `scratch` gives elements per row of each buffer kept on chip. `in_place` pairs (read, stored): the stored buffer
+    may take the storage of the read one, if that dies here.
     """
 
     rows: Index
@@ -41,6 +42,7 @@ class Kernel:
     work: Index
     members: tuple[int, ...]
     origins: tuple[Origin, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
 
 
 def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel:
@@ -70,7 +72,36 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
         work=_work(placed),
         members=tuple(g.members),
         origins=tuple(o for q in placed for o in q.node.origins),
+        in_place=_in_place(p, out, stored, deps),
     )
+
+
+def _in_place(
+    p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps
+) -> tuple[tuple[str, str], ...]:
+    """Pairs of temporaries where every read of the first happens at the point, and no later than, the second's store."""
+    loads: dict[str, list[tuple[int, Index]]] = {}
+    for k, s in enumerate(stages):
+        for q in s.members:
+            for b, index in va.loads(q.value):
+                loads.setdefault(b, []).append((k, index))
+    pairs: list[tuple[str, str]] = []
+    taken: set[str] = set(stored)
+    for k, s in enumerate(stages):
+        for q in s.members:
+            out = p.buffers[q.node.out]
+            if q.kind != "point" or out.name not in stored or out.name in deps.escaping:
+                continue
+            for a, uses in loads.items():
+                source = p.buffers[a]
+                same = source.extent == out.extent and source.dtype == out.dtype
+                if a in taken or a in deps.escaping or source.kind != "temp" or not same:
+                    continue
+                if all(at <= k and index is q.index for at, index in uses):
+                    pairs.append((a, out.name))
+                    taken.add(a)
+                    break
+    return tuple(pairs)
 
 
 def _parallel_alone(q: Placed) -> bool:
