@@ -10,7 +10,7 @@ from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program
 from .deps import Deps
-from .fusion import Group, same_point, split_row
+from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
@@ -105,7 +105,18 @@ def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
     again = [fit(q.node, rows) for q in placed]
     if any(isinstance(q, No) for q in again):
         return placed
-    return [q for q in again if isinstance(q, Placed)]
+    spread = [q for q in again if isinstance(q, Placed)]
+    # one row holds everything; a row of several holds only its own part
+    return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else placed
+
+
+def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
+    return all(
+        same_point(w, reader) or row_local(w, reader, b, index) is None
+        for b, index in va.loads(reader.value)
+        for w in writers
+        if w.node.out == b
+    )
 
 
 def _common_loops(placed: list[Placed]) -> list[Placed]:
