@@ -205,6 +205,8 @@ def _edge(
         return No(f"{b} reduces everything: fused, all of it would run on one thread")
     if same_point(writer, reader):
         return None
+    if rows == 1 and writer.kind != "inner" and _points(writer) >= cfg.parallel_threshold:
+        return No(f"{b} is read at other points than it is written: fused, all of it would run on one thread")
     return row_local(writer, reader, b, index)
 
 
