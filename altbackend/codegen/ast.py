@@ -53,17 +53,6 @@ class Update:
 
 
 @dataclass(frozen=True)
-class UpdatePosition:
-    """The running extremum of argmax/argmin: `best` and its position `at`, first of equals, NaN wins."""
-
-    best: str
-    at: str
-    op: str
-    value: Value
-    position: Index
-
-
-@dataclass(frozen=True)
 class Loop:
     """`for var in [begin, end)`; `simd`: iterations are independent but for `sums` (op, name) reductions.
 
@@ -79,7 +68,7 @@ class Loop:
     step: int = 1
 
 
-Stmt = Union[Let, Declare, Store, Update, UpdatePosition, Loop]
+Stmt = Union[Let, Declare, Store, Update, Loop]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..ir import expr as ex
 from ..ir.expr import Atom, Index
 from ..ir.ops import OPS
 from ..ir.value import Value
-from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update, UpdatePosition
+from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -34,6 +34,7 @@ _COMBINE = {
     "any": "{0} | {1}",
     "all": "{0} & {1}",
     "xor": "{0} ^ {1}",
+    "logaddexp": "alt::logaddexp({0}, {1})",
 }
 STACK_SCRATCH = 1 << 17  # bytes of scratch a kernel may take from a thread's stack
 
@@ -175,18 +176,8 @@ def _statement(w: Lines, s: Stmt) -> None:
         case Update():
             target = s.target if s.index is None else f"{s.target}[{index(s.index)}]"
             w.add(f"{target} = {_COMBINE[s.op].format(target, scalar(s.value))};")
-        case UpdatePosition():
-            _position(w, s)
         case Loop():
             _loop(w, s)
-
-
-def _position(w: Lines, s: UpdatePosition) -> None:
-    v, sign = scalar(s.value), ">" if s.op == "argmax" else "<"
-    wins = f"{v} {sign} {s.best}"
-    if s.value.dtype.is_floating_point:
-        wins = f"({wins}) | (({v} != {v}) & ({s.best} == {s.best}))"
-    w.add(f"if (({s.at} < 0) | ({wins})) {{ {s.best} = {v}; {s.at} = {index(s.position)}; }}")
 
 
 def _loop(w: Lines, s: Loop) -> None:

@@ -10,11 +10,11 @@ import torch
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Program, Reduction, Scan
+from ..ir.loops import Program, Reduction, Scan, Scatter
 from ..ir.value import Value
 from ..schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ..schedule.place import Placed
-from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, UpdatePosition, name
+from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, name
 
 SUM_BLOCK = 4096  # float32 sums run this long before they are added to a float64 total
 
@@ -92,7 +92,7 @@ def emit(p: Program, k: Kernel) -> tuple[Function, tuple[str, ...]]:
 
 def _scratch(e: Emitter, b: str, numel: Index) -> str:
     if b not in e.scratch:
-        e.scratch[b] = Declare(f"s{len(e.scratch)}", e.program.buffers[b].dtype, None, numel)
+        e.scratch[b] = Declare(e.fresh("w"), e.program.buffers[b].dtype, None, numel)
     return e.scratch[b].name
 
 
@@ -232,6 +232,8 @@ def _member(e: Emitter, s: Scope, q: Placed) -> None:
         _point(e, s, q)
     elif q.kind == "scan":
         _scan(e, s, q)
+    elif q.kind == "scatter":
+        _scatter(e, s, q)
     elif e.kernel.flat or q.kind == "outer":
         _across_rows(e, s, q)
     else:
@@ -260,11 +262,11 @@ def _identity(op: str, dtype: torch.dtype) -> Value:
     if op in ("prod", "all"):
         return va.const(1, dtype)
     if dtype == torch.bool:
-        return va.const(op in ("min", "argmin"), dtype)
-    if dtype.is_floating_point:
-        return va.const(math.inf if op in ("min", "argmin") else -math.inf, dtype)
+        return va.const(op == "min", dtype)
+    if dtype.is_floating_point:  # max, min, logaddexp
+        return va.const(math.inf if op == "min" else -math.inf, dtype)
     limits = torch.iinfo(dtype)
-    return va.const(limits.max if op in ("min", "argmin") else limits.min, dtype)
+    return va.const(limits.max if op == "min" else limits.min, dtype)
 
 
 def _kept_first(q: Placed) -> int | None:
@@ -281,13 +283,6 @@ def _accumulate(e: Emitter, s: Scope, q: Placed, level: int) -> Value:
     value = _bind(e, s, q.value)
     depth = len(s.stage.inner)
     acc = e.fresh("r")
-    if node.op in ("argmax", "argmin"):
-        at = e.fresh("r")
-        s.before[level] += [Declare(acc, value.dtype, None), Declare(at, torch.int64, va.const(-1, torch.int64))]
-        place = ex.flatten([v.args[1] for v in q.inner if v in q.reduced], [ex.ix(v) for v in q.inner if v in q.reduced])
-        s.before[depth].append(UpdatePosition(acc, at, node.op, value, place))
-        s.serial = True
-        return name(at, torch.int64)
     long = depth and s.stage.inner[-1] in q.reduced and not _known_at_most(s.stage.inner[-1].args[1], SUM_BLOCK)
     if node.op == "sum" and value.dtype == torch.float32 and long:
         part = e.fresh("r")
@@ -333,8 +328,6 @@ def _array_reduction(e: Emitter, s: Scope, q: Placed) -> None:
     """Kept loops inside reduced ones: one accumulator per kept point."""
     node = q.node
     assert isinstance(node, Reduction)
-    if node.op in ("argmax", "argmin"):
-        raise NotImplementedError("position of an extremum with kept loops inside reduced ones")
     b = node.out
     kept = tuple(v for v in q.inner if v not in q.reduced)
     numel = ex.prod(v.args[1] for v in kept)
@@ -353,7 +346,7 @@ def _array_reduction(e: Emitter, s: Scope, q: Placed) -> None:
 
 
 def _temp(e: Emitter, b: str, numel: Index) -> str:
-    e.scratch[f"acc.{b}"] = Declare(f"s{len(e.scratch)}", e.program.buffers[b].dtype, None, numel)
+    e.scratch[f"acc.{b}"] = Declare(e.fresh("w"), e.program.buffers[b].dtype, None, numel)
     return e.scratch[f"acc.{b}"].name
 
 
@@ -393,16 +386,28 @@ def _widen(v: Value, dtype: torch.dtype) -> Value:
 
 
 def _scan(e: Emitter, s: Scope, q: Placed) -> None:
+    """One running result per point of the loops inside the scanned one, which are independent."""
     node = q.node
     assert isinstance(node, Scan)
     depth = len(s.stage.inner)
     value = _bind(e, s, q.value)
-    acc = e.fresh("r")
-    s.serial = True
     wide = torch.float64 if value.dtype == torch.float32 and node.op == "sum" else value.dtype
-    s.before[depth - 1].append(Declare(acc, wide, _identity(node.op, wide)))
-    s.before[depth].append(Update(acc, None, node.op, _widen(value, wide)))
-    result = _widen(name(acc, wide), value.dtype)
+    first = min((k for k, v in enumerate(s.stage.inner) if v in q.scanned), default=depth)
+    after = tuple(v for v in s.stage.inner[first:] if v not in q.scanned)
+    if after:
+        slot = ex.flatten([v.args[1] for v in after], [ex.ix(v) for v in after])
+        acc = e.fresh("w")
+        e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(v.args[1] for v in after))
+        s.before[first].append(_over(after, Store(acc, slot, _identity(node.op, wide))))
+        s.before[depth].append(Update(acc, slot, node.op, _widen(value, wide)))
+        result = _widen(va.load(acc, slot, wide), value.dtype)
+        s.serial |= s.stage.inner[-1] in q.scanned
+    else:
+        acc = e.fresh("r")
+        s.before[first].append(Declare(acc, wide, _identity(node.op, wide)))
+        s.before[depth].append(Update(acc, None, node.op, _widen(value, wide)))
+        result = _widen(name(acc, wide), value.dtype)
+        s.serial = True
     if e.kernel.storage[node.out] == SCRATCH:
         target = _scratch(e, node.out, e.kernel.scratch[node.out])
         s.before[depth].append(Store(target, scratch_index(q, q.index), result))
@@ -410,3 +415,20 @@ def _scan(e: Emitter, s: Scope, q: Placed) -> None:
         at, _ = _index(e, s, q.index)
         s.before[depth].append(Store(e.param(node.out, written=True), at, result))
 
+
+_SCATTER_OPS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
+
+
+def _scatter(e: Emitter, s: Scope, q: Placed) -> None:
+    """Stores in loop order; only a loop that never meets its own elements again may run as vectors."""
+    node = q.node
+    assert isinstance(node, Scatter)
+    value = _bind(e, s, q.value)
+    at, _ = _index(e, s, q.index)
+    target = e.param(node.out, written=True)
+    body = s.before[len(s.stage.inner)]
+    if node.mode == "set":
+        body.append(Store(target, at, value))
+    else:
+        body.append(Update(target, at, _SCATTER_OPS[node.mode], value))
+    s.serial |= not s.stage.inner or ex.coefficient(q.index, s.stage.inner[-1]) != 1

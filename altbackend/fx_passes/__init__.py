@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from ..config import Config
 from ..debug import Trace
-from . import channels_last, constants, conv_bn, onednn, simplify
+from . import channels_last, constants, conv_bn, onednn, patchify, simplify
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
@@ -43,6 +43,9 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
     constant = constants.constant_nodes(gm, static)
     folded = conv_bn.run(gm, constant)
     trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+    patches = patchify.run(gm)
+    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
+    constant = constants.constant_nodes(gm, static)
     if cfg.channels_last and channels_last.run(gm):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
     if onednn.available():

@@ -102,10 +102,6 @@ def _reduce(node: Reduction, value: torch.Tensor, kept: list[int]) -> torch.Tens
             return flat.amax(-1)
         case "min":
             return flat.amin(-1)
-        case "argmax":
-            return flat.to(torch.uint8 if flat.dtype == torch.bool else flat.dtype).argmax(-1)
-        case "argmin":
-            return flat.to(torch.uint8 if flat.dtype == torch.bool else flat.dtype).argmin(-1)
         case "any":
             return flat.any(-1)
         case "all":
@@ -124,6 +120,8 @@ def _scan(op: str, value: torch.Tensor, dim: int) -> torch.Tensor:
             return value.cummax(dim).values
         case "min":
             return value.cummin(dim).values
+        case "logaddexp":
+            return value.logcumsumexp(dim)
         case _:
             raise NotImplementedError(f"scan {op}")
 

@@ -22,7 +22,8 @@ from . import value as va
 from .expr import Atom, Index
 from .value import Value
 
-REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all", "xor")
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
+SCANS = ("sum", "prod", "max", "min", "logaddexp")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Reduction:
-    """`dims` are kept, `rdims` reduced; `value` has the accumulation dtype, argmax/argmin give int64."""
+    """`dims` are kept, `rdims` reduced; `value` has the accumulation dtype."""
 
     out: str
     dims: tuple[Atom, ...]
@@ -81,7 +82,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scan:
-    """Inclusive scan along the single variable `rdims[0]`; `index` includes it. `op`: "sum", "prod", "max", "min"."""
+    """Inclusive scan along the single variable `rdims[0]`; `index` includes it."""
 
     out: str
     dims: tuple[Atom, ...]
@@ -94,7 +95,11 @@ class Scan:
 
 @dataclass(frozen=True)
 class Scatter:
-    """`mode`: "set", "add", "prod", "max", "min"; `out` is read and written. `guard` (bool) skips a point."""
+    """`mode`: "set", "add", "prod", "max", "min", applied in loop order.
+
+    `out` is a dense buffer of this lowering, already filled; it is read and written. A loop variable stands in the
+    index as a plain multiple of the stride of one dimension, a data-dependent index likewise.
+    """
 
     out: str
     dims: tuple[Atom, ...]

@@ -120,8 +120,11 @@ def masked(cond: Value, value: Value, other: Value) -> Value:
 
 def wrap_index(x: Value, size: Index) -> Index:
     """A data-dependent index into a dimension of `size`, negative values counted from the end."""
-    if x.op == "const":
-        return int(x.attr)
+    if x.op == "const" and isinstance(size, int) and -size <= x.attr < size:
+        return int(x.attr) % size
+    if x.op == "index" and ex.known_nonnegative(x.attr) and ex.known_less(x.attr, size):
+        e: Index = x.attr
+        return e
     checked = make("wrap_index", (cast(x, torch.int64),), torch.int64, size)
     return ex.lookup(checked, 0, max(ex.bounds(size)[1] - 1, 0))
 

@@ -47,10 +47,7 @@ def _check_loop(p: Program, node: Pointwise | Reduction | Scan | Scatter) -> Non
     _check_index(p, node, node.out, node.index)
     for name, index in va.loads(node.value):
         _check_index(p, node, name, index)
-    if isinstance(node, Reduction) and node.op in ("argmax", "argmin"):
-        _require(out.dtype.is_floating_point is False, node, "stores a position in a float buffer")
-    else:
-        _require(out.dtype == node.value.dtype, node, f"stores {node.value.dtype} into {out.dtype}")
+    _require(out.dtype == node.value.dtype, node, f"stores {node.value.dtype} into {out.dtype}")
     for v in va.walk(node.value):
         if v.op == "load":
             _require(v.dtype == p.buffers[v.attr[0]].dtype, node, f"loads {v.attr[0]} as {v.dtype}")

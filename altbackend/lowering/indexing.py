@@ -17,22 +17,23 @@ from .tensor import Tensor, expand, points
 from .view import out_sizes
 
 
-def position(t: Tensor, at: Sequence[Index], size: Index, *, negative: bool = True) -> Index:
-    """The checked index that `t` holds at a point, for a dimension of `size`; `negative`: it may count from the end."""
+def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False) -> Index:
+    """The checked index that `t` holds at a point, for a dimension of `size`; `from_end`: negative ones are allowed."""
     if t.dtype in (torch.bool, torch.uint8):
         raise NotHere("a mask as index has a data-dependent result size")
-    x = t.at(at)
-    if not negative and x.op != "const":
-        # past every upper bound, so that the check fails
-        x = s.where(s.binary("lt", x, 0), torch.iinfo(x.dtype).max, x)
-    return va.wrap_index(x, size)
+    if size == 0:
+        raise NotHere("an index into an empty dimension")
+    i = va.cast(t.at(at), torch.int64)
+    if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+        i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
+    return va.wrap_index(i, size)
 
 
 @lowers("embedding.default")
 def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = points(sizes)
-    row = position(indices, p[:-1], weight.sizes[0], negative=False)
+    row = position(indices, p[:-1], weight.sizes[0])
     return Tensor(sizes, weight.dtype, weight.at([row, p[-1]]))
 
 
@@ -43,7 +44,7 @@ def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
     dim %= len(x.sizes)
     sizes = out_sizes(ctx)
     p = list(points(sizes))
-    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim], negative=False)
+    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
     return Tensor(sizes, x.dtype, x.at(p))
 
 
@@ -53,7 +54,7 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
         raise NotHere("a tensor without dimensions")
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
-    p[dim] = position(indices, points(indices.sizes), x.sizes[dim], negative=False)
+    p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
     return Tensor(indices.sizes, x.dtype, x.at(p))
 
 
@@ -80,7 +81,7 @@ def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...]) -> tup
     where: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
-            where.append(position(expand(indices[k], shape), common, x.sizes[k]))
+            where.append(position(expand(indices[k], shape), common, x.sizes[k], from_end=True))
         else:
             where.append(next(rest))
     return where, rank

@@ -35,14 +35,14 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     kept_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
     if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
         value = va.cast(x.value, acc)
-        return Tensor(kept_sizes, out, va.const(0, out) if op in ("argmax", "argmin") else va.cast(value, out))
+        return Tensor(kept_sizes, out, va.cast(value, out))
     value = va.cast(x.value, acc)
     order = _loop_order(x, value)
     fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
     value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
     kept = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
-    reduced = tuple(fresh[k] for k in (dims if op.startswith("arg") else order) if k in dims and x.sizes[k] != 1)
+    reduced = tuple(fresh[k] for k in order if k in dims and x.sizes[k] != 1)
     buffer = ctx.new_buffer(out, kept_sizes, ctx.strides_like(kept_sizes, None))
     index = ex.add(0, *(ex.mul(st, env[a]) for k, (st, a) in enumerate(zip(buffer.strides, axes(x.sizes), strict=True)) if k not in dims))
     ctx.emit(Reduction(buffer.name, kept, reduced, index, op, value, ctx.origins()))
@@ -154,32 +154,49 @@ lowers("any.default", "any.dim", "any.dims")(_logical("any"))
 lowers("all.default", "all.dim", "all.dims")(_logical("all"))
 
 
+def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(extremum, row-major position of its first occurrence in `dims`), keepdim; a NaN counts as the extremum.
+
+    The position is a second reduction, the least position that holds the extremum: both run as vectors, in any layout.
+    """
+    acc = compute_dtype(x.dtype)
+    best = reduce(ctx, op, x, dims, acc, acc)
+    n = count(x, dims)
+    small = torch.int32 if ex.bounds(n)[1] < 2**31 else torch.int64
+    v, top = va.cast(x.value, acc), expand(best, x.sizes).value
+    hit = s.binary("eq", v, top)
+    if acc.is_floating_point:
+        hit = va.apply("logical_or", hit, s.unary("isnan", v))
+    place = va.cast(va.index(ex.flatten([x.sizes[k] for k in dims], [points(x.sizes)[k] for k in dims])), small)
+    at = s.where(hit, place, torch.iinfo(small).max)
+    return best, reduce(ctx, "min", Tensor(x.sizes, small, at), dims, small, small)
+
+
 def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         where = norm_dims(dim, len(x.sizes))
-        return drop_dims(reduce(ctx, op, x, where, compute_dtype(x.dtype), torch.int64), where, keepdim)
+        _, at = extremum_position(ctx, op, shared(ctx, x, x.dtype), where)
+        at = drop_dims(at, where, keepdim)
+        return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
 
     return lower
 
 
-lowers("argmax.default")(_position("argmax"))
-lowers("argmin.default")(_position("argmin"))
+lowers("argmax.default")(_position("max"))
+lowers("argmin.default")(_position("min"))
 
 
-def _with_position(value_op: str, at_op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         where = norm_dims(dim, len(x.sizes))
-        x = shared(ctx, x, x.dtype)
-        acc = compute_dtype(x.dtype)
-        best = drop_dims(reduce(ctx, value_op, x, where, acc, acc), where, keepdim)
-        at = drop_dims(reduce(ctx, at_op, x, where, acc, torch.int64), where, keepdim)
-        return finish(ctx, best.sizes, x.dtype, best.value), at
+        best, at = (drop_dims(t, where, keepdim) for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), where))
+        return finish(ctx, best.sizes, x.dtype, best.value), Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
 
     return lower
 
 
-lowers("max.dim")(_with_position("max", "argmax"))
-lowers("min.dim")(_with_position("min", "argmin"))
+lowers("max.dim")(_with_position("max"))
+lowers("min.dim")(_with_position("min"))
 
 
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -378,26 +395,54 @@ def batch_norm_inference_of(
     return finish(ctx, x.sizes, dtype, y)
 
 
+def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
+    """The inclusive scan of `x` along `dim`, in a buffer of dtype `acc`."""
+    value = va.cast(va.cast(x.value, x.dtype), acc)
+    if not x.sizes or x.sizes[dim] == 1:
+        return Tensor(x.sizes, acc, value)
+    buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
+    ax = axes(x.sizes)
+    index = ex.add(0, *(ex.mul(st, ex.ix(a)) for st, a in zip(buffer.strides, ax, strict=True)))
+    kept = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
+    ctx.emit(Scan(buffer.name, kept, (ax[dim],), index, op, value, ctx.origins()))
+    return of_buffer(buffer)
+
+
 def _scan(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         out = _result(ctx)
-        if not x.sizes or x.sizes[dim] == 1:
-            return Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype))
-        dim %= len(x.sizes)
-        acc = compute_dtype(out.dtype)
-        buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
-        ax = axes(x.sizes)
-        index = ex.add(0, *(ex.mul(st, ex.ix(a)) for st, a in zip(buffer.strides, ax, strict=True)))
-        kept = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
-        value = va.cast(va.cast(x.value, x.dtype), acc)
-        ctx.emit(Scan(buffer.name, kept, (ax[dim],), index, op, value, ctx.origins()))
-        return finish(ctx, x.sizes, out.dtype, of_buffer(buffer).value)
+        # the input is converted to the result's dtype before it is scanned
+        x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
+        got = running(ctx, op, x, dim % max(len(x.sizes), 1), compute_dtype(out.dtype))
+        return finish(ctx, x.sizes, out.dtype, got.value)
 
     return lower
 
 
 lowers("cumsum.default")(_scan("sum"))
 lowers("cumprod.default")(_scan("prod"))
+lowers("logcumsumexp.default")(_scan("logaddexp"))
+
+
+def _running_extremum(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def lower(ctx: Ctx, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        dim %= max(len(x.sizes), 1)
+        x = shared(ctx, x, x.dtype)
+        best = running(ctx, op, x, dim, x.dtype if x.dtype == torch.bool else compute_dtype(x.dtype))
+        # each element that equals the extremum so far, or is NaN, is its newest position
+        v = x.computed()
+        hit = s.binary("eq", v, best.value)
+        if v.dtype.is_floating_point:
+            hit = va.apply("logical_or", hit, s.unary("isnan", v))
+        here = va.index(points(x.sizes)[dim] if x.sizes else 0)
+        at = running(ctx, "max", Tensor(x.sizes, torch.int64, s.where(hit, here, 0)), dim, torch.int64)
+        return finish(ctx, x.sizes, x.dtype, best.value), at
+
+    return lower
+
+
+lowers("cummax.default")(_running_extremum("max"))
+lowers("cummin.default")(_running_extremum("min"))
 
 
 @lowers("logsumexp.default")

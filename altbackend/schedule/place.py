@@ -6,12 +6,14 @@ iteration space is its inner part, run inside the row by one thread:
     point   every (row, inner) point is computed once
     inner   a reduction finished within its row
     outer   a reduction over rows: each thread accumulates, the results are combined after the last row
+    scan    a running result along one inner loop, one per point of the loops around and inside it
+    scatter rows touch disjoint parts of the buffer; within a row the data-dependent stores stay in order
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import expr as ex
 from ..ir import value as va
@@ -20,11 +22,15 @@ from ..ir.loops import Loop, Pointwise, Reduction, Scan, Scatter
 from ..ir.value import Value
 
 ROW = "o"
+COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter keeps together: whole cache lines
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A node rewritten onto kernel variables: `row`, then `inner` (slow to fast); `reduced` is a subset of both."""
+    """A node rewritten onto kernel variables: `row`, then `inner` (slow to fast).
+
+    `reduced` is a subset of both, `scanned` those inner loops that a scan runs along.
+    """
 
     node: Loop
     kind: str
@@ -33,6 +39,7 @@ class Placed:
     reduced: frozenset[Atom]
     index: Index
     value: Value
+    scanned: frozenset[Atom] = frozenset()
 
     @property
     def sizes(self) -> tuple[Index, ...]:
@@ -48,25 +55,75 @@ class No:
 
 def ordered_vars(node: Loop) -> list[Atom]:
     """Loop variables from slow to fast: kept ones first when the fastest is reduced."""
-    if isinstance(node, (Pointwise, Scatter)):
+    if isinstance(node, Pointwise):
         return list(node.dims)
-    if isinstance(node, Scan):
-        return [*node.dims, *node.rdims]
+    if isinstance(node, (Scan, Scatter)):
+        free = free_dims(node)
+        return [*free, *(v for v in (*node.dims, *rdims(node)) if v not in free)]
     every = sorted((*node.dims, *node.rdims), key=lambda v: int(v.args[0][1:]))
     if every and every[-1] in node.rdims:
         return [*node.dims, *node.rdims]
     return every
 
 
+def rdims(node: Loop) -> tuple[Atom, ...]:
+    return node.rdims if isinstance(node, (Reduction, Scan)) else ()
+
+
+def free_dims(node: Scan | Scatter) -> dict[Atom, int]:
+    """Loops whose iterations never touch each other's elements, with their steps, slowest in memory first.
+
+    Every loop of a scan but the one that it runs along. Of a scatter those that move the stored position by a plain
+    multiple which no other part of the position has: the node stores into a dense buffer of its own, whose
+    dimensions differ in their strides, and an index from data stays below the size of its dimension.
+    """
+    if isinstance(node, Scan):
+        steps = {v: _step(node.index, v) for v in node.dims}
+    else:
+        steps = _scatter_steps(node)
+    return dict(sorted(steps.items(), key=lambda item: -item[1]))
+
+
+def _step(index: Index, v: Atom) -> int:
+    c = ex.coefficient(index, v)
+    return c if isinstance(c, int) else 1 << 62
+
+
+def _scatter_steps(node: Scatter) -> dict[Atom, int]:
+    if isinstance(node.index, int) or any(len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms):
+        return {}
+    steps = [c for _, c in node.index.terms]
+    return {m[0]: c for m, c in node.index.terms if m[0].kind == "var" and c > 0 and steps.count(c) == 1}
+
+
+def _columns(node: Scan | Scatter) -> Atom | None:
+    """The free loop over neighbouring elements, if there is one."""
+    return next((v for v, step in free_dims(node).items() if step == 1), None)
+
+
+def _blocks(n: Index) -> int:
+    """Into how many rows a loop over `n` neighbours is cut: as many as leave COLUMNS each, at most 64."""
+    if not isinstance(n, int):
+        return 1
+    return max(k for k in range(1, 65) if n % k == 0 and (k == 1 or n // k >= COLUMNS))
+
+
+def _ordered_rows(node: Scan | Scatter) -> list[Index | None]:
+    free, fast = free_dims(node), _columns(node)
+    lead = ex.prod(v.args[1] for v in free if v is not fast)
+    if fast is None:
+        return [lead, 1]
+    enough = isinstance(lead, int) and lead >= 16
+    return [lead if enough else ex.mul(lead, _blocks(fast.args[1])), lead, 1]
+
+
 def natural_rows(node: Loop) -> list[Index | None]:
     """Row counts to try when `node` opens a kernel, best first; None: a flat kernel without rows."""
     if isinstance(node, Pointwise):
         return [None]
-    if isinstance(node, Scatter):
-        return [1]
+    if isinstance(node, (Scan, Scatter)):
+        return _ordered_rows(node)
     kept = ex.prod(v.args[1] for v in node.dims)
-    if isinstance(node, Scan):
-        return [kept]
     order = ordered_vars(node)
     if not node.dims:
         return [None, 1]
@@ -87,8 +144,10 @@ def natural_rows(node: Loop) -> list[Index | None]:
 
 def fit(node: Loop, rows: Index) -> Placed | No:
     """Place `node` in a kernel of `rows` rows, or say why it cannot be."""
+    if isinstance(node, (Scan, Scatter)):
+        return _fit_ordered(node, rows)
     order = ordered_vars(node)
-    reduced = frozenset(() if isinstance(node, (Pointwise, Scatter)) else node.rdims)
+    reduced = frozenset(rdims(node))
     tries = [order]
     if reduced and isinstance(node, Reduction):
         tries = [[*node.dims, *node.rdims]] + [order, sorted(order, key=lambda v: int(v.args[0][1:]))]
@@ -104,18 +163,28 @@ def fit(node: Loop, rows: Index) -> Placed | No:
         if any(outer_reduced) and not (isinstance(node, Reduction) and all(outer_reduced)):
             reason = No("its rows mix kept and reduced dimensions")
             continue
-        if any(outer_reduced) and node.op.startswith("arg"):  # type: ignore[union-attr]
-            reason = No("the position of an extremum is not combined across rows")
-            continue
         if isinstance(node, Reduction) and outer and not any(outer_reduced) and rows == 1 and not node.dims:
             continue
         kind = "outer" if any(outer_reduced) else "inner" if reduced else "point"
-        if isinstance(node, Scan):
-            if any(outer_reduced) or not inner or origin[inner[-1]] not in reduced:
-                continue
-            kind, inner_reduced = "scan", frozenset()
         return _placed(node, kind, rows, outer, inner, inner_reduced, env)
     return reason
+
+
+def _fit_ordered(node: Scan | Scatter, rows: Index) -> Placed | No:
+    """Rows are free loops only; what is left of the loop over neighbours runs innermost."""
+    cut = cut_rows(ordered_vars(node), rows)
+    if cut is None:
+        return No("no way to cut its loops into the kernel's rows")
+    outer, inner, env = cut
+    free, fast = free_dims(node), _columns(node)
+    origin = {w: v for v, e in env.items() for w in ex.vars_of(e)}
+    origin |= {v: v for v in (*outer, *inner) if v not in origin}
+    if any(origin[v] not in free for v in outer):
+        return No("its loops must run in order")
+    ordered = sorted(inner, key=lambda v: 2 if origin[v] is fast else 0 if origin[v] in free else 1)
+    kind = "scan" if isinstance(node, Scan) else "scatter"
+    placed = _placed(node, kind, rows, outer, ordered, frozenset(), env)
+    return replace(placed, scanned=frozenset(v for v in ordered if origin[v] in rdims(node)))
 
 
 def _placed(
@@ -190,7 +259,7 @@ def rechain(p: Placed, chain: tuple[Index, ...]) -> Placed:
     """Split the inner loops of `p` to exactly `chain`, named i0, i1, ...; `chain` refines `p.sizes`."""
     fresh = [ex.var(f"i{k}", n) for k, n in enumerate(chain)]
     env: dict[Atom, Index] = {}
-    reduced = set()
+    new: dict[Atom, list[Atom]] = {}
     at = len(fresh)
     for v in reversed(p.inner):
         if v.args[1] == 1:
@@ -203,12 +272,11 @@ def rechain(p: Placed, chain: tuple[Index, ...]) -> Placed:
             parts.insert(0, fresh[at])
             size = ex.mul(size, fresh[at].args[1])
         env[v] = ex.flatten([x.args[1] for x in parts], [ex.ix(x) for x in parts])
-        if v in p.reduced:
-            reduced.update(parts)
+        new[v] = parts
+    reduced, scanned = (frozenset(w for v in old for w in new.get(v, ())) for old in (p.reduced, p.scanned))
     live = {v: e for v, e in env.items() if ex.ix(v) is not e}
-    return Placed(
-        p.node, p.kind, p.row, tuple(fresh), frozenset(reduced), ex.substitute(p.index, live), p.value.substitute(live)
-    )
+    index, value = ex.substitute(p.index, live), p.value.substitute(live)
+    return replace(p, inner=tuple(fresh), reduced=reduced, index=index, value=value, scanned=scanned)
 
 
 def mergeable(p: Placed, k: int) -> bool:
@@ -216,8 +284,9 @@ def mergeable(p: Placed, k: int) -> bool:
     a, b = p.inner[k], p.inner[k + 1]
     if (a in p.reduced) != (b in p.reduced) or p.kind == "scan":
         return False
-    seen = [p.index] + [i for _, i in va.loads(p.value)]
-    seen += [v.attr for v in va.walk(p.value) if v.op in ("index", "wrap_index")]
+    trees = [v for tree in (p.value, *ex.lookups(p.index)) for v in va.walk(tree)]
+    seen = [p.index, *(v.attr[1] for v in trees if v.op == "load")]
+    seen += [v.attr for v in trees if v.op in ("index", "wrap_index")]
     for index in seen:
         ca, cb = ex.coefficient(index, a), ex.coefficient(index, b)
         if ca is None or cb is None or ca != ex.mul(cb, b.args[1]):
@@ -232,4 +301,5 @@ def merged(p: Placed, k: int) -> Placed:
     env: dict[Atom, Index] = {a: 0, b: ex.ix(one)}
     inner = (*p.inner[:k], one, *p.inner[k + 2 :])
     reduced = (p.reduced - {a, b}) | ({one} if a in p.reduced else set())
-    return Placed(p.node, p.kind, p.row, inner, reduced, ex.substitute(p.index, env), p.value.substitute(env))
+    index, value = ex.substitute(p.index, env), p.value.substitute(env)
+    return replace(p, inner=inner, reduced=reduced, index=index, value=value)
