@@ -8,7 +8,7 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Origin, Program
+from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
 from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
@@ -251,7 +251,8 @@ def show_kernel(k: Kernel) -> str:
         for q in s.members:
             where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")
             over = ",".join(sorted(v.args[0] for v in q.reduced))
-            op = "" if q.kind == "point" else f"{q.kind} {q.node.op}({over}) "  # type: ignore[union-attr]
+            what = q.node.mode if isinstance(q.node, Scatter) else getattr(q.node, "op", "")
+            op = "" if q.kind == "point" else f"{q.kind} {what}({over}) "
             lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
     return "\n".join(lines) + "\n"
 
