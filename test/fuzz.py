@@ -27,7 +27,16 @@ from test.compare import as_list, compiled, difference, twin
 from test.graphs import backend
 
 Tensor = torch.Tensor
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
 SIZES = (1, 2, 3, 4, 6)
 SMALL = 4096  # elements that a step's result may have
 
@@ -155,7 +164,9 @@ def _index(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
 def _gather(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
     x = _ranked(ts, n[0])
     d = n[1] % x.dim()
-    return x.gather(d, (torch.arange(x.shape[d]).flip(0)).view([-1 if k == d else 1 for k in range(x.dim())]).expand_as(x))
+    return x.gather(
+        d, (torch.arange(x.shape[d]).flip(0)).view([-1 if k == d else 1 for k in range(x.dim())]).expand_as(x)
+    )
 
 
 def _put(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
@@ -307,7 +318,10 @@ def disagreement(case: Case, options: dict[str, Any] | None = None, interpret: b
         except Exception as cause:  # whatever is raised is what eager does differently
             wrong.append(f"{name}: {type(cause).__name__}: {str(cause)[:800]}")
             continue
-        named = [(f"result of step {k} ({s.op})", g, w) for k, (s, g, w) in enumerate(zip(case.steps, got, want, strict=True))]
+        named = [
+            (f"result of step {k} ({s.op})", g, w)
+            for k, (s, g, w) in enumerate(zip(case.steps, got, want, strict=True))
+        ]
         named += [(f"input {k} afterwards", g, w) for k, (g, w) in enumerate(zip(mine, theirs, strict=True))]
         for label, g, w in named:
             if text := difference(g, w, None, _tolerance(w), strides=False):

@@ -162,7 +162,13 @@ def test_reads_of_other_rows_in_one_kernel() -> None:
 
 def test_a_gather_in_the_padding_is_not_checked() -> None:
     x = torch.randn(4, 5)
-    check(lambda x: [F.pad(x.gather(1, torch.arange(5).flip(0).expand(4, 5)), (3, 2)), F.pad(x[torch.tensor([3, 1])], (0, 1, 1, 1))], x)
+    check(
+        lambda x: [
+            F.pad(x.gather(1, torch.arange(5).flip(0).expand(4, 5)), (3, 2)),
+            F.pad(x[torch.tensor([3, 1])], (0, 1, 1, 1)),
+        ],
+        x,
+    )
 
 
 def test_writing_a_number_into_a_slice() -> None:

@@ -10,8 +10,8 @@ from altbackend.ir.loops import Buffer, Extern, Origin, Pointwise, Program, Redu
 
 F32, I64 = torch.float32, torch.int64
 ROWS, COLS = ex.var("d0", 3), ex.var("d1", 4)
-I, J = ex.ix(ROWS), ex.ix(COLS)
-FLAT = ex.add(ex.mul(I, 4), J)
+ROW, COL = ex.ix(ROWS), ex.ix(COLS)
+FLAT = ex.add(ex.mul(ROW, 4), COL)
 X = va.load("x", FLAT, F32)
 
 
@@ -23,13 +23,13 @@ def softmax() -> Program:
     """Rows of exp(x - max) / sum; then a library product with its own transpose."""
     buffers = [buffer("x", 3, 4, kind="input"), buffer("top", 3), buffer("e", 3, 4), buffer("total", 3)]
     buffers += [buffer("y", 3, 4), buffer("z", 3, 3)]
-    shifted = va.apply("exp", va.apply("sub", X, va.load("top", I, F32)))
-    share = va.apply("truediv", va.load("e", FLAT, F32), va.load("total", I, F32))
+    shifted = va.apply("exp", va.apply("sub", X, va.load("top", ROW, F32)))
+    share = va.apply("truediv", va.load("e", FLAT, F32), va.load("total", ROW, F32))
     origin = (Origin("softmax", "_softmax.default", "model.py:3: softmax(x)"),)
     nodes = (
-        Reduction("top", (ROWS,), (COLS,), I, "max", X, origin),
+        Reduction("top", (ROWS,), (COLS,), ROW, "max", X, origin),
         Pointwise("e", (ROWS, COLS), FLAT, shifted),
-        Reduction("total", (ROWS,), (COLS,), I, "sum", va.load("e", FLAT, F32)),
+        Reduction("total", (ROWS,), (COLS,), ROW, "sum", va.load("e", FLAT, F32)),
         Pointwise("y", (ROWS, COLS), FLAT, share),
         Extern(("z",), torch.ops.aten.mm.default, (View("y", (3, 4), (4, 1)), View("y", (4, 3), (1, 4)))),
     )
@@ -39,15 +39,19 @@ def softmax() -> Program:
 
 def irregular() -> Program:
     """A masked load beyond the end, a gather with negative positions, a scan, a scatter into an input."""
-    buffers = [buffer("x", 3, 4, kind="input"), buffer("at", 4, dtype=I64, kind="input"), buffer("bins", 4, kind="input")]
+    buffers = [
+        buffer("x", 3, 4, kind="input"),
+        buffer("at", 4, dtype=I64, kind="input"),
+        buffer("bins", 4, kind="input"),
+    ]
     buffers += [buffer("padded", 3, 4), buffer("taken", 3, 4), buffer("running", 3, 4)]
     after = va.load("x", ex.add(FLAT, 1), F32)
-    padded = va.masked(va.compare_index("lt", ex.add(J, 1), 4), after, va.const(-1.0, F32))
-    column = va.wrap_index(va.load("at", J, I64), 4)
-    where = va.wrap_index(va.load("at", J, I64), 4)
+    padded = va.masked(va.compare_index("lt", ex.add(COL, 1), 4), after, va.const(-1.0, F32))
+    column = va.wrap_index(va.load("at", COL, I64), 4)
+    where = va.wrap_index(va.load("at", COL, I64), 4)
     nodes = (
         Pointwise("padded", (ROWS, COLS), FLAT, padded),
-        Pointwise("taken", (ROWS, COLS), FLAT, va.load("x", ex.add(ex.mul(I, 4), column), F32)),
+        Pointwise("taken", (ROWS, COLS), FLAT, va.load("x", ex.add(ex.mul(ROW, 4), column), F32)),
         Scan("running", (ROWS,), (COLS,), FLAT, "sum", X),
         Scatter("bins", (ROWS, COLS), where, X, "add"),
     )
@@ -60,6 +64,6 @@ def symbolic() -> Program:
     n = ex.sym("n", 2, 1000)
     row = ex.var("d0", n)
     x = Buffer("x", F32, (n, 4), (4, 1), kind="input")
-    at = ex.add(ex.mul(ex.ix(row), 4), J)
-    node = Reduction("s", (COLS,), (row,), J, "sum", va.load("x", at, F32))
+    at = ex.add(ex.mul(ex.ix(row), 4), COL)
+    node = Reduction("s", (COLS,), (row,), COL, "sum", va.load("x", at, F32))
     return Program({"x": x, "s": buffer("s", 4)}, ("n", "x"), (node,), (View("s", (4,), (1,)), ex.mul(n, 4)))

@@ -19,7 +19,7 @@ N, M = ex.sym("n", 2, 9), ex.sym("m", 1, 5)
 POINTS = list(itertools.product(*(range(n) for n in SIZES.values())))
 FUZZ = settings(max_examples=300, derandomize=True, deadline=None)
 
-# A tree is ("var", name) | ("int", k) | ("sym", name) | (op, tree, tree); it is built as an Index and evaluated directly.
+# A tree is ("var", name) | ("int", k) | ("sym", name) | (op, tree, tree); built as an Index and evaluated directly.
 Tree = tuple[Any, ...]
 BUILD: dict[str, Callable[..., ex.Index]] = {
     "add": ex.add,
@@ -199,23 +199,23 @@ def test_symbolic_flatten_and_unflatten_are_inverse() -> None:
     assert ex.strides_for(shape) == (ex.mul(3, M), M, 1)
 
 
-I, J = ex.ix(ex.var("i", 8)), ex.ix(ex.var("j", 4))
+ROW, COL = ex.ix(ex.var("i", 8)), ex.ix(ex.var("j", 4))
 K = ex.ix(ex.var("k", N))
 SIMPLIFIED: list[tuple[ex.Index, ex.Index]] = [
-    (ex.floordiv(ex.add(ex.mul(I, 4), J), 4), I),
-    (ex.mod(ex.add(ex.mul(I, 4), J), 4), J),
-    (ex.add(ex.mul(ex.floordiv(I, 3), 3), ex.mod(I, 3)), I),
-    (ex.floordiv(ex.floordiv(I, 2), 2), ex.floordiv(I, 4)),
-    (ex.mod(ex.mod(I, 4), 2), ex.mod(I, 2)),
-    (ex.floordiv(ex.mul(I, 6), 4), ex.floordiv(ex.mul(I, 3), 2)),
-    (ex.mod(I, 8), I),
-    (ex.floordiv(I, 8), 0),
+    (ex.floordiv(ex.add(ex.mul(ROW, 4), COL), 4), ROW),
+    (ex.mod(ex.add(ex.mul(ROW, 4), COL), 4), COL),
+    (ex.add(ex.mul(ex.floordiv(ROW, 3), 3), ex.mod(ROW, 3)), ROW),
+    (ex.floordiv(ex.floordiv(ROW, 2), 2), ex.floordiv(ROW, 4)),
+    (ex.mod(ex.mod(ROW, 4), 2), ex.mod(ROW, 2)),
+    (ex.floordiv(ex.mul(ROW, 6), 4), ex.floordiv(ex.mul(ROW, 3), 2)),
+    (ex.mod(ROW, 8), ROW),
+    (ex.floordiv(ROW, 8), 0),
     (ex.mod(K, N), K),
     (ex.floordiv(K, N), 0),
-    (ex.floordiv(ex.add(ex.mul(I, N), K), N), I),
-    (ex.mod(ex.add(ex.mul(I, N), K), N), K),
-    (ex.maximum(I, -1), I),
-    (ex.minimum(J, 3), J),
+    (ex.floordiv(ex.add(ex.mul(ROW, N), K), N), ROW),
+    (ex.mod(ex.add(ex.mul(ROW, N), K), N), K),
+    (ex.maximum(ROW, -1), ROW),
+    (ex.minimum(COL, 3), COL),
     (ex.exact_div(ex.mul(N, 6), ex.mul(N, 2)) or 0, 3),
     (ex.ix(ex.var("one", 1)), 0),
 ]

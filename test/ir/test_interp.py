@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import COLS, F32, FLAT, I64, ROWS, X, I, buffer, irregular, softmax, symbolic
+from programs import COLS, F32, FLAT, I64, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 from altbackend.ir import interp
 from altbackend.ir import value as va
@@ -58,7 +58,7 @@ REDUCTIONS = {
 def test_reductions(op: str) -> None:
     x = torch.randn(3, 4)
     out = buffer("s", 3, dtype=I64 if op.startswith("arg") else F32)
-    node = Reduction("s", (ROWS,), (COLS,), I, op, X)
+    node = Reduction("s", (ROWS,), (COLS,), ROW, op, X)
     p = Program({"x": buffer("x", 3, 4, kind="input"), "s": out}, ("x",), (node,), (View("s", (3,), (1,)),))
     torch.testing.assert_close(interp.run(p, [x])[0], REDUCTIONS[op](x, 1))
 
@@ -67,7 +67,7 @@ def test_reductions(op: str) -> None:
 def test_logical_reductions(op: str) -> None:
     x = torch.tensor([[False, False, True, False], [True] * 4, [False] * 4])
     buffers = {"x": buffer("x", 3, 4, dtype=torch.bool, kind="input"), "s": buffer("s", 3, dtype=torch.bool)}
-    node = Reduction("s", (ROWS,), (COLS,), I, op, va.load("x", FLAT, torch.bool))
+    node = Reduction("s", (ROWS,), (COLS,), ROW, op, va.load("x", FLAT, torch.bool))
     p = Program(buffers, ("x",), (node,), (View("s", (3,), (1,)),))
     assert torch.equal(interp.run(p, [x])[0], getattr(x, op)(1))
 
@@ -96,7 +96,7 @@ def test_scatter_modes(mode: str, reduce: str) -> None:
 
 def test_constants_are_bound_by_name() -> None:
     held = buffer("c", 3, 4, kind="const")
-    node = Reduction("s", (ROWS,), (COLS,), I, "sum", va.load("c", FLAT, F32))
+    node = Reduction("s", (ROWS,), (COLS,), ROW, "sum", va.load("c", FLAT, F32))
     p = Program({"c": held, "s": buffer("s", 3)}, (), (node,), (View("s", (3,), (1,)),))
     c = torch.randn(3, 4)
     torch.testing.assert_close(interp.run(p, [], {"c": c})[0], c.sum(1))

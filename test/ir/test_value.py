@@ -12,13 +12,13 @@ from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
-I, J = ex.var("i", 8), ex.var("j", 4)
-X = va.load("x", ex.ix(I), F32)
+ROW, COL = ex.var("i", 8), ex.var("j", 4)
+X = va.load("x", ex.ix(ROW), F32)
 
 
 def test_equal_trees_are_one_object() -> None:
-    assert va.apply("add", X, va.const(1.0, F32)) is va.apply("add", va.load("x", ex.ix(I), F32), va.const(1, F32))
-    assert va.load("x", ex.ix(I), F32) is not va.load("x", ex.ix(J), F32)
+    assert va.apply("add", X, va.const(1.0, F32)) is va.apply("add", va.load("x", ex.ix(ROW), F32), va.const(1, F32))
+    assert va.load("x", ex.ix(ROW), F32) is not va.load("x", ex.ix(COL), F32)
     assert va.load("x", 0, F32) is not va.load("x", 0, torch.float64)
 
 
@@ -37,7 +37,7 @@ def test_constants_take_the_kind_of_their_dtype() -> None:
 
 
 def test_values_pickle_to_themselves() -> None:
-    v = va.apply("mul", X, va.cast(va.index(ex.add(ex.ix(I), 3)), F32))
+    v = va.apply("mul", X, va.cast(va.index(ex.add(ex.ix(ROW), 3)), F32))
     assert pickle.loads(pickle.dumps(v)) is v
 
 
@@ -63,22 +63,28 @@ def test_conditions_fold() -> None:
 
 
 def test_index_comparisons_fold_where_ranges_decide() -> None:
-    i = ex.ix(I)
-    folded = [("lt", i, 8, True), ("lt", i, 0, False), ("ge", i, 0, True), ("ge", i, 8, False), ("lt", ex.add(i, 8), 8, False)]
+    i = ex.ix(ROW)
+    folded = [
+        ("lt", i, 8, True),
+        ("lt", i, 0, False),
+        ("ge", i, 0, True),
+        ("ge", i, 8, False),
+        ("lt", ex.add(i, 8), 8, False),
+    ]
     for op, a, b, want in folded:
         assert va.compare_index(op, a, b) is va.const(want, BOOL)
     assert va.compare_index("lt", i, 4).op == "lt"
 
 
 def test_substitute_reaches_indices_lookups_and_values() -> None:
-    at = va.wrap_index(va.load("at", ex.ix(I), I64), 10)
-    v = va.apply("add", va.load("x", ex.add(at, ex.mul(ex.ix(I), 10)), F32), va.cast(va.index(ex.ix(I)), F32))
-    assert v.vars == {I}
-    moved = v.substitute({I: ex.add(ex.ix(J), 2)})
-    assert moved.vars == {J}
+    at = va.wrap_index(va.load("at", ex.ix(ROW), I64), 10)
+    v = va.apply("add", va.load("x", ex.add(at, ex.mul(ex.ix(ROW), 10)), F32), va.cast(va.index(ex.ix(ROW)), F32))
+    assert v.vars == {ROW}
+    moved = v.substitute({ROW: ex.add(ex.ix(COL), 2)})
+    assert moved.vars == {COL}
     assert str(moved) == "add(x[10*j + [wrap(at[j + 2], 10)] + 20], float32(index(j + 2)))"
-    assert v.substitute({I: 3}).vars == frozenset()
-    assert v.substitute({J: 3}) is v
+    assert v.substitute({ROW: 3}).vars == frozenset()
+    assert v.substitute({COL: 3}) is v
 
 
 def test_rewrite_maps_loads_after_substitution() -> None:
@@ -89,7 +95,7 @@ def test_rewrite_maps_loads_after_substitution() -> None:
         seen.append(str(load))
         return va.const(2.0, F32) if load.attr[0] == "x" else None
 
-    assert va.rewrite(v, env={I: 5}, on_load=replace) is va.apply("mul", va.const(2.0, F32), va.const(2.0, F32))
+    assert va.rewrite(v, env={ROW: 5}, on_load=replace) is va.apply("mul", va.const(2.0, F32), va.const(2.0, F32))
     assert seen == ["x[5]"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import COLS, F32, FLAT, I64, ROWS, X, I, J, buffer, irregular, softmax, symbolic
+from programs import COL, COLS, F32, FLAT, I64, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 from altbackend.ir import expr as ex
 from altbackend.ir import value as va
@@ -33,7 +33,7 @@ def store(value: va.Value, **more: Any) -> Program:
     return one(dataclasses.replace(Pointwise("y", (ROWS, COLS), FLAT, value), **more))
 
 
-FLAG = va.load("flags", J, I64)
+FLAG = va.load("flags", COL, I64)
 BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
     "unknown buffer": (lambda: store(va.load("nowhere", 0, F32)), "reads unknown buffer nowhere"),
     "used before written": (lambda: store(va.load("y", FLAT, F32)), "reads y before it is written"),
@@ -43,7 +43,7 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
         "output y is never written",
     ),
     "variable twice": (lambda: store(X, dims=(ROWS, COLS, ROWS)), "names a loop variable twice"),
-    "free variable in value": (lambda: store(X, dims=(ROWS,), index=I), "free variables"),
+    "free variable in value": (lambda: store(X, dims=(ROWS,), index=ROW), "free variables"),
     "free variable in index": (
         lambda: store(va.const(0.0, F32), dims=(ROWS,)),
         "stores at an index with free variables",
@@ -57,10 +57,10 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
     "store out of bounds": (lambda: store(X, index=ex.mul(FLAT, 2)), "in [0, 22] leaves y of 12"),
     "store of another dtype": (lambda: store(FLAG), "stores torch.int64 into torch.float32"),
     "position in a float buffer": (
-        lambda: one(Reduction("y", (ROWS,), (COLS,), I, "argmax", X)),
+        lambda: one(Reduction("y", (ROWS,), (COLS,), ROW, "argmax", X)),
         "stores a position in a float buffer",
     ),
-    "load of another dtype": (lambda: store(va.load("flags", J, F32)), "loads flags as torch.float32"),
+    "load of another dtype": (lambda: store(va.load("flags", COL, F32)), "loads flags as torch.float32"),
     "condition not bool": (
         lambda: store(va.make("where", (FLAG, X, X), F32)),
         "where on a condition of torch.int64",
