@@ -14,6 +14,7 @@ from ..config import Config
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
+from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
 from . import extern, indexing, pointwise, pooling, reduction, scatter, view
 from .context import Ctx, target_name

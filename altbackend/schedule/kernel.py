@@ -8,9 +8,9 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Origin, Program
+from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
-from .fusion import Group, same_point, split_row
+from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
@@ -132,7 +132,18 @@ def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
     again = [fit(q.node, rows) for q in placed]
     if any(isinstance(q, No) for q in again):
         return placed
-    return [q for q in again if isinstance(q, Placed)]
+    spread = [q for q in again if isinstance(q, Placed)]
+    # one row holds everything; a row of several holds only its own part
+    return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else placed
+
+
+def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
+    return all(
+        same_point(w, reader) or row_local(w, reader, b, index) is None
+        for b, index in va.loads(reader.value)
+        for w in writers
+        if w.node.out == b
+    )
 
 
 TILE = 16  # one cache line of float32, one AVX-512 vector
@@ -271,7 +282,8 @@ def show_kernel(k: Kernel) -> str:
         for q in s.members:
             where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")
             over = ",".join(sorted(v.args[0] for v in q.reduced))
-            op = "" if q.kind == "point" else f"{q.kind} {q.node.op}({over}) "  # type: ignore[union-attr]
+            what = q.node.mode if isinstance(q.node, Scatter) else getattr(q.node, "op", "")
+            op = "" if q.kind == "point" else f"{q.kind} {what}({over}) "
             lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
     return "\n".join(lines) + "\n"
 

@@ -173,9 +173,7 @@ def test_calls_from_several_threads() -> None:
     wrong: list[int] = []
 
     def work(k: int) -> None:
-        for _ in range(50):
-            if not torch.equal(run(inputs[k]), want[k]):
-                wrong.append(k)
+        wrong.extend(k for _ in range(50) if not torch.equal(run(inputs[k]), want[k]))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for t in threads:
@@ -185,7 +183,9 @@ def test_calls_from_several_threads() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("options", [{"reuse_memory": False}, {"persistent_workspace": False}, {"fuse": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"reuse_memory": False}, {"persistent_workspace": False}, {"fuse": False}], ids=str
+)
 def test_options_do_not_change_results(options: dict[str, bool]) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         y = torch.softmax((x @ x.t()) * 0.3, -1)
