@@ -427,6 +427,7 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         "def bind(library, const, num_threads):",
         f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
         f"{cfg.persistent_workspace})",
+        "    spaces.constants = const  # whose addresses the workspaces hold",
         *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
         "",

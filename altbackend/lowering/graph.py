@@ -25,7 +25,7 @@ _ROOMS = (indexing, pointwise, pooling, reduction, scatter, view)  # importing t
 
 _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
-    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem".split()
+    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem copy_".split()
 )
 # Names that the printed host program uses itself.
 RESERVED = frozenset(

@@ -159,6 +159,7 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
 
     The position is a second reduction, the least position that holds the extremum: both run as vectors, in any layout.
     """
+    dims = tuple(k for k in dims if k < len(x.sizes))  # torch lets a 0-d tensor have a dimension 0
     acc = compute_dtype(x.dtype)
     best = reduce(ctx, op, x, dims, acc, acc)
     n = count(x, dims)

@@ -44,6 +44,7 @@ class Workspaces:
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
         self.lock = threading.Lock()
+        self.constants: dict[str, Any] = {}
 
     def take(self, *symbols: int) -> Workspace:
         try:

@@ -445,9 +445,9 @@ from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, 
 
 
 def layout():
-    \"\"\"Temporaries as (slot, bytes, first step, last step); windows on them for library calls.\"\"\"
+    \"\"\"Temporaries as (slots, bytes, first step, last step); windows on them for library calls.\"\"\"
     blocks = [
-        (0, 96, 0, 1),  # buf2
+        ((0,), 96, 0, 1),  # buf2
     ]
     windows = [
         (0, torch.float32, (4, 6), (6, 1), 0),  # buf2
@@ -457,6 +457,7 @@ def layout():
 
 def bind(library, const, num_threads):
     spaces = Workspaces(layout, 2, {}, True, True)
+    spaces.constants = const  # whose addresses the workspaces hold
     segment0 = library.fn('segment0')
     op_mm_out = torch.ops.aten.mm.out
 
