@@ -445,9 +445,9 @@ from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, 
 
 
 def layout():
-    \"\"\"Temporaries as (slot, bytes, first step, last step); windows on them for library calls.\"\"\"
+    \"\"\"Temporaries as (slots, bytes, first step, last step); windows on them for library calls.\"\"\"
     blocks = [
-        (0, 96, 0, 1),  # buf2
+        ((0,), 96, 0, 1),  # buf2
     ]
     windows = [
         (0, torch.float32, (4, 6), (6, 1), 0),  # buf2
