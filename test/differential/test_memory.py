@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -158,6 +159,20 @@ def test_several_dtypes_in_one_graph() -> None:
         return [*mixed, (b * m).sum(0), (i + a).sum(1).to(torch.int32), (d * i).mean(), m.sum(), b.softmax(-1)]
 
     check(fn, *xs)
+
+
+def test_constants_outlive_the_graph_that_held_them() -> None:
+    """Kernels hold a pointer to a constant; something must hold the constant."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor([3, 1])] + torch.tensor([0.5, 1.5, 2.5])
+
+    run, x = compiled(fn), torch.randn(4, 3)
+    run(x)
+    gc.collect()
+    filler = [torch.full((2,), 99) for _ in range(1000)]  # takes the place of whatever was freed
+    assert torch.equal(run(x), fn(x))
+    assert len(filler) == 1000
 
 
 def test_empty_tensors() -> None:

@@ -104,7 +104,7 @@ def test_walk_gives_arguments_first_each_once() -> None:
     v = va.apply("add", va.load("x", at, F32), va.load("x", at, F32))
     order = list(va.walk(v))
     assert [n.op for n in order] == ["load", "wrap_index", "load", "add"]
-    assert va.loads(v) == [("at", 0), ("x", at)]
+    assert list(va.loads(v)) == [("at", 0), ("x", at)]
 
 
 def test_deep_trees_do_not_recurse_in_walk() -> None:

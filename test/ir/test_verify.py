@@ -56,10 +56,6 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
     "load below zero": (lambda: store(va.load("x", ex.sub(FLAT, 2), F32)), "in [-2, 9] leaves x of 12"),
     "store out of bounds": (lambda: store(X, index=ex.mul(FLAT, 2)), "in [0, 22] leaves y of 12"),
     "store of another dtype": (lambda: store(FLAG), "stores torch.int64 into torch.float32"),
-    "position in a float buffer": (
-        lambda: one(Reduction("y", (ROWS,), (COLS,), ROW, "argmax", X)),
-        "stores a position in a float buffer",
-    ),
     "load of another dtype": (lambda: store(va.load("flags", COL, F32)), "loads flags as torch.float32"),
     "condition not bool": (
         lambda: store(va.make("where", (FLAG, X, X), F32)),
