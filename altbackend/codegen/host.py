@@ -364,7 +364,7 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         fields = f"{names.slots[v.buffer]}, {dtype}, {_tuple(v.sizes)}, {_tuple(v.strides)}, {ex.show(v.offset)}"
         windows.append(f"        ({fields}),  # {v.buffer}")
     fixed = {names.slots[b]: b for b in names.slots if p.buffers[b].kind == "const"}
-    fixed_text = ", ".join(f"{slot}: const[{b!r}].data_ptr()" for slot, b in fixed.items())
+    fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
     lines = [
         "import torch",
         "from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view",

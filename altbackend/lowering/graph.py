@@ -120,11 +120,22 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return Tensor(ctx.shape(fake.shape), fake.dtype, va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node):
+        if (empty := _empty(ctx, node)) is not None:
+            return empty
         try:
             return lowering(ctx, *args, **kwargs)
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
+    """The result when it has no elements: nothing is computed, whatever the operator."""
+    fake = node.meta["val"]
+    if not isinstance(fake, torch.Tensor):
+        return None
+    sizes = ctx.shape(fake.shape)
+    return Tensor(sizes, fake.dtype, va.const(0, fake.dtype)) if 0 in sizes else None
 
 
 def _dtypes_ok(node: torch.fx.Node) -> bool:

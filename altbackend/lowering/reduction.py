@@ -23,11 +23,11 @@ from .tensor import Tensor, axes, expand, of_buffer, points
 
 def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
     """Dimension numbers as non-negative ints; None or () means all."""
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+    if dims is None or rank == 0 or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(rank))
     if isinstance(dims, int):
         dims = [dims]
-    return tuple(sorted({d % rank if rank else 0 for d in dims}))
+    return tuple(sorted({d % rank for d in dims}))
 
 
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:

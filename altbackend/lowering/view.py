@@ -232,7 +232,7 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim %= len(sizes)
     parts = [p for p in parts if len(p.sizes) == len(sizes) and p.sizes[dim] != 0]
     if len(parts) == 1:
-        return Tensor(sizes, out.dtype, va.cast(parts[0].value, out.dtype))
+        return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
     whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
     begin: Index = 0
     for part in parts:

@@ -37,10 +37,10 @@ class Workspace:
 class Workspaces:
     """Workspaces of one graph, handed out one per running call, so that concurrent calls never share.
 
-    `slots`: length of the pointer table. `fixed`: pointers of constants. `keep`: keep workspaces between calls.
+    `slots`: length of the pointer table. `fixed`: constants by slot, held alive here. `keep`: keep workspaces between calls.
     """
 
-    def __init__(self, layout: Layout, slots: int, fixed: dict[int, int], reuse: bool, keep: bool) -> None:
+    def __init__(self, layout: Layout, slots: int, fixed: dict[int, torch.Tensor], reuse: bool, keep: bool) -> None:
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
         self.lock = threading.Lock()
@@ -71,8 +71,8 @@ class Workspaces:
         start = arena.data_ptr()
         for slot, offset in at.items():
             pointers[slot] = start + offset
-        for slot, pointer in self.fixed.items():
-            pointers[slot] = pointer
+        for slot, constant in self.fixed.items():
+            pointers[slot] = constant.data_ptr()
         views = [_window(arena, at[w[0]], w) for w in windows]
         scalars = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
         error = ctypes.c_int32(0)

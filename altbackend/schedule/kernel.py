@@ -10,7 +10,7 @@ from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program
 from .deps import Deps
-from .fusion import Group, same_point, split_row
+from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
@@ -98,10 +98,23 @@ def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
     if len(sizes) < 2:
         return placed
     rows = ex.prod(sizes[:-1])
-    again = [fit(q.node, rows) for q in placed]
-    if any(isinstance(q, No) for q in again):
-        return placed
-    return [q for q in again if isinstance(q, Placed)]
+    again = [q for q in (fit(q.node, rows) for q in placed) if isinstance(q, Placed)]
+    return again if len(again) == len(placed) and all(map(_rows_apart, _edges(again))) else placed
+
+
+_Edge = tuple[Placed, Placed, str, Index]
+
+
+def _edges(placed: list[Placed]) -> list[_Edge]:
+    """(writer, reader, buffer, index read) within a kernel."""
+    return [
+        (w, r, b, i) for n, r in enumerate(placed) for b, i in va.loads(r.value) for w in placed[:n] if w.node.out == b
+    ]
+
+
+def _rows_apart(edge: _Edge) -> bool:
+    writer, reader, b, index = edge
+    return same_point(writer, reader) or row_local(writer, reader, b, index) is None
 
 
 def _common_loops(placed: list[Placed]) -> list[Placed]:
@@ -197,7 +210,8 @@ def show_kernel(k: Kernel) -> str:
         for q in s.members:
             where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")
             over = ",".join(sorted(v.args[0] for v in q.reduced))
-            op = "" if q.kind == "point" else f"{q.kind} {q.node.op}({over}) "  # type: ignore[union-attr]
+            how = getattr(q.node, "op", "") or getattr(q.node, "mode", "")
+            op = f"{q.kind} {how}({over}) " if how else ""
             lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
     return "\n".join(lines) + "\n"
 
