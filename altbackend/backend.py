@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import compat, decomp
-from .config import Config, resolve
+from .config import Config, notes, resolve
 from .debug import Trace
+from .errors import AltError, FallbackWarning, internal_error
 from .pipeline import Job, compile_graph
 
 _graphs = itertools.count()
@@ -25,6 +29,8 @@ def alt(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
     cfg = resolve(mode, options)
+    for name, reason in notes(options):
+        logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
     for user_pass in cfg.pre_grad_custom_pass:
         user_pass(gm.graph)
@@ -55,9 +61,31 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
-        return compile_graph(gm, cfg, trace, Job(kind, _static_inputs()))
+        # the passes work on a copy, so that the traced graph is still there to run if they or the build fail
+        work = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        try:
+            return compile_graph(work, cfg, trace, Job(kind, _static_inputs()))
+        except Exception as cause:
+            if cfg.strict:
+                raise
+            return library_calls_only(gm, trace, cause)
 
     return compile_
+
+
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, cause: Exception) -> Callable[[list[Any]], Any]:
+    """The traced graph run operator by operator, with one warning that says why."""
+    error = cause if isinstance(cause, AltError) else internal_error("compiling", trace.graph_name, cause, str(trace.folder or ""))
+    warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
+    trace.decision("graph", trace.graph_name, "library calls only", f"{type(cause).__name__}: {cause}")
+
+    def call(args: list[Any]) -> Any:
+        held = list(args)
+        args.clear()
+        return gm(*held)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _static_inputs() -> tuple[int, ...]:

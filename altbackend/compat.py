@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
+from torch._dynamo.backends.common import aot_autograd as build
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 
 def version() -> tuple[int, int]:
@@ -27,28 +31,20 @@ def libgomp() -> Path | None:
 
 def joint_partition() -> Callable[..., Any]:
     """torch's min-cut split of the joint graph."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     return min_cut_rematerialization_partition
 
 
 def aot_autograd(**kwargs: Any) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd as build
-
     return build(**kwargs)
 
 
 @contextlib.contextmanager
 def functorch_settings() -> Iterator[None]:
     """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
-    import torch._functorch.config as functorch
-
     with functorch.patch(unlift_effect_tokens=True):
         yield
 
 
 def real_tensors() -> contextlib.AbstractContextManager[object]:
     """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
     return unset_fake_temporarily()

@@ -305,7 +305,7 @@ def _foreign(given: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _nearest(name: str) -> tuple[str, ...]:
-    return tuple(difflib.get_close_matches(name, [*SPECS, *NAMES], n=3, cutoff=0.6))
+    return tuple(difflib.get_close_matches(name, [*SPECS, *NAMES], n=3, cutoff=0.0))
 
 
 def _check(name: str, value: Any, source: str) -> Any:

@@ -18,9 +18,10 @@ from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
 from .lowering.graph import lower_graph
 from .report import stats
+from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
-from .schedule import fusion, kernel
+from .schedule import fusion, kernel, split
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
@@ -38,16 +39,21 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
 
     Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
+    hoisted = None
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
+        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
+            hoisted = fx_passes.cpu_inference(gm, job.static_inputs, cfg, trace)
+        gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
         check(program, cfg)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     with trace.stage("schedule"):
-        edges = dependencies.analyse(program)
         threads = cfg.threads or torch.get_num_threads()
+        program = check(split.split_reductions(program, threads), cfg)
+        edges = dependencies.analyse(program)
         groups = fusion.fuse(program, edges, cfg, threads, trace.decision)
         kernels = [g.extern or kernel.build(program, edges, g, cfg, threads) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
@@ -62,12 +68,12 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         call = load(printed.python, library, callables(steps, constants), cfg)
     stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
     trace.finish()
-    return call
+    return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
 
 
-def check(p: Program, cfg: Config) -> None:
-    if cfg.verify_ir:
-        verify(p)
+def check(p: Program, cfg: Config) -> Program:
+    """`p`, verified when the options ask for it."""
+    return verify(p) if cfg.verify_ir else p
 
 
 def _show_step(k: Any) -> str:

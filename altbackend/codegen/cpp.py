@@ -141,15 +141,16 @@ def _partial_open(w: Lines, p: Partial) -> None:
 
 
 def _partial_close(w: Lines, p: Partial) -> None:
-    w.open("")
     for v in p.kept:
         w.open(_for(v.key, "0", index(v.args[1])))
+    if not p.kept:
+        w.open("")  # several partials of one kernel each have their own total
     t = CTYPES[p.dtype]
     w.add(f"{t} total = {p.name}_all[{index(p.slot)}];")
     combined = _COMBINE[p.op].format("total", f"{p.name}_all[t * {p.name}_pitch + {index(p.slot)}]")
     w.add(f"for (int t = 1; t < threads; ++t) total = {combined};")
     w.add(f"{p.target}[{index(p.index)}] = total;")
-    for _ in (None, *p.kept):
+    for _ in p.kept or (None,):
         w.close()
 
 

@@ -192,37 +192,38 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
 
 def _inline(e: Emitter, s: Scope, v: Value) -> Value:
     """A tree that is evaluated only under its mask: loads stay inside the expression."""
-    if not any(x.op == "load" for x in va.walk(v)):
+    if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
         return _bind(e, s, v)
     if v.op == "load":
         existing = _existing(e, s, v)
-        return existing if existing is not None else _address(e, s, v)[0]
+        return existing if existing is not None else _address(e, s, v, masked=True)[0]
     if v.op in ("index", "wrap_index"):
-        at, _ = _index(e, s, v.attr)
+        at, _ = _index(e, s, v.attr, masked=True)
         e.checks |= v.op == "wrap_index"
         s.serial |= v.op == "wrap_index"
         return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, at)
     return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, v.attr)
 
 
-def _address(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
+def _address(e: Emitter, s: Scope, v: Value, masked: bool = False) -> tuple[Value, int]:
     b, index = v.attr
     if b in e.ready and e.kernel.storage.get(b) == SCRATCH:
         writer = next(q for st in e.kernel.stages for q in st.members if q.node.out == b)
-        at, level = _index(e, s, scratch_index(writer, index))
+        at, level = _index(e, s, scratch_index(writer, index), masked)
         return va.load(_scratch(e, b, e.kernel.scratch[b]), at, v.dtype), level
-    at, level = _index(e, s, index)
+    at, level = _index(e, s, index, masked)
     return va.load(e.param(b), at, v.dtype), level
 
 
-def _index(e: Emitter, s: Scope, index: Index) -> tuple[Index, int]:
-    """An index whose data-dependent parts are names."""
+def _index(e: Emitter, s: Scope, index: Index, masked: bool = False) -> tuple[Index, int]:
+    """An index whose data-dependent parts are names; `masked`: they are read and checked only under the mask."""
     e.note(index)
     level = max((k + 1 for k, a in enumerate(s.stage.inner) if a in ex.vars_of(index)), default=0)
     if not ex.lookups(index):
         return index, level
-    bound = {x: _bind(e, s, x) for x in ex.lookups(index)}
-    level = max([level, *(_level(e, s, b) for b in bound.values())])
+    bind = _inline if masked else _bind
+    bound = {x: bind(e, s, x) for x in ex.lookups(index)}
+    level = max([level, *(_tree_level(e, s, b) for b in bound.values())])
     return ex.substitute(index, {}, lambda x: bound[x]), level
 
 

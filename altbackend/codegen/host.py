@@ -12,7 +12,7 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import Extern, Origin, Program, View, reads, views, writes
-from ..lowering.graph import Constant
+from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
 from . import cpp
 from .ast import Function
@@ -298,14 +298,18 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
 
 def _target_name(w: _Python, target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
-        namespace, name = target._schema.name.split("::")
-        text = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        text, name = _overload_text(target), target._schema.name.split("::")[1]
         label = f"op_{name}" if target._overloadname == "default" else f"op_{name}_{target._overloadname}"
     else:
         label = f"op_{getattr(target, '__name__', type(target).__name__)}"
         text = f"const[{label!r}]"
     w.targets.setdefault(f"fn {label}", text)
     return label
+
+
+def _overload_text(op: torch._ops.OpOverload) -> str:
+    namespace, name = op._schema.name.split("::")
+    return f"torch.ops.{namespace}.{name}.{op._overloadname}"
 
 
 def _arg(p: Program, names: _Names, x: Any) -> str:
@@ -318,6 +322,8 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         if x.sizes == b.sizes and same and x.offset == 0:
             return held
         return f"view({held}, {_tuple(x.sizes)}, {_tuple(x.strides)}, {ex.show(x.offset)})"
+    if isinstance(x, Opaque):
+        return str(x)
     if isinstance(x, Constant):
         return f"const[{str(x)!r}]"
     if isinstance(x, ex.Expr):
@@ -329,6 +335,8 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         return f'float("{x}")'
     if isinstance(x, torch.device):
         return f"torch.device({str(x)!r})"
+    if isinstance(x, torch._ops.OpOverload):  # an operator handed to a higher-order one
+        return _overload_text(x)
     return repr(x)
 
 

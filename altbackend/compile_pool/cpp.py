@@ -12,9 +12,9 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from .. import compat
+from .. import compat, folders
 from ..config import Config, resolve
-from ..errors import CacheFolderWarning, CompilerFailed, CompilerMissing
+from ..errors import CacheFolderUnusable, CacheFolderWarning, CompilerFailed, CompilerMissing
 from ..runtime import isa
 from ..runtime.host import Library
 
@@ -60,23 +60,18 @@ def _link_flags() -> tuple[str, ...]:
     return ("-shared", "-nostdlib", str(gomp), "-lm", "-lc", "-lgcc")
 
 
-@functools.lru_cache(maxsize=8)
-def cache_folder(asked: str = "") -> Path:
-    """A folder that this user can write to; a temporary one, with one warning, where the wanted one is not."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    wanted = Path(asked or os.environ.get("ALTBACKEND_CACHE_DIR") or os.path.join(home, "altbackend"))
-    try:
-        wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=wanted):
-            return wanted
-    except OSError as cause:
+@functools.cache
+def usable_folder(wanted: Path) -> Path:
+    """`wanted` if compiled code can be kept in it and loaded from it, else a temporary one, with one warning."""
+    reason = folders.why_unusable(wanted)
+    if not reason:
+        return wanted
+    fallback = folders.temporary_folder()
+    if folders.why_unusable(fallback):
         fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
-        warnings.warn(
-            f"cache folder {wanted} cannot be written ({cause}); using {fallback} for this process",
-            CacheFolderWarning,
-            stacklevel=2,
-        )
-        return fallback
+    error = CacheFolderUnusable(str(wanted), reason)
+    warnings.warn(f"{error}; using {fallback} for this process", CacheFolderWarning, stacklevel=2)
+    return fallback
 
 
 def key(source: str, cfg: Config) -> str:
@@ -106,7 +101,7 @@ def build(source: str, cfg: Config) -> Path:
     Raises CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
     """
     name = key(source, cfg)
-    folder = cache_folder(cfg.cache_dir) / "cpp" / name[:2]
+    folder = usable_folder(folders.cache_folder(cfg)) / "cpp" / name[:2]
     target = folder / f"{name}.so"
     if target.exists():
         return target

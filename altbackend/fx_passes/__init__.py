@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch.fx import GraphModule
 
 from ..config import Config
 from ..debug import Trace
+from . import channels_last, constants, conv_bn, onednn, patchify, simplify
 
 
-def post_grad(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> torch.fx.GraphModule:
+def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     """Run the passes on a forward, backward or inference graph; the graph is changed in place."""
     for user_pass in cfg.post_grad_custom_pre_pass:
         user_pass(gm.graph)
     gm.graph.eliminate_dead_code()
+    remember_output_strides(gm)
+    for rule, count in simplify.run(gm).items():
+        trace.decision("simplify", rule, "applied", f"{count} times")
+    return gm
+
+
+def finish(gm: GraphModule, cfg: Config) -> GraphModule:
     for user_pass in cfg.post_grad_custom_post_pass:
         user_pass(gm.graph)
     gm.graph.lint()
     gm.recompile()
     return gm
+
+
+def remember_output_strides(gm: GraphModule) -> None:
+    """Users see the strides that were traced, whatever layout passes choose later."""
+    out = gm.graph.output_node()
+    flat = out.args[0] if isinstance(out.args[0], (tuple, list)) else (out.args[0],)
+    out.meta["fakes"] = tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
+
+
+def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
+    """Inference on a CPU: fold, choose layouts, prepack; then split off what depends only on parameters."""
+    constant = constants.constant_nodes(gm, static)
+    folded = conv_bn.run(gm, constant)
+    trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+    patches = patchify.run(gm)
+    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
+    constant = constants.constant_nodes(gm, static)
+    if cfg.channels_last and channels_last.run(gm):
+        trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
+    if onednn.available():
+        packed = onednn.run(gm, constant)
+        trace.decision("freezing", "linears and convolutions", "prepacked", f"{packed} for oneDNN")
+    gm.graph.eliminate_dead_code()
+    return constants.split(gm, static)

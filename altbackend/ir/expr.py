@@ -94,12 +94,19 @@ def _atom_text(kind: str, args: tuple[Any, ...]) -> str:
     if kind in ("var", "sym"):
         return str(args[0])
     if kind == "floordiv":
-        return f"({show(args[0])} // {show(args[1])})"
+        return f"({_operand(args[0])} // {_operand(args[1])})"
     if kind == "mod":
-        return f"({show(args[0])} % {show(args[1])})"
+        return f"({_operand(args[0])} % {_operand(args[1])})"
     if kind == "lookup":
         return f"[{args[0]}]"
     return f"{kind}({', '.join(show(a) for a in args)})"
+
+
+def _operand(e: Index) -> str:
+    """The text of `e` as an operand: in Python, // and % bind tighter than sums and as tight as products."""
+    text = show(e)
+    atom = isinstance(e, int) or (len(e.terms) == 1 and not e.const and e.terms[0][1] == 1 and len(e.terms[0][0]) == 1)
+    return text if atom else f"({text})"
 
 
 def _make(terms: dict[Monomial, int], const: int) -> Index:

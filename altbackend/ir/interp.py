@@ -40,11 +40,15 @@ class State:
         return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], self.size(v.offset))
 
 
-def run(program: Program, inputs: Sequence[Any]) -> list[Any]:
-    """Outputs of `program` on `inputs` (tensors, or ints for symbols). Inputs that it mutates are mutated."""
+def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> list[Any]:
+    """Outputs of `program` on `inputs` (tensors, or ints for symbols). Inputs that it mutates are mutated.
+
+    `constants`: the tensor behind each buffer of kind "const".
+    """
     symbols = {n: x for n, x in zip(program.inputs, inputs, strict=True) if not isinstance(x, torch.Tensor)}
     state = State(program, symbols)
-    for name, x in zip(program.inputs, inputs, strict=True):
+    held = [(n, x) for n, x in (constants or {}).items() if n in program.buffers]
+    for name, x in [*zip(program.inputs, inputs, strict=True), *held]:
         if isinstance(x, torch.Tensor):
             extent = state.size(program.buffers[name].extent)
             state.flat[name] = x.as_strided((extent,), (1,), x.storage_offset())

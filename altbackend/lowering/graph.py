@@ -31,6 +31,7 @@ RESERVED = frozenset(
     "P S V E ws args bind call check_error const empty_cpu expect layout library num_threads spaces threads torch view "
     "max min".split()
 ) | frozenset(keyword.kwlist)
+_COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,
@@ -68,6 +69,9 @@ def lower_graph(
 
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     val = node.meta.get("val")
+    if node.meta.get("opaque"):
+        ctx.inputs.append(node.name)
+        return Opaque(node.name)
     if isinstance(val, torch.Tensor):
         # the printed host program uses input names as variables
         name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
@@ -99,6 +103,10 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
     ctx.buffers[name] = b
     return of_buffer(b)
+
+
+class Opaque(str):
+    """The name of an input that only library calls understand (a weight in a library's own layout)."""
 
 
 class Constant(str):
@@ -193,7 +201,12 @@ def _settle(ctx: Ctx, node: torch.fx.Node, result: Any) -> Any:
 
 
 def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
-    if not isinstance(t, Tensor) or t.value.op in ("load", "const"):
+    if not isinstance(t, Tensor):
+        return t
+    if k is None and not _is_view(node) and _returned(node) > 1:
+        # results that are views of one value share its memory, as in eager
+        return ctx.realize(t, node.meta["val"], fresh=t.value.op == "load" and target_name(node.target) in _COPIES)
+    if t.value.op in ("load", "const"):
         return t
     users = _readers(node, k)
     cost = va.flops(t.value)
@@ -205,27 +218,42 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     return t
 
 
+def _is_view(node: torch.fx.Node) -> bool:
+    return target_name(node.target).split(".")[0] in _VIEWS
+
+
+def _returned(node: torch.fx.Node) -> int:
+    """How many results of the graph are the node or a view of it."""
+    total = 0
+    for user in node.users:
+        if user.op == "output":
+            total += sum(n is node for n in torch.utils._pytree.tree_leaves(user.args[0]))
+        elif user.op == "call_function" and _is_view(user):
+            total += _returned(user)
+    return total
+
+
 def _readers(node: torch.fx.Node, k: int | None) -> int:
     """Users that read the values: a view counts as its own users."""
     total = 0
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
-        name = target_name(user.target).split(".")[0]
-        total += _readers(user, None) if user.op == "call_function" and name in _VIEWS else 1
+        total += _readers(user, None) if user.op == "call_function" and _is_view(user) else 1
     return total
 
 
 def _outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
     taken: dict[str, torch.fx.Node] = {}
     flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-    return tuple(_output(ctx, n, taken) for n in flat)
+    fakes = node.meta.get("fakes") or tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
+    return tuple(_output(ctx, n, fake, taken) for n, fake in zip(flat, fakes, strict=True))
 
 
-def _output(ctx: Ctx, n: Any, taken: dict[str, torch.fx.Node]) -> Any:
+def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any:
     if not isinstance(n, torch.fx.Node):
         return n
-    held, fake = ctx.env[n], n.meta.get("val")
+    held = ctx.env[n]
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
         return held
     wanted = ctx.shape(fake.stride())
@@ -237,18 +265,41 @@ def _output(ctx: Ctx, n: Any, taken: dict[str, torch.fx.Node]) -> Any:
     foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
     strided = all(a == b or s == 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
     if foreign or (owner is not None and owner is not root) or not strided:
-        fresh = ctx.realize(held, fake, fresh=True)
-        v = as_view(fresh, wanted)
+        v = _own_storage(ctx, n, held, wanted)
+    taken[v.buffer] = root
+    return View(v.buffer, v.sizes, v.strides, v.offset)
+
+
+def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, ...]) -> View:
+    """A result written into a buffer of its own, with the strides that tracing saw (gaps included) if it can be."""
+    fake = n.meta["val"]
+    dense = ctx.strides_like(held.sizes, fake)
+    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)) or not _apart(wanted, held.sizes):
+        v = as_view(ctx.realize(held, fake, fresh=True), wanted)
         assert v is not None
         if any(a != b and s != 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True)):
             ctx.decision("layout", n.name, "strides differ", f"traced {wanted}, stored {v.strides}")
-    taken[v.buffer] = root
-    return View(v.buffer, v.sizes, wanted if strided else v.strides, v.offset)
+        return v
+    b = ctx.new_buffer(held.dtype, held.sizes, wanted)
+    ctx.store(b, held)
+    return View(b.name, b.sizes, b.strides)
+
+
+def _apart(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
+    """Whether no two points of a static layout share an element."""
+    live = [(s, n) for s, n in zip(strides, sizes, strict=True) if n != 1]
+    if not all(isinstance(s, int) and isinstance(n, int) for s, n in live):
+        return False
+    live.sort()  # type: ignore[arg-type]
+    return all(s > 0 for s, _ in live) and all(
+        s * n <= after  # type: ignore[operator]
+        for (s, n), (after, _) in zip(live, live[1:], strict=False)
+    )
 
 
 def _alias_root(n: torch.fx.Node) -> torch.fx.Node:
     """The node whose storage `n` is a view of, by the operators' names."""
-    while n.op == "call_function" and target_name(n.target).split(".")[0] in _VIEWS and n.args:
+    while n.op == "call_function" and _is_view(n) and n.args:
         source = n.args[0]
         if not isinstance(source, torch.fx.Node):
             break

@@ -33,7 +33,7 @@ def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
     """Reduce with keepdim: the result has size 1 in `dims`. `acc`: dtype of accumulation, `out`: of the buffer."""
     kept_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
-    if not any(k < len(x.sizes) for k in dims):
+    if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
         value = va.cast(x.value, acc)
         return Tensor(kept_sizes, out, va.cast(value, out))
     value = va.cast(x.value, acc)

@@ -14,7 +14,7 @@ from ..ir.loops import View
 from . import scalar as s
 from .context import Ctx, memory_order
 from .registry import NotHere, lowers
-from .tensor import Tensor, as_view, expand, of_view, points
+from .tensor import Tensor, as_view, expand, full, of_view, points
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
@@ -231,6 +231,8 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     sizes = ctx.shape(out.shape)
     dim %= len(sizes)
     parts = [p for p in parts if len(p.sizes) == len(sizes) and p.sizes[dim] != 0]
+    if not parts:
+        return full(sizes, 0, out.dtype)  # without elements
     if len(parts) == 1:
         return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
     whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import Config
 from ..ir import expr as ex
@@ -46,8 +46,8 @@ class Kernel:
 def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel:
     """The kernel of a fused group."""
     placed = _spread_rows(g.placed, threads)
+    placed = _tile_transposed(p, _common_loops(placed))
     rows = placed[0].row.args[1]
-    placed = _common_loops(placed)
     stages = _stages(p, placed)
     storage, stored, scratch = _storage(p, deps, g, placed, stages)
     numbered: dict[int, list[Placed]] = {}
@@ -117,6 +117,42 @@ def _rows_apart(edge: _Edge) -> bool:
     return same_point(writer, reader) or row_local(writer, reader, b, index) is None
 
 
+TILE = 16  # one cache line of float32, one AVX-512 vector
+
+
+def _tile_transposed(p: Program, placed: list[Placed]) -> list[Placed]:
+    """Loads that run against the stores: rows in blocks of TILE, columns in blocks of TILE inside them.
+
+    o = TILE*o' + a and i0 = TILE*b + c, run as b, a, c: each cache line of either side is used up while in L1.
+    """
+    row, inner = placed[0].row, placed[0].inner
+    if len(inner) != 1 or any(q.kind != "point" or q.inner != inner for q in placed):
+        return placed
+    rows, columns = row.args[1], inner[0].args[1]
+    against = any(_against(q, i, inner[0], rows) for q in placed for _, i in va.loads(q.value))
+    high, wide = ex.exact_div(rows, TILE), ex.exact_div(columns, TILE)
+    if not against or high is None or wide is None or not (isinstance(columns, int) and columns >= 4 * TILE):
+        return placed
+    o, a = ex.var(row.args[0], high), ex.var("i1", TILE)
+    b, c = ex.var("i0", wide), ex.var("i2", TILE)
+    env = {
+        row: ex.add(ex.mul(ex.ix(o), TILE), ex.ix(a)),
+        inner[0]: ex.add(ex.mul(ex.ix(b), TILE), ex.ix(c)),
+    }
+    return [
+        replace(q, row=o, inner=(b, a, c), index=ex.substitute(q.index, env), value=q.value.substitute(env))
+        for q in placed
+    ]
+
+
+def _against(q: Placed, index: Index, column: Atom, rows: Index) -> bool:
+    """A load with unit step along the rows and a longer one along the columns."""
+    step = ex.coefficient(index, column)
+    if step is None or step in (0, 1) or ex.vars_of(step):
+        return False
+    return ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0})) == 1
+
+
 def _common_loops(placed: list[Placed]) -> list[Placed]:
     """Give members with equally many inner points the same loops, as few as their indices allow."""
     classes: dict[Index, list[int]] = {}
@@ -125,6 +161,8 @@ def _common_loops(placed: list[Placed]) -> list[Placed]:
     out = list(placed)
     for members in classes.values():
         chain = refine([placed[k].sizes for k in members])
+        if chain is not None and any(_cuts_scan(placed[k], chain) for k in members):
+            chain = None
         sets = [members] if chain is not None else [[k] for k in members]
         for part in sets:
             sizes = chain if chain is not None else tuple(n for n in placed[part[0]].sizes if n != 1)
@@ -133,6 +171,11 @@ def _common_loops(placed: list[Placed]) -> list[Placed]:
             for k, q in zip(part, done, strict=True):
                 out[k] = rechain(q, final)
     return out
+
+
+def _cuts_scan(q: Placed, chain: tuple[Index, ...]) -> bool:
+    """Whether `chain` splits the loop that a scan runs along; its running value lives for one innermost loop."""
+    return q.kind == "scan" and chain[-1:] != tuple(n for n in q.sizes if n != 1)[-1:]
 
 
 def _merge_all(placed: list[Placed]) -> list[Placed]:

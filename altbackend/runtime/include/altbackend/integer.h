@@ -59,6 +59,9 @@ ALT_INTEGERS(T) ALT_FN T clamp_max(T x, T high) { return alt::minimum(x, high); 
 ALT_INTEGERS(T) ALT_FN T clamp(T x, T low, T high) { return alt::clamp_max(alt::clamp_min(x, low), high); }
 ALT_FN bool maximum(bool a, bool b) { return a | b; }
 ALT_FN bool minimum(bool a, bool b) { return a & b; }
+ALT_FN bool fmax(bool a, bool b) { return a | b; }
+ALT_FN bool fmin(bool a, bool b) { return a & b; }
+ALT_FN bool sign(bool a) { return a; }
 
 // Division by zero gives 0 where torch raises ZeroDivisionError: a kernel must not die of SIGFPE, and whoever wants
 // the error checks the divisor. The lowest value divided by -1 wraps around.
@@ -104,6 +107,10 @@ ALT_FN bool bitwise_and(bool a, bool b) { return a & b; }
 ALT_FN bool bitwise_or(bool a, bool b) { return a | b; }
 ALT_FN bool bitwise_xor(bool a, bool b) { return a ^ b; }
 ALT_FN bool bitwise_not(bool a) { return !a; }
+
+// No integer is NaN or infinite, and only a negative one has its sign bit set.
+ALT_INTEGERS(T) ALT_FN bool signbit(T a) { return a < T(0); }
+ALT_FN bool signbit(bool) { return false; }
 
 // Rounding leaves an integer as it is.
 ALT_INTEGERS(T) ALT_FN T floor(T a) { return a; }

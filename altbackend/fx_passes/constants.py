@@ -1,0 +1,109 @@
+"""Work that depends only on parameters: found, and split off so that it runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .graph import val
+
+
+@dataclass(frozen=True)
+class Split:
+    """The graph in two: `main` takes the inputs numbered `kept`, then what `prologue` returns.
+
+    `prologue` takes the inputs numbered `watched`.
+    """
+
+    main: GraphModule
+    prologue: GraphModule
+    kept: tuple[int, ...]
+    watched: tuple[int, ...]
+
+
+def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
+    """Placeholders numbered in `static` that the graph does not write, and pure calls on nothing but those."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _writes(n) and n.args}
+    found = {
+        placeholders[k]
+        for k in static
+        if k < len(placeholders) and isinstance(val(placeholders[k]), torch.Tensor) and placeholders[k] not in written
+    }
+    for n in gm.graph.nodes:
+        if n.op == "call_function" and n.all_input_nodes and _pure(n) and all(a in found for a in n.all_input_nodes):
+            found.add(n)
+    return found
+
+
+def _writes(n: Node) -> bool:
+    schema = getattr(n.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _pure(n: Node) -> bool:
+    tags = getattr(n.target, "tags", ())
+    return not _writes(n) and torch.Tag.nondeterministic_seeded not in tags and not n.is_impure()
+
+
+def worth(n: Node) -> bool:
+    """Views of parameters cost nothing at run time; splitting them off would only add inputs."""
+    schema = getattr(n.target, "_schema", None)
+    return n.op == "call_function" and (schema is None or not any(r.alias_info for r in schema.returns))
+
+
+def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
+    """Move constant work into a prologue; None when there is none worth moving."""
+    constant = constant_nodes(gm, static)
+    border = [
+        n
+        for n in gm.graph.nodes
+        if n in constant and n.op == "call_function" and any(u not in constant for u in n.users) and _heavy(n, constant)
+    ]
+    if not border:
+        return None
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    prologue = Graph()
+    copies: dict[Node, Node] = {}
+    needed = _closure(border)
+    for n in gm.graph.nodes:
+        if n in needed:
+            copies[n] = prologue.node_copy(n, lambda a: copies[a])
+    prologue.output(tuple(copies[n] for n in border))
+    watched = tuple(k for k, n in enumerate(placeholders) if n in needed)
+    for n in border:
+        with gm.graph.inserting_after(placeholders[-1]):
+            new = gm.graph.placeholder(f"folded_{n.name}")
+        new.meta = dict(n.meta)
+        placeholders.append(new)
+        n.replace_all_uses_with(new)
+    gm.graph.eliminate_dead_code()
+    folded = placeholders[-len(border) :]
+    kept = []
+    for k, n in enumerate(placeholders[: -len(border)]):
+        if k in set(static) and not n.users:
+            gm.graph.erase_node(n)
+        else:
+            kept.append(k)
+    assert [n for n in gm.graph.nodes if n.op == "placeholder"][-len(folded) :] == folded
+    gm.recompile()
+    return Split(gm, GraphModule(gm, prologue), tuple(kept), watched)
+
+
+def _heavy(n: Node, constant: set[Node]) -> bool:
+    """Whether anything between the parameters and `n` computes."""
+    return worth(n) or any(_heavy(a, constant) for a in n.all_input_nodes if a.op == "call_function")
+
+
+def _closure(roots: Sequence[Node]) -> set[Node]:
+    seen: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        n = stack.pop()
+        if n not in seen:
+            seen.add(n)
+            stack.extend(n.all_input_nodes)
+    return seen

@@ -1,0 +1,63 @@
+"""Convolution followed by batch normalisation with fixed statistics: one convolution with other weights.
+
+    bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(var + eps)
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, is_call, only_user, val
+
+
+def run(gm: GraphModule, constant: set[Node]) -> int:
+    """Fold where weights and statistics are constant; gives the number of folds."""
+    count = 0
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default):
+            count += _fold(n, constant)
+    if count:
+        gm.graph.eliminate_dead_code()
+    return count
+
+
+def _fold(bn: Node, constant: set[Node]) -> int:
+    conv = bn.args[0]
+    functional = bn.target is aten._native_batch_norm_legit_functional.default
+    if functional and bn.args[5]:
+        return 0
+    if not is_call(conv, aten.convolution.default) or only_user(conv) is not bn:  # type: ignore[arg-type]
+        return 0
+    assert isinstance(conv, Node)
+    x, w, b, *rest = conv.args
+    if rest[3]:  # transposed: the output channels are the second dimension of the weight
+        return 0
+    _, gamma, beta, mean, var = bn.args[:5]
+    eps = bn.args[7 if functional else 6]
+    if any(isinstance(p, Node) and p not in constant for p in (w, b, gamma, beta, mean, var)):
+        return 0
+    result = next((u for u in bn.users if u.target is operator.getitem and u.args[1] == 0), None)
+    if result is None or any(u.args[1] != 0 and u.users for u in bn.users):
+        return 0
+    new: list[Node] = []
+
+    def call(target: Any, *args: Any) -> Node:
+        new.append(insert(bn.graph, conv, target, args))
+        return new[-1]
+
+    scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
+    if gamma is not None:
+        scale = call(aten.mul.Tensor, scale, gamma)
+    shape = [-1] + [1] * (val(w).dim() - 1)
+    weight = call(aten.mul.Tensor, w, call(aten.view.default, scale, shape))
+    centre = call(aten.neg.default, mean) if b is None else call(aten.sub.Tensor, b, mean)
+    shift = call(aten.mul.Tensor, centre, scale)
+    if beta is not None:
+        shift = call(aten.add.Tensor, shift, beta)
+    constant.update(new)
+    conv.args = (x, weight, shift, *rest)
+    result.replace_all_uses_with(conv)
+    return 1

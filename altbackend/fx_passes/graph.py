@@ -1,0 +1,87 @@
+"""Small tools that every graph pass shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+
+
+def val(n: Any) -> Any:
+    """The traced fake value of a node, or the constant itself."""
+    return n.meta.get("val") if isinstance(n, Node) else n
+
+
+def is_call(n: Any, *targets: Any) -> bool:
+    return isinstance(n, Node) and n.op == "call_function" and n.target in targets
+
+
+def only_user(n: Node) -> Node | None:
+    """The single user of a node, or None."""
+    return next(iter(n.users)) if len(n.users) == 1 else None
+
+
+def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:
+    """A call placed before a node, its fake value computed from its arguments'."""
+    with graph.inserting_before(before):
+        new = graph.call_function(target, args, kwargs or {})
+    new.meta["val"] = fake_call(new)
+    if "stack_trace" in before.meta:
+        new.meta["stack_trace"] = before.meta["stack_trace"]
+    return new
+
+
+def fake_call(n: Node) -> Any:
+    """Run a call on its arguments' fake values."""
+    args = torch.fx.node.map_arg(n.args, val)
+    kwargs = torch.fx.node.map_arg(n.kwargs, val)
+    mode = fake_mode(n.graph)
+    with torch.no_grad():
+        if mode is None:
+            return n.target(*args, **kwargs)  # type: ignore[operator]
+        with mode:
+            return n.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def fake_mode(graph: Graph) -> Any:
+    """The fake-tensor mode that traced the graph, or None."""
+    for n in graph.nodes:
+        held = val(n)
+        if isinstance(held, torch.Tensor) and hasattr(held, "fake_mode"):
+            return held.fake_mode
+    return None
+
+
+def replace(old: Node, new: Node, keep_meta: bool = False) -> None:
+    """Give every user of `old` the node `new`, and drop `old`."""
+    if keep_meta:
+        new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
+def propagate(gm: GraphModule, nodes: Iterable[Node] | None = None) -> None:
+    """Recompute the fake values of calls whose arguments' strides changed; the rest keep theirs."""
+    changed: set[Node] = set(nodes or ())
+    for n in gm.graph.nodes:
+        if n.op != "call_function" or n.meta.get("fixed_val") or not any(a in changed for a in n.all_input_nodes):
+            continue
+        new = fake_call(n)
+        if _layout(new) != _layout(n.meta.get("val")):
+            changed.add(n)
+        n.meta["val"] = new
+
+
+def _layout(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), tuple(x.stride()) if x.layout == torch.strided else None, x.dtype
+    return tuple(_layout(y) for y in x) if isinstance(x, (tuple, list)) else x
+
+
+def dtype_of(n: Node) -> torch.dtype:
+    dtype: torch.dtype = n.meta["val"].dtype
+    return dtype

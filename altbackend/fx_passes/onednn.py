@@ -1,0 +1,157 @@
+"""CPU inference: linears and convolutions on oneDNN with prepacked weights and fused epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, is_call, only_user, replace, val
+
+mkldnn = torch.ops.mkldnn
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A oneDNN post-operation: name, scalars, algorithm, and the last node of the pattern that it replaces."""
+
+    attr: str
+    scalars: tuple[Any, ...]
+    algorithm: str
+    last: Node
+
+
+def available() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+
+
+def run(gm: GraphModule, constant: set[Node]) -> int:
+    """Replace matmuls and convolutions whose weights are constant; gives their number."""
+    count = 0
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten.addmm.default, aten.mm.default):
+            count += _linear(gm, n, constant)
+        elif is_call(n, aten.convolution.default):
+            count += _convolution(gm, n, constant)
+    return count
+
+
+def _floats(*nodes: Any) -> bool:
+    return all(val(n).dtype == torch.float32 for n in nodes if isinstance(n, Node))
+
+
+def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
+    bias, x, wt = (None, *n.args) if n.target is aten.mm.default else n.args[:3]
+    if n.kwargs or not isinstance(wt, Node) or wt not in constant or not isinstance(x, Node) or x in constant:
+        return 0
+    if bias is not None and (bias not in constant or val(bias).dim() != 1 or val(bias).shape[0] != val(wt).shape[1]):
+        return 0
+    if not _floats(x, wt, bias) or any(s == 0 for s in (*val(x).shape, *val(wt).shape)):
+        return 0
+    weight = insert(gm.graph, n, aten.permute.default, (wt, [1, 0]))
+    rows = val(x).shape[0]
+    packed = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, rows if isinstance(rows, int) else None))
+    constant.update((weight, packed))
+    with gm.graph.inserting_before(n):
+        new = gm.graph.call_function(mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""))
+    new.meta["val"] = val(n).contiguous() if not val(n).is_contiguous() else val(n)
+    new.meta["stack_trace"] = n.meta.get("stack_trace")
+    replace(n, new)
+    return 1
+
+
+def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """A call that gives a weight in oneDNN's own layout; only oneDNN's calls may take it."""
+    with gm.graph.inserting_before(before):
+        new = gm.graph.call_function(target, args)
+    new.meta["val"] = val(args[0])
+    new.meta["opaque"] = True
+    return new
+
+
+def _convolution(gm: GraphModule, n: Node, constant: set[Node]) -> int:
+    x, w, bias, stride, padding, dilation, transposed, _, groups = n.args
+    if transposed or w not in constant or (bias is not None and bias not in constant) or not _floats(x, w, bias):
+        return 0
+    if val(x).dim() != 4 or any(not isinstance(s, int) for s in val(x).shape) or 0 in val(x).shape:
+        return 0
+    sizes = list(val(x).shape)
+    packed = _packed(
+        gm, n, mkldnn._reorder_convolution_weight.default, (w, padding, stride, dilation, groups, sizes)
+    )
+    constant.add(packed)
+    epilogue = _unary_after(n)
+    last = epilogue.last if epilogue else n
+    attr, scalars, algorithm = (epilogue.attr, list(epilogue.scalars), epilogue.algorithm) if epilogue else ("none", [], "")
+    added = None if epilogue else _add_after(n)
+    if added is not None:
+        _fuse_add(gm, n, added, packed)
+        return 1
+    with gm.graph.inserting_before(n):
+        new = gm.graph.call_function(
+            mkldnn._convolution_pointwise.default,
+            (x, packed, bias, padding, stride, dilation, groups, attr, scalars, algorithm),
+        )
+    new.meta = dict(n.meta)
+    _swallow(n, last, new)
+    return 1
+
+
+def _swallow(first: Node, last: Node, new: Node) -> None:
+    """Replace the pair first, last (or the single node) by `new`; `last` is the only user of `first`."""
+    replace(last, new)
+    if first is not last:
+        first.graph.erase_node(first)
+
+
+def _unary_after(n: Node) -> Epilogue | None:
+    user = only_user(n)
+    if user is None:
+        return None
+    rule = _UNARY.get(user.target)
+    return rule(user) if rule else None
+
+
+_UNARY: dict[Any, Callable[[Node], Epilogue | None]] = {
+    aten.relu.default: lambda u: Epilogue("relu", (), "", u),
+    aten.hardtanh.default: lambda u: Epilogue("hardtanh", (*u.args[1:], *(-1.0, 1.0)[len(u.args) - 1 :]), "", u),
+    aten.hardswish.default: lambda u: Epilogue("hardswish", (), "", u),
+    aten.hardsigmoid.default: lambda u: Epilogue("hardsigmoid", (), "", u),
+    aten.silu.default: lambda u: Epilogue("swish", (), "", u),
+    aten.sigmoid.default: lambda u: Epilogue("sigmoid", (), "", u),
+}
+
+
+def _add_after(n: Node) -> Node | None:
+    """A residual addition of an equally laid out tensor that is known before the convolution."""
+    user = only_user(n)
+    if not is_call(user, aten.add.Tensor) or user is None or user.kwargs or len(user.args) != 2:
+        return None
+    other = user.args[0] if user.args[1] is n else user.args[1]
+    if not isinstance(other, Node) or other is n or not isinstance(val(other), torch.Tensor):
+        return None
+    same = val(other).shape == val(n).shape and val(other).stride() == val(n).stride()
+    return user if same and val(other).dtype == val(n).dtype and other.op != "get_attr" else None
+
+
+def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
+    x, _, bias, stride, padding, dilation, _, _, groups = n.args
+    other = add.args[0] if add.args[1] is n else add.args[1]
+    relu = only_user(add)
+    unary = relu if is_call(relu, aten.relu.default) else None
+    with gm.graph.inserting_before(add):
+        new = gm.graph.call_function(
+            mkldnn._convolution_pointwise.binary,
+            (x, other, packed, bias, padding, stride, dilation, groups, "add", 1.0, "relu" if unary else None, [], ""),
+        )
+    new.meta = dict(n.meta)
+    if unary is not None:
+        replace(unary, new)
+        gm.graph.erase_node(add)
+    else:
+        replace(add, new)
+    gm.graph.erase_node(n)
+

@@ -1,0 +1,193 @@
+"""Local simplification: equal calls once, operators that change nothing, uniform values folded.
+
+Every rewrite keeps shape, dtype and strides of the value that it replaces. A value that reaches the output
+directly is left alone: an output must not become an alias of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, val
+
+
+def run(gm: GraphModule) -> dict[str, int]:
+    """Apply to a fixed point (at most four rounds); counts by rule."""
+    counts: dict[str, int] = {}
+    for _ in range(4):
+        done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm)}
+        for k, v in done.items():
+            counts[k] = counts.get(k, 0) + v
+        if not any(done.values()):
+            break
+        gm.graph.eliminate_dead_code()
+    return {k: v for k, v in counts.items() if v}
+
+
+def pure(n: Node) -> bool:
+    """Whether calling twice equals calling once."""
+    schema = getattr(n.target, "_schema", None)
+    if n.op != "call_function" or schema is None or schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in n.target.tags and not n.is_impure()  # type: ignore[union-attr]
+
+
+def common(gm: GraphModule) -> int:
+    """Common-subexpression elimination on pure calls."""
+    seen: dict[Any, Node] = {}
+    count = 0
+    for n in list(gm.graph.nodes):
+        if not pure(n) or feeds_output(n):
+            continue
+        key = (n.target, _key(n.args), _key(n.kwargs))
+        first = seen.get(key)
+        if first is None:
+            seen[key] = n
+            continue
+        n.replace_all_uses_with(first)
+        gm.graph.erase_node(n)
+        count += 1
+    return count
+
+
+def _key(x: Any) -> Any:
+    if isinstance(x, (tuple, list)):
+        return tuple(map(_key, x))
+    if isinstance(x, dict):
+        return tuple((k, _key(v)) for k, v in sorted(x.items()))
+    return x if isinstance(x, Node) else (type(x), repr(x))
+
+
+def feeds_output(n: Node) -> bool:
+    """Whether the output may return this value's own storage."""
+    return any(u.op == "output" or (_is_view(u) and feeds_output(u)) for u in n.users)
+
+
+def _is_view(n: Node) -> bool:
+    schema = getattr(n.target, "_schema", None)
+    return n.op == "call_function" and (schema is None or any(r.alias_info for r in schema.returns))
+
+
+def same_layout(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`name` shows the equation; `applies` gives the argument that a call equals, or None."""
+
+    name: str
+    targets: tuple[Any, ...]
+    applies: Callable[[Node], Any]
+
+
+def _neutral(number: float) -> Callable[[Node], Any]:
+    def applies(n: Node) -> Any:
+        if n.kwargs.get("alpha", 1) != 1 and number != 0:
+            return None
+        return n.args[0] if type(n.args[1]) in (int, float) and n.args[1] == number else None
+
+    return applies
+
+
+RULES = (
+    # -0.0 + 0 is +0.0, so x + 0 is no rule for floats
+    Rule("x - 0 -> x", (aten.sub.Tensor, aten.sub.Scalar), _neutral(0)),
+    Rule("x * 1 -> x", (aten.mul.Tensor, aten.mul.Scalar), _neutral(1)),
+    Rule("x / 1 -> x", (aten.div.Tensor, aten.div.Scalar), _neutral(1)),
+    Rule("x ** 1 -> x", (aten.pow.Tensor_Scalar,), _neutral(1)),
+    Rule("cast to own dtype -> x", (aten._to_copy.default,), lambda n: n.args[0]),
+    Rule("same shape -> x", (aten.view.default, aten.expand.default, aten._unsafe_view.default), lambda n: n.args[0]),
+    Rule("identity permutation -> x", (aten.permute.default,), lambda n: n.args[0] if _identity(n.args[1]) else None),
+    Rule("whole slice -> x", (aten.slice.Tensor,), lambda n: n.args[0]),
+    Rule("cat of one -> x", (aten.cat.default,), lambda n: n.args[0][0] if len(n.args[0]) == 1 else None),
+    Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0]),
+)
+
+
+def _identity(order: Any) -> bool:
+    return all(k % len(order) == i for i, k in enumerate(order))
+
+
+def no_ops(gm: GraphModule) -> dict[str, int]:
+    """Drop calls that give back their argument, layout and all."""
+    by_target = {t: r for r in RULES for t in r.targets}
+    written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _mutates(n) and n.args}
+    counts: dict[str, int] = {}
+    for n in list(gm.graph.nodes):
+        rule = by_target.get(n.target) if n.op == "call_function" else None
+        if rule is None or feeds_output(n):
+            continue
+        source = rule.applies(n)
+        if not isinstance(source, Node) or source in written or not same_layout(val(n), val(source)):
+            continue
+        n.replace_all_uses_with(source)
+        gm.graph.erase_node(n)
+        counts[rule.name] = counts.get(rule.name, 0) + 1
+    return counts
+
+
+def _mutates(n: Node) -> bool:
+    schema = getattr(n.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+_FILLED = {
+    aten.full.default: lambda n: n.args[1],
+    aten.full_like.default: lambda n: n.args[1],
+    aten.zeros_like.default: lambda n: 0,
+    aten.ones_like.default: lambda n: 1,
+    aten.scalar_tensor.default: lambda n: n.args[0],
+}
+_MOVES = frozenset(
+    {aten.view.default, aten.expand.default, aten.permute.default, aten.clone.default, aten.unsqueeze.default}
+    | {aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten._unsafe_view.default, aten._to_copy.default}
+)
+_ARITHMETIC = frozenset(
+    {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.eq.Scalar}
+    | {aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.logical_not.default}
+    | {aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.reciprocal.default, aten.bitwise_not.default}
+)
+
+
+def uniform(gm: GraphModule) -> int:
+    """Arithmetic on tensors that hold one number everywhere becomes that number."""
+    known: dict[Node, torch.Tensor] = {}
+    count = 0
+    for n in list(gm.graph.nodes):
+        fake = val(n)
+        if n.op != "call_function" or not isinstance(fake, torch.Tensor):
+            continue
+        if n.target in _FILLED:
+            number = _FILLED[n.target](n)
+            if type(number) in (int, float, bool):
+                known[n] = torch.full((), number, dtype=fake.dtype)
+        elif n.target in _MOVES and n.args[0] in known:
+            known[n] = known[n.args[0]].to(fake.dtype)  # type: ignore[index]
+        elif n.target in _ARITHMETIC and not n.kwargs and all(
+            a in known for a in n.args if isinstance(a, Node)
+        ) and any(isinstance(a, Node) for a in n.args):
+            args = [known[a] if isinstance(a, Node) else a for a in n.args]
+            if not all(isinstance(a, (torch.Tensor, int, float, bool)) for a in args):
+                continue
+            known[n] = n.target(*args).to(fake.dtype)  # type: ignore[operator]
+            count += _as_full(n, fake, known)
+    return count
+
+
+def _as_full(n: Node, fake: torch.Tensor, known: dict[Node, torch.Tensor]) -> int:
+    if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
+        return 0
+    kwargs = {"dtype": fake.dtype, "layout": torch.strided, "device": fake.device, "pin_memory": False}
+    new = insert(n.graph, n, aten.full.default, (list(fake.shape), known[n].item()), kwargs)
+    known[new] = known[n]
+    n.replace_all_uses_with(new)
+    n.graph.erase_node(n)
+    return 1

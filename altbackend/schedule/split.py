@@ -1,0 +1,60 @@
+"""Split reductions: few results over much data are reduced in two steps, so that all threads have work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.loops import Buffer, Node, Program, Reduction
+
+LONG = 1 << 16  # elements per result from which a split pays
+
+
+def split_reductions(p: Program, threads: int) -> Program:
+    """`p` with every reduction of few, long rows replaced by partial results and their reduction.
+
+    Full reductions need none of it: a flat kernel already runs them on all threads.
+    """
+    if threads < 2:
+        return p
+    buffers = dict(p.buffers)
+    nodes: list[Node] = []
+    for node in p.nodes:
+        parts = _split(node, buffers, threads) if isinstance(node, Reduction) else None
+        nodes += parts or [node]
+    return replace(p, buffers=buffers, nodes=tuple(nodes))
+
+
+def _split(node: Reduction, buffers: dict[str, Buffer], threads: int) -> list[Node] | None:
+    kept = ex.prod(v.args[1] for v in node.dims)
+    long = node.rdims[0].args[1] if node.rdims else 1
+    total = ex.prod(v.args[1] for v in node.rdims)
+    if not (isinstance(kept, int) and isinstance(total, int) and isinstance(long, int)) or not node.dims:
+        return None
+    if kept >= 2 * threads or total < LONG or node.op.startswith("arg"):
+        return None
+    wanted = -(-4 * threads // kept)
+    pieces = next((n for n in range(wanted, min(long, 64 * threads) + 1) if long % n == 0), None)
+    if pieces is None or total // pieces < 4096:
+        return None
+    out = buffers[node.out]
+    part = Buffer(f"{node.out}_parts", out.dtype, (kept, pieces), (pieces, 1), out.device)
+    buffers[part.name] = part
+    high, low = ex.var("d90", pieces), ex.var("d91", long // pieces)
+    env = {node.rdims[0]: ex.add(ex.mul(ex.ix(high), long // pieces), ex.ix(low))}
+    row = ex.flatten([v.args[1] for v in node.dims], [ex.ix(v) for v in node.dims])
+    slot = ex.add(ex.mul(row, pieces), ex.ix(high))
+    first = Reduction(
+        part.name,
+        (*node.dims, high),
+        (low, *node.rdims[1:]),
+        slot,
+        node.op,
+        node.value.substitute(env),
+        node.origins,
+    )
+    second = Reduction(
+        node.out, node.dims, (high,), node.index, node.op, va.load(part.name, slot, out.dtype), node.origins
+    )
+    return [first, second]

@@ -1,0 +1,1 @@
+"""Tests of altbackend; the folders mirror the package's rooms."""

@@ -1,0 +1,40 @@
+"""What all tests share: one folder of compiled code a run, and a fresh Dynamo for every test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from altbackend.compile_pool import cpp
+
+_CACHE = "ALTBACKEND_CACHE_DIR"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist inherit the folder of the process that starts them."""
+    if _CACHE not in os.environ:
+        os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (folder := config.stash.get(_made, None)) is not None:
+        del os.environ[_CACHE]
+        cpp.cache_folder.cache_clear()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_made = pytest.StashKey[str]()
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """No test sees the compiled code or the random numbers of another."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

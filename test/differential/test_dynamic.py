@@ -1,0 +1,102 @@
+"""Symbolic sizes: one compilation serves many sizes, and gives eager's results at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend import alt
+from test.compare import OPTIONS, check, difference
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "pointwise": lambda x: x * 2 + x.shape[0],
+    "broadcast": lambda x: x + x[:1] + x[:, :1],
+    "reduce": lambda x: [x.sum(0), x.sum(1), x.mean(), x.amax(0), x.argmax(1), x.var(1)],
+    "softmax": lambda x: [F.softmax(x, 1), F.log_softmax(x, 0), F.layer_norm(x, (x.shape[1],))],
+    "views": lambda x: [x.t() + 1, x.flatten() * 2, x.unsqueeze(1).expand(-1, 3, -1) + 0, x.reshape(-1, 2).sum(1)],
+    "slices": lambda x: [x[1:] - x[:-1], x[:, ::2] * 2, x[-2:] + 1, x.flip(0), x[: x.shape[0] // 2] + 0],
+    "cat": lambda x: [torch.cat([x, x * 2], 0), torch.cat([x, x[:, :3]], 1).sum(1), torch.stack([x, x])],
+    "pad": lambda x: [F.pad(x, (1, 2)), F.pad(x, (0, 0, 2, 1)).sum(0), x.roll(1, 0), x.repeat(2, 3)],
+    "index": lambda x: [x[torch.arange(x.shape[0]) // 2], x.gather(1, x.argsort(1)), x.tril()],
+    "scan": lambda x: [x.cumsum(0), x.cumsum(1), x.cumsum(1).softmax(0)],
+    "matmul": lambda x: [x @ x.t(), (x.t() @ x).relu() / x.shape[0]],
+    "arange": lambda x: [torch.arange(x.shape[0]) * 2, torch.zeros(x.shape[1]) + x.sum(0), torch.full(x.shape, 2.0)],
+}
+SIZES = [(6, 8), (9, 4), (3, 14), (40, 10)]
+
+
+def counted(fn: Callable[..., Any], eager: bool = False) -> tuple[Callable[..., Any], list[int]]:
+    """`fn` compiled for any size, and a list that grows by one with each compilation."""
+    graphs: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(len(inputs))
+        return gm.forward if eager else alt(gm, inputs, options=dict(OPTIONS))
+
+    return torch.compile(fn, backend=backend, dynamic=True, fullgraph=True), graphs
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_one_compilation_serves_every_size(name: str) -> None:
+    run, graphs = counted(FUNCTIONS[name])
+    for size in SIZES:
+        check(FUNCTIONS[name], torch.randn(size), run=run)
+    torch._dynamo.reset()
+    traced, least = counted(FUNCTIONS[name], eager=True)
+    for size in SIZES:
+        traced(torch.randn(size))
+    assert len(graphs) == len(least) <= 2  # 2: slicing alone makes Dynamo tell some of the sizes apart
+
+
+def test_sizes_back_and_forth() -> None:
+    """Workspaces of one size are not used for another."""
+    fn = FUNCTIONS["softmax"]
+    run, _ = counted(fn)
+    for k in range(12):
+        check(fn, torch.randn(3 + k % 5, 4 + 2 * (k % 3)), run=run)
+
+
+def test_gradients_at_several_sizes() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (F.layer_norm(F.gelu(x @ w), (w.shape[1],)).softmax(-1) * x.sum(1, keepdim=True)).mean(0)
+
+    run, graphs = counted(fn)
+    for n, k, m in ((5, 6, 7), (8, 6, 9), (3, 12, 4)):
+        grads = []
+        inputs = torch.randn(n, k), torch.randn(k, m)
+        for f in (fn, run):
+            x, w = (t.clone().requires_grad_() for t in inputs)
+            out = f(x, w)
+            out.sum().backward() if f is None else (out * torch.arange(m)).sum().backward()
+            grads.append((out.detach(), x.grad, w.grad))
+        for got, want in zip(grads[1], grads[0], strict=True):
+            assert difference(got, want, tolerance=3e-5, strides=False) == ""
+    assert len(graphs) == 1
+
+
+def test_mutation_of_any_size() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x[1:] += x[:-1].clone()
+        return x.sum(0)
+
+    run, graphs = counted(fn)
+    for size in SIZES:
+        check(fn, torch.randn(size), run=run)
+    assert len(graphs) == 1
+
+
+def test_sizes_become_dynamic_by_themselves() -> None:
+    fn = FUNCTIONS["reduce"]
+    run = torch.compile(fn, backend=alt, options=dict(OPTIONS))
+    for size in SIZES:
+        check(fn, torch.randn(size), run=run)
+
+
+def test_dynamic_threads_and_large_sizes() -> None:
+    run, _ = counted(lambda x: [x.sum(0), x.sum(), F.softmax(x, 1), x.exp()])
+    for size in ((700, 300), (3, 5), (300, 1000)):
+        check(lambda x: [x.sum(0), x.sum(), F.softmax(x, 1), x.exp()], torch.randn(size), run=run)

@@ -1,0 +1,195 @@
+"""Mutation, aliasing, several dtypes, and memory that is kept between calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from test.compare import check, compiled
+
+
+def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[:, 1:3] = y[:, :2] * 2
+    return x + 1
+
+
+def _both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(y)
+    y.add_(x)
+    return x - y
+
+
+def _swap(x: torch.Tensor, y: torch.Tensor) -> None:
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+
+
+def _view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    v = x.view(-1)
+    v[::2].add_(1)
+    return x.sum() + v[3]
+
+
+def _shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[1:] = x[:-1].clone() + y[1:]
+    return x
+
+
+def _transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.t().mul_(torch.arange(6.0)[:, None])
+    return x.t()
+
+
+def _row(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[0] = x.sum(0)
+    return x.sum(0) + y[0]
+
+
+def _after_read(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    old = x * 2
+    x.zero_()
+    return old + y, x + old
+
+
+def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.copy_(torch.softmax(x, -1))
+    return y.index_put_((torch.tensor([1, 0]),), x[:2])
+
+
+def _flip(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_(x.flip(0))
+    y.copy_(y.flip(1) + x)
+
+
+def _twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    z = x * y
+    x.sub_(z)
+    return z + x
+
+
+MUTATIONS: dict[str, Callable[..., object]] = {
+    f.__name__[1:]: f
+    for f in (_assign, _both, _swap, _view, _shifted, _transposed, _row, _after_read, _softmax, _flip, _twice)
+}
+
+
+@pytest.mark.parametrize("name", list(MUTATIONS))
+def test_mutated_inputs(name: str) -> None:
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    check(MUTATIONS[name], x, y)
+
+
+@pytest.mark.parametrize("name", ["both", "swap", "shifted", "row", "flip", "after_read"])
+def test_mutated_views_of_larger_storage(name: str) -> None:
+    base, other = torch.randn(6, 12), torch.randn(6, 4)
+    check(MUTATIONS[name], base[1:5, ::2], other.t()[:, :6].contiguous()[:4])
+    check(MUTATIONS[name], torch.randn(6, 4).t(), torch.randn(4, 6))
+
+
+def test_inputs_that_overlap_each_other() -> None:
+    base = torch.randn(40)
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return b + a.sum()
+
+    check(fn, base[:24], base[8:32])
+
+
+def test_mutation_by_several_threads() -> None:
+    x, y = torch.randn(300, 300), torch.randn(300, 300)
+    for name in ("both", "flip", "row", "twice"):
+        f = MUTATIONS[name] if name != "twice" else _twice
+        check(f, x, y, threads=3, parallel_threshold=0)
+
+
+def _aliases(got: object, inputs: list[torch.Tensor]) -> list[tuple[str, int]]:
+    """For each pair of results, and each result and input, whether they share memory."""
+    outs = [o for o in got if isinstance(o, torch.Tensor)]  # type: ignore[attr-defined]
+    storages = [o.untyped_storage().data_ptr() for o in outs]
+    pairs = [("results", i * 100 + j) for i in range(len(outs)) for j in range(i) if storages[i] == storages[j]]
+    given = [x.untyped_storage().data_ptr() for x in inputs]
+    return pairs + [("input", i * 100 + j) for i, s in enumerate(storages) for j, g in enumerate(given) if s == g]
+
+
+def test_results_alias_as_in_eager() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        z = x * 2
+        return [x, x.t(), x[1:], y.view(-1), z, z.t(), z[0], z + 0, y.expand(3, 4, 6), x.detach(), z.clone()]
+
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    check(fn, x, y)
+    assert _aliases(compiled(fn)(x, y), [x, y]) == _aliases(fn(x, y), [x, y])
+
+
+def test_same_result_twice() -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        z = x.exp()
+        return [z, z, z.sum(0), z.view(-1)]
+
+    check(fn, torch.randn(3, 5))
+
+
+def test_results_of_one_call_survive_the_next() -> None:
+    run = compiled(lambda x: [(x * 2).softmax(-1), x.sum(0), (x @ x.t()).relu()])
+    x, y = torch.randn(5, 7), torch.randn(5, 7)
+    first = run(x)
+    kept = [t.clone() for t in first]
+    run(y)
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_nothing_is_returned_but_constants_and_none() -> None:
+    x = torch.randn(3)
+    check(lambda x: [None, 3, x * 2, 2.5, True, x.shape[0]], x)
+
+
+def test_several_dtypes_in_one_graph() -> None:
+    xs = [torch.arange(12).reshape(3, 4).to(d) for d in (torch.float32, torch.bfloat16, torch.int8, torch.bool)]
+    xs.append(torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4))
+
+    def fn(a: torch.Tensor, b: torch.Tensor, i: torch.Tensor, m: torch.Tensor, d: torch.Tensor) -> list[torch.Tensor]:
+        mixed = [a + b, a * i, b * i, d + b, torch.where(m, a, d), (a > i) & m, i // 3 + m, b.float() + d]
+        return [*mixed, (b * m).sum(0), (i + a).sum(1).to(torch.int32), (d * i).mean(), m.sum(), b.softmax(-1)]
+
+    check(fn, *xs)
+
+
+def test_empty_tensors() -> None:
+    x = torch.randn(0, 5)
+    check(lambda x: [x + 1, x.t() * 2, x.sum(0), x.sum(), torch.cat([x, x]), x.reshape(5, 0), x @ torch.ones(5, 2)], x)
+
+
+def test_calls_from_several_threads() -> None:
+    """Concurrent calls of one graph do not share a workspace."""
+    run = compiled(lambda x: (torch.softmax(x, 0) @ x.t()).cumsum(1).sin().sum(0))
+    inputs = [torch.randn(64, 64) for _ in range(4)]
+    want = [run(x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(50):
+            if not torch.equal(run(inputs[k]), want[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("options", [{"reuse_memory": False}, {"persistent_workspace": False}, {"fuse": False}], ids=str)
+def test_options_do_not_change_results(options: dict[str, bool]) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.softmax((x @ x.t()) * 0.3, -1)
+        z = torch.nn.functional.layer_norm(y @ x, (8,))
+        return [z.tanh(), y.sum(0), z.cumsum(0)]
+
+    check(fn, torch.randn(6, 8), **options)

@@ -1,0 +1,91 @@
+"""From a torch function to the compiler's intermediate forms, through the backend's own tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+
+from altbackend import compat, decomp
+from altbackend.config import Config, resolve
+from altbackend.ir.loops import Extern, Program
+from altbackend.ir.verify import verify
+from altbackend.lowering.graph import lower_graph
+from altbackend.schedule import deps as dependencies
+from altbackend.schedule import fusion, kernel
+from altbackend.schedule.deps import Deps
+from altbackend.schedule.fusion import Group
+
+GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
+
+
+def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
+    """A Dynamo backend that traces as ours does and gives every functional graph to `compile_graph`."""
+
+    def keep(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        return compile_graph(gm)
+
+    def compile_(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        build = compat.aot_autograd(
+            fw_compiler=keep,
+            bw_compiler=keep,
+            inference_compiler=keep,
+            decompositions=decomp.table(),
+            partition_fn=compat.joint_partition(),
+            keep_inference_input_mutations=True,
+        )
+        with compat.functorch_settings():
+            return build(gm, example_inputs)  # type: ignore[no-any-return]
+
+    return compile_
+
+
+def trace(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> list[torch.fx.GraphModule]:
+    """The functional graphs of one call: the forward or inference graph, then the backward's if inputs need it."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
+
+    out = torch.compile(fn, backend=backend(keep), dynamic=dynamic, fullgraph=True)(*inputs)
+    live = [o for o in (out if isinstance(out, (tuple, list)) else [out]) if getattr(o, "requires_grad", False)]
+    if live:
+        torch.autograd.backward(live, [torch.ones_like(o) for o in live])
+    return graphs
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A lowered graph and its kernels; `steps` in launch order, library calls among them."""
+
+    program: Program
+    deps: Deps
+    groups: list[Group]
+    steps: list[Any]
+    decisions: list[tuple[str, str, str, str]]
+    constants: dict[str, Any]
+
+    @property
+    def kernels(self) -> int:
+        return sum(not isinstance(s, Extern) for s in self.steps)
+
+    @property
+    def calls(self) -> int:
+        return len(self.steps) - self.kernels
+
+
+def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, threads: int = 2) -> Scheduled:
+    """The middle of the pipeline: lower, verify, fuse, place."""
+    cfg = cfg or resolve()
+    gm.graph.eliminate_dead_code()
+    decisions: list[tuple[str, str, str, str]] = []
+    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a))
+    verify(program)
+    deps = dependencies.analyse(program)
+    groups = fusion.fuse(program, deps, cfg, threads, lambda *a: decisions.append(a))
+    steps = [g.extern or kernel.build(program, deps, g, cfg, threads) for g in groups]
+    return Scheduled(program, deps, groups, steps, decisions, constants)
