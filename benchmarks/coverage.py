@@ -247,7 +247,7 @@ def backward(result: Any, sample: Sample) -> list[torch.Tensor]:
     if not outs:
         return []
     torch.manual_seed(SEED + 1)
-    weights = [torch.randn_like(t) for t in outs]
+    weights = [torch.randn(t.shape, dtype=t.dtype) for t in outs]
     grads = torch.autograd.grad(outs, leaves, weights, allow_unused=True)
     return [g for g in grads if g is not None]
 

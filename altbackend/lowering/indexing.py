@@ -13,7 +13,7 @@ from ..ir.expr import Index
 from . import scalar as s
 from .context import Ctx
 from .registry import NotHere, lowers
-from .tensor import Tensor, expand, points
+from .tensor import Tensor, expand, points, with_dim
 from .view import out_sizes
 
 
@@ -39,23 +39,20 @@ def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
 
 @lowers("index_select.default")
 def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
-    if not x.sizes:
-        raise NotHere("a tensor without dimensions")
+    sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
-    sizes = out_sizes(ctx)
-    p = list(points(sizes))
+    p = list(points(sizes)) or [0]
     p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
     return Tensor(sizes, x.dtype, x.at(p))
 
 
 @lowers("gather.default")
 def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = False) -> Tensor:
-    if not x.sizes or len(indices.sizes) != len(x.sizes):
-        raise NotHere("a tensor without dimensions")
+    sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
     p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
-    return Tensor(indices.sizes, x.dtype, x.at(p))
+    return Tensor(sizes, x.dtype, x.at(p))
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
