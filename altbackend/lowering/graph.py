@@ -15,12 +15,12 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Program, View
-from . import extern, indexing, pointwise, pooling, reduction, scatter, view
+from . import extern, indexing, pointwise, pooling, pooling_backward, reduction, scatter, view
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, of_buffer
 
-_ROOMS = (indexing, pointwise, pooling, reduction, scatter, view)  # importing them fills the registry
+_ROOMS = (indexing, pointwise, pooling, pooling_backward, reduction, scatter, view)  # importing them fills the registry
 
 _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "

@@ -36,6 +36,8 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
         value = va.cast(x.value, acc)
         return Tensor(kept_sizes, out, va.cast(value, out))
+    if acc == torch.bool:
+        op = {"max": "any", "min": "all"}.get(op, op)
     value = va.cast(x.value, acc)
     order = _loop_order(x, value)
     fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
