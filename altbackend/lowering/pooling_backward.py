@@ -1,6 +1,6 @@
-"""Gradients of pooling in gather form: each input element sums over the few windows that contain it.
+"""Gradients of pooling. Of averages in gather form: each input element sums over the few windows that contain it.
 
-No position is written twice, so all of it runs in parallel and fuses; sums run in the order of the outputs.
+There no position is written twice, so all of it runs in parallel and fuses; sums run in the order of the outputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from ..ir.expr import Index
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
+from .indexing import position
 from .pointwise import finish
 from .pooling import MAX_WINDOW, adaptive_end, adaptive_start, divisor, inside, pair, reduced_window, stored, sum_of, wide
 from .reduction import as_number
 from .registry import NotHere, lowers
+from .scatter import scatter
 from .tensor import Tensor, points
 
 
@@ -44,29 +46,32 @@ def _gather(
 
 
 def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    """A scatter over the outputs: each knows the one input that it came from, a gather would ask every window."""
+
     def lower(
         ctx: Ctx, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, at: Tensor
     ) -> Tensor:
-        k = pair(kernel, rank)
-        step, pad, dil = pair(stride, rank, k), pair(padding, rank), pair(dilation, rank)
-        reach = [(dil[d] * (k[d] - 1)) // step[d] + 1 for d in range(rank)]
-        if math.prod(reach) > MAX_WINDOW:
-            raise NotHere(f"each element is in {math.prod(reach)} windows")
-        grad, at = stored(ctx, grad, 0), stored(ctx, at, 7)
-        lead, p = len(x.sizes) - rank, points(x.sizes)
-        newest = [ex.floordiv(ex.add(p[lead + d], pad[d]), step[d]) for d in range(rank)]
-        mine = va.index(ex.flatten(x.sizes[lead:], p[lead:]))
-
-        def term(o: list[Index]) -> tuple[Value, Value]:
-            here = [*p[:lead], *o]
-            conds = [c for i, n in zip(o, grad.sizes[lead:], strict=True) for c in inside(i, n)]
-            valid = va.conjunction(*conds)
-            owner = va.masked(valid, at.at(here), va.const(-1, at.value.dtype))
-            return s.binary("eq", owner, mine), va.masked(valid, wide(grad.at(here)), va.const(0, wide(grad.value).dtype))
-
-        return finish(ctx, x.sizes, grad.dtype, _gather(ctx, x.sizes, reach, newest, term))
+        if 0 in grad.sizes:
+            return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
+        lead, p = len(x.sizes) - rank, points(grad.sizes)
+        plane = (*x.sizes[:lead], ex.prod(x.sizes[lead:]))
+        zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
+        where = [*p[:lead], position(at, p, plane[-1])]
+        strides = _flat_strides(ctx, x, lead)
+        got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
+        q = points(x.sizes)
+        return Tensor(x.sizes, got.dtype, got.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
 
     return lower
+
+
+def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
+    """The result's strides with its pooled dimensions taken as one; None where they are not one in memory."""
+    strides = ctx.strides_like(x.sizes, ctx.graph_node.meta["val"])  # type: ignore[union-attr]
+    for d in range(lead, len(strides) - 1):
+        if strides[d] != ex.mul(strides[d + 1], x.sizes[d + 1]):
+            return None
+    return (*strides[:lead], strides[-1])
 
 
 lowers("max_pool2d_with_indices_backward.default")(_max_pool_backward(2))

@@ -23,20 +23,31 @@ from .tensor import Tensor, axes, expand, of_buffer, points, with_dim
 MODES = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def scatter(ctx: Ctx, base: Tensor, mode: str, sizes: Sequence[Index], where: Sequence[Index], value: Value) -> Tensor:
+def scatter(
+    ctx: Ctx,
+    base: Tensor,
+    mode: str,
+    sizes: Sequence[Index],
+    where: Sequence[Index],
+    value: Value,
+    *,
+    strides: tuple[Index, ...] | None = None,
+) -> Tensor:
     """`base` with `value` combined into it at `where`, both over the points of `sizes`; a new buffer.
 
-    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`.
+    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`. `strides` of the buffer
+    are by default in the order of the traced result's; they must be dense.
     """
     fake = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
-    b = ctx.new_buffer(acc, base.sizes, ctx.strides_like(base.sizes, fake))
+    b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
     index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
     dims = tuple(a for a in axes(sizes) if a.args[1] != 1)
     if 0 not in sizes:
         ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
-    return finish(ctx, ctx.shape(fake.shape), base.dtype, of_buffer(b).value)
+    # a base lifted to one dimension gives a result without dimensions again
+    return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
 
 
 def _along(dim: int, indices: Tensor, x: Tensor) -> list[Index]:
@@ -150,16 +161,26 @@ def index_reduce(
     return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
 
 
-@lowers("index_put.default", "_unsafe_index_put.default")
-def index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+@lowers("index_put.default")
+def index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, *, checked: bool = True
+) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
         return _mask_put(x, indices, values, accumulate)
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x
-    where, _ = advanced(x, indices, sizes)
+    where = advanced(x, indices, sizes, checked=checked)
     value = expand(values, sizes)
     return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
+
+
+@lowers("_unsafe_index_put.default")
+def unsafe_index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """index_put whose indices a decomposition computed, and promises to be in range."""
+    return index_put(ctx, x, indices, values, accumulate, checked=False)
 
 
 def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:
