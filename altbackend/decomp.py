@@ -62,6 +62,9 @@ _KEPT = (
     "detach.default",
     "squeeze.default",
     "squeeze.dim",
+    # their indices need no check, so that their loops run as vectors
+    "_unsafe_index.Tensor",
+    "_unsafe_index_put.default",
 )
 
 # Beyond the core set: operators that the loop IR handles through simpler ones.

@@ -201,17 +201,39 @@ def usable(op: Any, finish: Finish, samples: list[Sample]) -> list[Sample]:
     out = []
     for s in samples:
         try:
-            finish(run_all(op.op, [s])[0], s)
+            finish_all(finish, copied([s]), run_all, op.op)
         except Exception:
             continue
         out.append(s)
     return out
 
 
+def copied(samples: list[Sample]) -> list[Sample]:
+    """The samples with storage of their own, since operators may write to their arguments."""
+
+    def copy(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
+            return t
+        storage = t.detach().untyped_storage().clone()
+        return t.detach().new_empty(0).set_(storage, t.storage_offset(), t.shape, t.stride()).requires_grad_(t.requires_grad)
+
+    return torch.utils._pytree.tree_map(copy, samples)  # type: ignore[no-any-return]
+
+
 def run_all(fn: Callable[..., Any], samples: list[Sample]) -> list[Any]:
     """Results of all samples, in order after one seed."""
     torch.manual_seed(SEED)
     return [fn(x, *args, **kwargs) for x, args, kwargs in samples]
+
+
+def run_seeded(compiled: Callable[[list[Sample]], list[Any]], samples: list[Sample]) -> list[Any]:
+    torch.manual_seed(SEED)
+    return compiled(samples)
+
+
+def finish_all(finish: Finish, samples: list[Sample], run: Callable[..., list[Any]], fn: Any) -> list[list[torch.Tensor]]:
+    """What is compared, per sample: results or gradients."""
+    return [finish(r, s) for r, s in zip(run(fn, samples), samples, strict=True)]
 
 
 def forward(result: Any, sample: Sample) -> list[torch.Tensor]:
@@ -225,7 +247,7 @@ def backward(result: Any, sample: Sample) -> list[torch.Tensor]:
     if not outs:
         return []
     torch.manual_seed(SEED + 1)
-    weights = [torch.randn_like(t) for t in outs]
+    weights = [torch.randn(t.shape, dtype=t.dtype) for t in outs]
     grads = torch.autograd.grad(outs, leaves, weights, allow_unused=True)
     return [g for g in grads if g is not None]
 
@@ -240,17 +262,16 @@ def attempt(op: Any, finish: Finish, samples: list[Sample]) -> tuple[str, tuple[
     with tempfile.TemporaryDirectory() as folder:
         compiled = _compiled(op.op, folder)
         try:
-            torch.manual_seed(SEED)
-            got = [finish(r, s) for r, s in zip(compiled(samples), samples, strict=True)]
+            got = finish_all(finish, copied(samples), run_seeded, compiled)
         except Exception as cause:
             kind = type(cause).__module__ + "." + type(cause).__name__
             untraced = "torch._dynamo" in kind and "BackendCompilerFailed" not in kind
             return "untraced" if untraced else "error", (), one_line(cause)
         library = library_calls(Path(folder))
-    expected = [finish(r, s) for r, s in zip(run_all(op.op, samples), samples, strict=True)]
+    expected = finish_all(finish, copied(samples), run_all, op.op)
     for k, (mine, eager) in enumerate(zip(got, expected, strict=True)):
         wide = _widened(samples[k])
-        difference = compare(mine, eager, lambda w=wide: finish(run_all(op.op, [w])[0], w))  # type: ignore[misc]
+        difference = compare(mine, eager, lambda w=wide: finish_all(finish, [w], run_all, op.op)[0])  # type: ignore[misc]
         if difference:
             return "wrong", library, f"sample {k}: {difference}"
     return "library" if library else "generated", library, ""

@@ -16,12 +16,12 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
-from . import extern, indexing, pointwise, pooling, reduction, scatter, view
+from . import extern, indexing, pointwise, pooling, pooling_backward, reduction, scatter, view
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, of_buffer
 
-_ROOMS = (indexing, pointwise, pooling, reduction, scatter, view)  # importing them fills the registry
+_ROOMS = (indexing, pointwise, pooling, pooling_backward, reduction, scatter, view)  # importing them fills the registry
 
 _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
@@ -129,11 +129,22 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return Tensor(ctx.shape(fake.shape), fake.dtype, va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node):
+        if (empty := _empty(ctx, node)) is not None:
+            return empty
         try:
             return lowering(ctx, *args, **kwargs)
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
+    """The result when it has no elements: nothing is computed, whatever the operator."""
+    fake = node.meta["val"]
+    if not isinstance(fake, torch.Tensor):
+        return None
+    sizes = ctx.shape(fake.shape)
+    return Tensor(sizes, fake.dtype, va.const(0, fake.dtype)) if 0 in sizes else None
 
 
 def _dtypes_ok(node: torch.fx.Node) -> bool:

@@ -10,23 +10,47 @@ import torch
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
+from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
 from .registry import NotHere, lowers
-from .tensor import Tensor, expand, points
+from .tensor import Tensor, expand, points, with_dim
 from .view import out_sizes
 
 
-def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False) -> Index:
-    """The checked index that `t` holds at a point, for a dimension of `size`; `from_end`: negative ones are allowed."""
+def position(
+    t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False, checked: bool = True
+) -> Index:
+    """The index that `t` holds at a point, for a dimension of `size`.
+
+    `from_end`: negative ones are allowed. `checked`: one out of range raises IndexError at run time; a loop that
+    checks does not run as vectors.
+    """
     if t.dtype in (torch.bool, torch.uint8):
         raise NotHere("a mask as index has a data-dependent result size")
     if size == 0:
         raise NotHere("an index into an empty dimension")
     i = va.cast(t.at(at), torch.int64)
+    if not checked and i.op not in ("const", "index"):
+        wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
+        return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
     if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
         i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
     return va.wrap_index(i, size)
+
+
+def _nonnegative(v: Value) -> bool:
+    """Whether `v >= 0` follows from how it is computed."""
+    match v.op:
+        case "const":
+            return bool(v.attr >= 0)
+        case "index":
+            return ex.known_nonnegative(v.attr)
+        case "maximum":
+            return any(map(_nonnegative, v.args))
+        case "minimum" | "add" | "mul" | "floor" | "trunc" | "abs" | "cast":
+            return v.op == "abs" or all(map(_nonnegative, v.args))
+    return False
 
 
 @lowers("embedding.default")
@@ -39,35 +63,40 @@ def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
 
 @lowers("index_select.default")
 def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
-    if not x.sizes:
-        raise NotHere("a tensor without dimensions")
+    sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
-    sizes = out_sizes(ctx)
-    p = list(points(sizes))
+    p = list(points(sizes)) or [0]
     p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
     return Tensor(sizes, x.dtype, x.at(p))
 
 
 @lowers("gather.default")
 def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = False) -> Tensor:
-    if not x.sizes or len(indices.sizes) != len(x.sizes):
-        raise NotHere("a tensor without dimensions")
+    sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
     p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
-    return Tensor(indices.sizes, x.dtype, x.at(p))
+    return Tensor(sizes, x.dtype, x.at(p))
 
 
-@lowers("index.Tensor", "_unsafe_index.Tensor")
+@lowers("index.Tensor")
 def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""
     sizes = out_sizes(ctx)
-    where, _ = advanced(x, indices, sizes)
-    return Tensor(sizes, x.dtype, x.at(where))
+    return Tensor(sizes, x.dtype, x.at(advanced(x, indices, sizes)))
 
 
-def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...]) -> tuple[list[Index], int]:
-    """Per dimension of `x` the index at a point of the result, and the rank of the indices' common shape."""
+@lowers("_unsafe_index.Tensor")
+def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    """Advanced indexing whose indices a decomposition computed, and promises to be in range."""
+    sizes = out_sizes(ctx)
+    return Tensor(sizes, x.dtype, x.at(advanced(x, indices, sizes, checked=False)))
+
+
+def advanced(
+    x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
+) -> list[Index]:
+    """Per dimension of `x` the index at a point of the result, whose shape is `sizes`."""
     given = [k for k, t in enumerate(indices) if t is not None]
     if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
         raise NotHere("a mask as index has a data-dependent result size")
@@ -81,10 +110,10 @@ def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...]) -> tup
     where: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
-            where.append(position(expand(indices[k], shape), common, x.sizes[k], from_end=True))
+            where.append(position(expand(indices[k], shape), common, x.sizes[k], from_end=True, checked=checked))
         else:
             where.append(next(rest))
-    return where, rank
+    return where
 
 
 @lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")

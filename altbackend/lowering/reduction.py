@@ -23,11 +23,11 @@ from .tensor import Tensor, axes, expand, full, of_buffer, points
 
 def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
     """Dimension numbers as non-negative ints; None or () means all."""
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+    if dims is None or rank == 0 or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(rank))
     if isinstance(dims, int):
         dims = [dims]
-    return tuple(sorted({d % rank if rank else 0 for d in dims}))
+    return tuple(sorted({d % rank for d in dims}))
 
 
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
@@ -36,6 +36,8 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
         value = va.cast(x.value, acc)
         return Tensor(kept_sizes, out, va.cast(value, out))
+    if acc == torch.bool:
+        op = {"max": "any", "min": "all"}.get(op, op)
     value = va.cast(x.value, acc)
     order = _loop_order(x, value)
     fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}

@@ -18,27 +18,36 @@ from .context import Ctx
 from .indexing import advanced, position
 from .pointwise import finish
 from .registry import NotHere, lowers
-from .tensor import Tensor, axes, expand, of_buffer, points
+from .tensor import Tensor, axes, expand, of_buffer, points, with_dim
 
 MODES = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def scatter(ctx: Ctx, base: Tensor, mode: str, sizes: Sequence[Index], where: Sequence[Index], value: Value) -> Tensor:
+def scatter(
+    ctx: Ctx,
+    base: Tensor,
+    mode: str,
+    sizes: Sequence[Index],
+    where: Sequence[Index],
+    value: Value,
+    *,
+    strides: tuple[Index, ...] | None = None,
+) -> Tensor:
     """`base` with `value` combined into it at `where`, both over the points of `sizes`; a new buffer.
 
-    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`.
+    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`. `strides` of the buffer
+    are by default in the order of the traced result's; they must be dense.
     """
     fake = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    if not base.sizes:
-        raise NotHere("a tensor without dimensions")
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
-    b = ctx.new_buffer(acc, base.sizes, ctx.strides_like(base.sizes, fake))
+    b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
     index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
     dims = tuple(a for a in axes(sizes) if a.args[1] != 1)
     if 0 not in sizes:
         ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
-    return finish(ctx, base.sizes, base.dtype, of_buffer(b).value)
+    # a base lifted to one dimension gives a result without dimensions again
+    return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
 
 
 def _along(dim: int, indices: Tensor, x: Tensor) -> list[Index]:
@@ -50,16 +59,15 @@ def _along(dim: int, indices: Tensor, x: Tensor) -> list[Index]:
 
 def _source(src: Any, indices: Tensor, x: Tensor) -> Value:
     if isinstance(src, Tensor):
-        return va.cast(src.at(points(indices.sizes)), x.dtype)
+        return va.cast(with_dim(src).at(points(indices.sizes)), x.dtype)
     return va.const(src, x.dtype)
 
 
 def _scatter_along(mode: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any) -> Tensor:
-        if not x.sizes or len(indices.sizes) != len(x.sizes):
-            raise NotHere("a tensor without dimensions")
         if 0 in indices.sizes:
             return x
+        x, indices = with_dim(x), with_dim(indices)
         dim %= len(x.sizes)
         return scatter(ctx, x, mode, indices.sizes, _along(dim, indices, x), _source(src, indices, x))
 
@@ -79,23 +87,29 @@ def scatter_named(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any, *, r
 def scatter_reduce(
     ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    if reduce not in MODES:
-        raise NotHere(f"reduction by {reduce}")
-    if not x.sizes or len(indices.sizes) != len(x.sizes):
-        raise NotHere("a tensor without dimensions")
     if 0 in indices.sizes:
         return x
+    x, indices = with_dim(x), with_dim(indices)
     where = _along(dim % len(x.sizes), indices, x)
-    return combine(ctx, x, MODES[reduce], indices.sizes, where, _source(src, indices, x), include_self)
+    return combine(ctx, x, reduce, indices.sizes, where, _source(src, indices, x), include_self)
 
 
 def combine(
-    ctx: Ctx, x: Tensor, mode: str, sizes: Sequence[Index], where: Sequence[Index], value: Value, include_self: bool
+    ctx: Ctx, x: Tensor, reduce: str, sizes: Sequence[Index], where: Sequence[Index], value: Value, include_self: bool
 ) -> Tensor:
     """A reducing scatter; without `include_self` every position that it meets starts from the identity."""
-    if not include_self:
-        x = scatter(ctx, x, "set", sizes, where, _identity(mode, x.dtype))
-    return scatter(ctx, x, mode, sizes, where, value)
+    mode = "add" if reduce == "mean" else MODES[reduce]
+    start = x if include_self else scatter(ctx, x, "set", sizes, where, _identity(mode, x.dtype))
+    total = scatter(ctx, with_dim(start), mode, sizes, where, value)
+    if reduce != "mean":
+        return total
+    # how many were added at each position; one where there is none, and the value itself counts with include_self
+    acc = compute_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64
+    zero = Tensor(x.sizes, acc, va.const(int(include_self), acc))
+    n = scatter(ctx, zero, "add", sizes, where, va.const(1, acc)).value
+    op = "truediv" if acc.is_floating_point else "floor_divide"
+    mean = va.apply(op, total.computed(acc), va.apply("maximum", n, va.const(1, acc)))
+    return finish(ctx, total.sizes, x.dtype, mean)
 
 
 def _identity(mode: str, dtype: torch.dtype) -> Value:
@@ -109,10 +123,8 @@ def _identity(mode: str, dtype: torch.dtype) -> Value:
     return va.const(limits.max if mode == "min" else limits.min, dtype)
 
 
-def _index_along(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> tuple[tuple[Index, ...], list[Index]]:
+def _index_along(x: Tensor, dim: int, indices: Tensor, src: Tensor) -> tuple[tuple[Index, ...], list[Index]]:
     """(shape of the source, positions) of an index_add or index_copy."""
-    if not x.sizes or len(src.sizes) != len(x.sizes):
-        raise NotHere("a tensor without dimensions")
     dim %= len(x.sizes)
     p = list(points(src.sizes))
     p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
@@ -123,7 +135,8 @@ def _index_along(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) ->
 def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: Any = 1) -> Tensor:
     if 0 in src.sizes:
         return x
-    sizes, where = _index_along(ctx, x, dim, indices, src)
+    x, src = with_dim(x), with_dim(src)
+    sizes, where = _index_along(x, dim, indices, src)
     value = src.computed()
     return scatter(ctx, x, "add", sizes, where, value if alpha == 1 else s.mul(value, alpha))
 
@@ -132,7 +145,8 @@ def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, al
 def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> Tensor:
     if 0 in src.sizes:
         return x
-    sizes, where = _index_along(ctx, x, dim, indices, src)
+    x, src = with_dim(x), with_dim(src)
+    sizes, where = _index_along(x, dim, indices, src)
     return scatter(ctx, x, "set", sizes, where, va.cast(src.value, src.dtype))
 
 
@@ -140,24 +154,33 @@ def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> T
 def index_reduce(
     ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    if reduce not in MODES:
-        raise NotHere(f"reduction by {reduce}")
     if 0 in src.sizes:
         return x
-    sizes, where = _index_along(ctx, x, dim, indices, src)
-    return combine(ctx, x, MODES[reduce], sizes, where, va.cast(src.value, src.dtype), include_self)
+    x, src = with_dim(x), with_dim(src)
+    sizes, where = _index_along(x, dim, indices, src)
+    return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
 
 
-@lowers("index_put.default", "_unsafe_index_put.default")
-def index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+@lowers("index_put.default")
+def index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, *, checked: bool = True
+) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
         return _mask_put(x, indices, values, accumulate)
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x
-    where, _ = advanced(x, indices, sizes)
+    where = advanced(x, indices, sizes, checked=checked)
     value = expand(values, sizes)
     return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
+
+
+@lowers("_unsafe_index_put.default")
+def unsafe_index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """index_put whose indices a decomposition computed, and promises to be in range."""
+    return index_put(ctx, x, indices, values, accumulate, checked=False)
 
 
 def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:

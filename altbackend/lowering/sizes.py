@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import Unsupported
 from ..ir import expr as ex
@@ -37,6 +38,8 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> In
     if e.is_Integer:
         return int(e)
     if e.is_Symbol:
+        if symbol_is_type(e, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+            raise Unsupported(f"size {e}", "it is known only once other results of the graph are")
         lo, hi = _range(e, shape_env)
         memo[e] = ex.sym(str(e), lo, hi)
         return memo[e]

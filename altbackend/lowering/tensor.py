@@ -70,6 +70,11 @@ def expand(t: Tensor, sizes: Sequence[Index]) -> Tensor:
     return Tensor(sizes, t.dtype, t.at(at))
 
 
+def with_dim(t: Tensor) -> Tensor:
+    """A tensor without dimensions as one of a single element."""
+    return t if t.sizes else Tensor((1,), t.dtype, t.value)
+
+
 def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
     """The strided window that `t` is, when it is nothing but one; `strides` fill in dimensions of size 1."""
     if t.value.op != "load" or t.value.dtype != t.dtype:

@@ -14,7 +14,7 @@ from ..ir.loops import View
 from . import scalar as s
 from .context import Ctx, memory_order
 from .registry import NotHere, lowers
-from .tensor import Tensor, as_view, expand, full, of_view, points
+from .tensor import Tensor, as_view, expand, full, of_view, points, with_dim
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
@@ -157,11 +157,9 @@ def diagonal(ctx: Ctx, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1)
 
 @lowers("unfold.default")
 def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    if not x.sizes:
-        raise NotHere("a tensor without dimensions")
+    sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
-    sizes = out_sizes(ctx)
-    p = list(points(sizes))
+    p = list(points(sizes)) if len(sizes) > 1 else [0, *points(sizes)]
     window = p.pop()
     p[dim] = ex.add(ex.mul(p[dim], step), window)
     return Tensor(sizes, x.dtype, x.at(p))
@@ -192,8 +190,15 @@ def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @lowers("roll.default")
 def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
-    if not dims or len(shifts) != len(dims):
-        raise NotHere("roll of the flattened tensor")
+    if not x.sizes:
+        return x
+    if not dims:
+        flat = reshape(ctx, x, (ex.prod(x.sizes),))
+        return reshape(ctx, _rolled(ctx, flat, shifts, [0]), x.sizes)
+    return _rolled(ctx, x, shifts, dims)
+
+
+def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> Tensor:
     p = list(points(x.sizes))
     for shift, d in zip(shifts, dims, strict=True):
         p[d] = ex.mod(ex.add(p[d], ex.sub(x.sizes[d], ex.mod(ctx.index(shift), x.sizes[d]))), x.sizes[d])
@@ -234,7 +239,7 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not parts:
         return full(sizes, 0, out.dtype)  # without elements
     if len(parts) == 1:
-        return Tensor(sizes, out.dtype, va.cast(parts[0].value, out.dtype))
+        return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
     whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
     begin: Index = 0
     for part in parts:

@@ -12,6 +12,7 @@ iteration space is its inner part, run inside the row by one thread:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -129,17 +130,14 @@ def natural_rows(node: Loop) -> list[Index | None]:
         return [None, 1]
     if order[-1] in node.rdims:
         return [kept]
-    lead_reduced: Index = 1
-    for v in order:
-        if v not in node.rdims:
-            break
-        lead_reduced = ex.mul(lead_reduced, v.args[1])
-    lead_kept: Index = 1
-    for v in order:
-        if v in node.rdims:
-            break
-        lead_kept = ex.mul(lead_kept, v.args[1])
+    lead_reduced = _leading(order, frozenset(node.rdims))
+    lead_kept = _leading(order, frozenset(node.dims))
     return [lead_reduced, kept, 1] if lead_reduced != 1 else [lead_kept, kept, 1]
+
+
+def _leading(order: Sequence[Atom], among: frozenset[Atom]) -> Index:
+    """Points of the slowest loops that are all `among` the given ones."""
+    return ex.prod(v.args[1] for v in itertools.takewhile(lambda v: v in among, order))
 
 
 def fit(node: Loop, rows: Index) -> Placed | No:
