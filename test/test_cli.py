@@ -20,6 +20,7 @@ from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
 from altbackend.config import Config
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
+from altbackend.compile_pool.cpp import lookup_compiler
 from altbackend.folders import cache_folder, temporary_folder, why_unusable
 from altbackend.report.stats import GraphStats
 
@@ -53,10 +54,10 @@ def test_doctor_fails_without_a_compiler(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_compiler_lookup_prefers_the_option_then_cxx_then_the_usual_names(tmp_path: Path) -> None:
     usual, from_env, from_option = (script(tmp_path / name, "exit 0") for name in ("g++", "env-cxx", "option-cxx"))
-    assert doctor.find_compiler("", {"PATH": str(tmp_path)}) == usual
-    assert doctor.find_compiler("", {"PATH": str(tmp_path), "CXX": from_env}) == from_env
-    assert doctor.find_compiler(from_option, {"PATH": str(tmp_path), "CXX": from_env}) == from_option
-    assert doctor.find_compiler("no-such-compiler", {"PATH": str(tmp_path)}) is None
+    assert lookup_compiler("", {"PATH": str(tmp_path)}) == usual
+    assert lookup_compiler("", {"PATH": str(tmp_path), "CXX": from_env}) == from_env
+    assert lookup_compiler(from_option, {"PATH": str(tmp_path), "CXX": from_env}) == from_option
+    assert lookup_compiler("no-such-compiler", {"PATH": str(tmp_path)}) is None
 
 
 def test_a_compiler_that_does_not_run(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ import torch
 from altbackend import __version__
 from altbackend.config import Config, known_variables, resolve
 from altbackend.errors import AltError, install_compiler
+from altbackend.compile_pool.cpp import COMPILERS, lookup_compiler
 from altbackend.folders import cache_folder, why_unusable
 
-COMPILERS = ("g++", "clang++", "c++")
 BUILD_SECONDS = 60.0
 # Sums 0..999 on however many threads: right only if OpenMP's reduction works.
 PROBE = """
@@ -57,7 +56,7 @@ def run(environ: Mapping[str, str] | None = None) -> int:
 def examine(environ: Mapping[str, str]) -> list[Check]:
     """All findings, in the order to read them."""
     options, cfg = check_options(environ)
-    compiler = find_compiler(cfg.cxx, environ)
+    compiler = lookup_compiler(cfg.cxx, environ)
     return [
         Check("altbackend", True, f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         check_torch(torch.__version__),
@@ -104,14 +103,6 @@ def check_torch(version: str) -> Check:
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     fix = "install torch 2.11, 2.12 or 2.13; others may work but are not tested"
     return Check("torch", (2, 11) <= release < (2, 14), version, fix, required=release < (2, 11))
-
-
-def find_compiler(cxx: str, environ: Mapping[str, str]) -> str | None:
-    """Path of the C++ compiler: option `cxx` alone if given, else $CXX, else the usual names."""
-    names = (cxx,) if cxx else (environ.get("CXX", ""), *COMPILERS)
-    return next(
-        (path for path in (shutil.which(name, path=environ.get("PATH")) for name in names if name) if path), None
-    )
 
 
 def check_compiler(cxx: str, compiler: str | None) -> Check:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from .. import compat, folders
@@ -21,15 +22,23 @@ from ..runtime.host import Library
 TIMEOUT = 300  # seconds for one compiler run
 
 
+COMPILERS = ("g++", "clang++", "c++")
+
+
+def lookup_compiler(cxx: str, environ: Mapping[str, str]) -> str | None:
+    """Path of the C++ compiler: `cxx` alone if given, else $CXX, else the usual names; None without one."""
+    names = (cxx,) if cxx else (environ.get("CXX", ""), *COMPILERS)
+    found = (shutil.which(name, path=environ.get("PATH")) for name in names if name)
+    return next((path for path in found if path), None)
+
+
 @functools.cache
-def find_compiler(asked: str = "") -> str:
+def find_compiler(cxx: str = "") -> str:
     """Path of the C++ compiler. Raises CompilerMissing."""
-    tried = (asked,) if asked else tuple(x for x in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if x)
-    for name in tried:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise CompilerMissing(tried, sys.platform)
+    found = lookup_compiler(cxx, os.environ)
+    if found is None:
+        raise CompilerMissing((cxx,) if cxx else COMPILERS, sys.platform)
+    return found
 
 
 @functools.cache

@@ -53,6 +53,7 @@ def lower_graph(
     outputs: tuple[Any, ...] = ()
     for node in gm.graph.nodes:
         ctx.graph_node = node
+        _check_device(node)
         match node.op:
             case "placeholder":
                 ctx.env[node] = _placeholder(ctx, node)
@@ -66,6 +67,13 @@ def lower_graph(
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
     program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, ctx.symbols)
     return program, ctx.constants
+
+
+def _check_device(node: torch.fx.Node) -> None:
+    val = node.meta.get("val")
+    for v in val if isinstance(val, (tuple, list)) else (val,):
+        if isinstance(v, torch.Tensor) and v.device.type != "cpu":
+            raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU only")
 
 
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
