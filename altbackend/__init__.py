@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from altbackend.backend import alt
+    from altbackend.runtime.hoisted import refresh_all as refresh
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "alt"]
+__all__ = ["__version__", "alt", "refresh"]
 
 # Public names and the modules that hold them, imported at first use so that `import altbackend` stays cheap.
-_LAZY = {"alt": "altbackend.backend"}
+_LAZY = {"alt": ("altbackend.backend", "alt"), "refresh": ("altbackend.runtime.hoisted", "refresh_all")}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    module, attribute = _LAZY[name]
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

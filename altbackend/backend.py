@@ -61,14 +61,14 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
-        # the passes work on a copy, so that the traced graph is still there to run if they or the build fail
-        work = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        # what runs if a pass or the build fails; the passes change gm's graph in place
+        traced = copy.deepcopy(gm.graph)
         try:
-            return compile_graph(work, cfg, trace, Job(kind, _static_inputs()))
+            return compile_graph(gm, cfg, trace, Job(kind, _static_inputs()))
         except Exception as cause:
             if cfg.strict:
                 raise
-            return library_calls_only(gm, trace, cause)
+            return library_calls_only(torch.fx.GraphModule(gm, traced), trace, cause)
 
     return compile_
 

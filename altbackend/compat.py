@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 
 def version() -> tuple[int, int]:

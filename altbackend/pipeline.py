@@ -84,7 +84,7 @@ def _step(p: Program, k: Any, n: int) -> host.Step:
     if isinstance(k, Extern):
         return k
     function, buffers = emit.emit(p, k)
-    return host.Launch(f"kernel of step {n}", function, buffers, k.origins)
+    return host.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
 
 
 def callables(steps: Sequence[host.Step], constants: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from altbackend.compile_pool import cpp
-
 _CACHE = "ALTBACKEND_CACHE_DIR"
 
 
@@ -23,8 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if (folder := config.stash.get(_made, None)) is not None:
-        del os.environ[_CACHE]
-        cpp.cache_folder.cache_clear()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -73,11 +73,12 @@ Stmt = Union[Let, Declare, Store, Update, Loop]
 
 @dataclass(frozen=True)
 class Param:
-    """A buffer argument; `written` decides constness."""
+    """A buffer argument; `written` decides constness, `shared`: another argument has the same storage."""
 
     name: str
     dtype: torch.dtype
     written: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True)

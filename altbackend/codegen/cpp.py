@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 
 import torch
@@ -61,7 +62,7 @@ class Lines:
 def function(f: Function, identifier: str, threshold: int) -> str:
     """The C++ text of one kernel."""
     w = Lines()
-    params = [f"{'' if p.written else 'const '}{CTYPES[p.dtype]}* __restrict {p.name}" for p in f.params]
+    params = [f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}" for p in f.params]
     params += [f"const int64_t {s}" for s in f.symbols] + ["const int max_threads"]
     if f.checks:
         params.append("int32_t* error")
@@ -218,12 +219,21 @@ def literal(number: object, dtype: torch.dtype) -> str:
 
 def float_text(x: float) -> str:
     """The shortest decimal of the nearest float32."""
-    near = torch.tensor(x, dtype=torch.float32).item()
+    near = _float32(x)
     for digits in range(6, 18):
         text = f"{near:.{digits}g}"
-        if torch.tensor(float(text), dtype=torch.float32).item() == near:
+        if _float32(float(text)) == near:
             break
     return text if any(c in text for c in ".en") else text + ".0"
+
+
+def _float32(x: float) -> float:
+    """The nearest float32, as a Python float; too large a number becomes infinite."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return math.copysign(math.inf, x)
+    return rounded
 
 
 def scalar(v: Value) -> str:

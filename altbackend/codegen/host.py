@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class Launch:
     function: Function
     buffers: tuple[str, ...]
     origins: tuple[Origin, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
 
 
 Step = Launch | Extern
@@ -49,13 +50,15 @@ class _Names:
     slots: dict[str, int]
     windows: dict[View, int]
     arena: dict[str, tuple[int, int]]
+    home: dict[str, str]
     fresh: set[str]
     symbols: tuple[str, ...]
 
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants: dict[str, Any]) -> Host:
     """Print the host program and the translation unit of its kernels."""
-    names = _place(p, deps, steps)
+    names = _place(p, deps, steps, cfg)
+    steps = [_unrestrict(s, names) for s in steps]
     segments = _segments(steps)
     text_cpp = _translation_unit(steps, segments, names, cfg)
     text_py = _python(p, deps, steps, segments, names, cfg, text_cpp)
@@ -63,7 +66,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants:
     return Host(text_cpp, text_py, tuple(f"segment{k}" for k in range(len(segments))), launches, len(steps) - launches)
 
 
-def _place(p: Program, deps: Deps, steps: Sequence[Step]) -> _Names:
+def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names:
     """Lifetimes; which temporaries share the arena, which are tensors of their own."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -101,7 +104,35 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step]) -> _Names:
                 if v.buffer in arena:
                     windows.setdefault(v, len(windows))
                     symbols.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
-    return _Names(slots, windows, arena, fresh, tuple(sorted(symbols)))
+    home = _share_storage(steps, arena, cfg.reuse_memory)
+    return _Names(slots, windows, arena, home, fresh, tuple(sorted(symbols)))
+
+
+def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
+    """Temporary -> the one whose storage it takes over, where a kernel reads the last of one and makes the other."""
+    home: dict[str, str] = {}
+    for k, s in enumerate(steps):
+        for a, b in s.in_place if isinstance(s, Launch) and reuse else ():
+            if a not in arena or b not in arena or arena[b][0] != k or b in home:
+                continue
+            root = home.get(a, a)
+            if arena[a][1] == k and arena[root][1] == k:
+                home[b] = root
+                arena[root] = (arena[root][0], max(arena[root][1], arena[b][1]))
+    return home
+
+
+def _unrestrict(s: Step, names: _Names) -> Step:
+    """A kernel whose arguments share storage must not promise the compiler that they do not."""
+    if not isinstance(s, Launch):
+        return s
+    roots = [names.home.get(b, b) for b in s.buffers]
+    if len(set(roots)) == len(roots):
+        return s
+    params = tuple(
+        replace(q, shared=roots.count(r) > 1) for q, r in zip(s.function.params, roots, strict=True)
+    )
+    return replace(s, function=replace(s.function, params=params))
 
 
 def _all_under(b: str, under: dict[str, tuple[str, ...]]) -> list[str]:
@@ -364,9 +395,13 @@ def _provenance(origins: Sequence[Origin]) -> str:
 def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
     blocks, windows = [], []
     for b, (first, last) in names.arena.items():
+        if b in names.home:
+            continue
         buf = p.buffers[b]
         nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
-        blocks.append(f"        ({names.slots[b]}, {nbytes}, {first}, {last}),  # {b}")
+        here = [b, *(c for c, root in names.home.items() if root == b)]
+        slots = ", ".join(str(names.slots[c]) for c in here)
+        blocks.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(here)}")
     for v in names.windows:
         dtype = v.dtype or p.buffers[v.buffer].dtype
         fields = f"{names.slots[v.buffer]}, {dtype}, {_tuple(v.sizes)}, {_tuple(v.strides)}, {ex.show(v.offset)}"
@@ -379,7 +414,7 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         "",
         "",
         f"def layout({', '.join(names.symbols)}):",
-        '    """Temporaries as (slot, bytes, first step, last step); windows on them for library calls."""',
+        '    """Temporaries as (slots, bytes, first step, last step); windows on them for library calls."""',
         "    blocks = [",
         *blocks,
         "    ]",
@@ -392,6 +427,7 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         "def bind(library, const, num_threads):",
         f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
         f"{cfg.persistent_workspace})",
+        "    spaces.constants = const  # whose addresses the workspaces hold",
         *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
         "",

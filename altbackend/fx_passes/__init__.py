@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from ..config import Config
 from ..debug import Trace
-from . import channels_last, constants, conv_bn, onednn, patchify, simplify
+from . import channels_last, constants, conv_bn, onednn, patchify, shared_input, simplify
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
@@ -26,8 +26,8 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
 def finish(gm: GraphModule, cfg: Config) -> GraphModule:
     for user_pass in cfg.post_grad_custom_post_pass:
         user_pass(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
+    if cfg.verify_ir:
+        gm.graph.lint()
     return gm
 
 
@@ -49,6 +49,9 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
     if cfg.channels_last and channels_last.run(gm):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
     if onednn.available():
+        constants.move_up(gm, constant)
+        joined = shared_input.run(gm, constant)
+        trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
         packed = onednn.run(gm, constant)
         trace.decision("freezing", "linears and convolutions", "prepacked", f"{packed} for oneDNN")
     gm.graph.eliminate_dead_code()

@@ -39,6 +39,15 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     return found
 
 
+def move_up(gm: GraphModule, constant: set[Node]) -> None:
+    """Constant calls directly behind the placeholders, so that any later node may use any of them."""
+    last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
+    for n in list(gm.graph.nodes):
+        if n in constant and n.op == "call_function":
+            last.append(n)
+            last = n
+
+
 def _writes(n: Node) -> bool:
     schema = getattr(n.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
@@ -89,7 +98,6 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
         else:
             kept.append(k)
     assert [n for n in gm.graph.nodes if n.op == "placeholder"][-len(folded) :] == folded
-    gm.recompile()
     return Split(gm, GraphModule(gm, prologue), tuple(kept), watched)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .graph import aten, insert, is_call, only_user, replace, val
+from .simplify import feeds_output, is_view
 
 mkldnn = torch.ops.mkldnn
 
@@ -55,12 +56,33 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
     rows = val(x).shape[0]
     packed = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, rows if isinstance(rows, int) else None))
     constant.update((weight, packed))
+    epilogue = _activation_after(n)
+    attr, algorithm = ("none", "") if epilogue is None else (epilogue.attr, epilogue.algorithm)
     with gm.graph.inserting_before(n):
-        new = gm.graph.call_function(mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""))
+        new = gm.graph.call_function(mkldnn._linear_pointwise.default, (x, packed, bias, attr, [], algorithm))
     new.meta["val"] = val(n).contiguous() if not val(n).is_contiguous() else val(n)
     new.meta["stack_trace"] = n.meta.get("stack_trace")
+    if epilogue is not None:
+        # a pointwise operator commutes with the view between it and the matmul
+        source = epilogue.last.args[0]
+        epilogue.last.replace_all_uses_with(source)
+        gm.graph.erase_node(epilogue.last)
     replace(n, new)
     return 1
+
+
+def _activation_after(n: Node) -> Epilogue | None:
+    """A GELU, SiLU or ReLU that is the only reader of a linear, directly or through one view."""
+    user = only_user(n)
+    if is_call(user, aten.view.default) and user is not None:
+        user = only_user(user)
+    if user is None or feeds_output(user):
+        return None
+    if is_call(user, aten.gelu.default):
+        approximate = user.kwargs.get("approximate", user.args[1] if len(user.args) > 1 else "none")
+        return Epilogue("gelu", (), str(approximate), user)
+    rule = _UNARY.get(user.target) if user.target in (aten.relu.default, aten.silu.default) else None
+    return rule(user) if rule else None
 
 
 def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
@@ -137,16 +159,36 @@ def _add_after(n: Node) -> Node | None:
     return user if same and val(other).dtype == val(n).dtype and other.op != "get_attr" else None
 
 
+def _dies_at(n: Node, last: Node) -> bool:
+    """Whether `n` is a value of its own, materialised by a library call, that nobody reads after `last`."""
+    if n.op != "call_function" or n.target not in _OWNING:
+        return False
+    order = {m: k for k, m in enumerate(n.graph.nodes)}
+    return all(order[u] <= order[last] and not is_view(u) for u in n.users) and not feeds_output(n)
+
+
+_OWNING = frozenset(
+    {
+        mkldnn._convolution_pointwise.default,
+        mkldnn._convolution_pointwise.binary,
+        mkldnn._convolution_pointwise_.binary,
+    }
+)
+
+
 def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
     x, _, bias, stride, padding, dilation, _, _, groups = n.args
     other = add.args[0] if add.args[1] is n else add.args[1]
+    assert isinstance(other, Node)
+    dies = other is not x and _dies_at(other, add)
     relu = only_user(add)
     unary = relu if is_call(relu, aten.relu.default) else None
     with gm.graph.inserting_before(add):
-        new = gm.graph.call_function(
-            mkldnn._convolution_pointwise.binary,
-            (x, other, packed, bias, padding, stride, dilation, groups, "add", 1.0, "relu" if unary else None, [], ""),
-        )
+        # in place where nobody reads the addend any more: oneDNN then accumulates into it instead of copying it
+        target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
+        operands = (other, x) if dies else (x, other)
+        rest = (packed, bias, padding, stride, dilation, groups, "add", 1.0, "relu" if unary else None, [], "")
+        new = gm.graph.call_function(target, (*operands, *rest))
     new.meta = dict(n.meta)
     if unary is not None:
         replace(unary, new)

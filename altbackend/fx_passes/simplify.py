@@ -65,10 +65,11 @@ def _key(x: Any) -> Any:
 
 def feeds_output(n: Node) -> bool:
     """Whether the output may return this value's own storage."""
-    return any(u.op == "output" or (_is_view(u) and feeds_output(u)) for u in n.users)
+    return any(u.op == "output" or (is_view(u) and feeds_output(u)) for u in n.users)
 
 
-def _is_view(n: Node) -> bool:
+def is_view(n: Node) -> bool:
+    """Whether a call's result shares storage with an argument."""
     schema = getattr(n.target, "_schema", None)
     return n.op == "call_function" and (schema is None or any(r.alias_info for r in schema.returns))
 

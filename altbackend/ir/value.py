@@ -24,7 +24,7 @@ _values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
 class Value:
     """An immutable scalar expression; structurally equal values are the same object."""
 
-    __slots__ = ("op", "args", "dtype", "attr", "vars", "syms", "_text", "__weakref__")
+    __slots__ = ("op", "args", "dtype", "attr", "vars", "syms", "_text", "_loads", "__weakref__")
     op: str
     args: tuple[Value, ...]
     dtype: torch.dtype
@@ -32,6 +32,7 @@ class Value:
     vars: frozenset[Atom]
     syms: frozenset[Atom]
     _text: str | None
+    _loads: tuple[tuple[str, Index], ...] | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -56,6 +57,7 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
         return found
     self = Value()
     self.op, self.args, self.dtype, self.attr, self._text = op, args, dtype, attr, None
+    self._loads = None
     self.vars = frozenset().union(*(a.vars for a in args))
     self.syms = frozenset().union(*(a.syms for a in args))
     index = attr[1] if op == "load" else attr if op in ("index", "wrap_index") else None
@@ -210,9 +212,11 @@ def walk(root: Value) -> Iterator[Value]:
         stack.extend((x, False) for x in reversed(below))
 
 
-def loads(root: Value) -> list[tuple[str, Index]]:
+def loads(root: Value) -> tuple[tuple[str, Index], ...]:
     """(buffer, index) of every load, each once."""
-    return [v.attr for v in walk(root) if v.op == "load"]
+    if root._loads is None:
+        root._loads = tuple(v.attr for v in walk(root) if v.op == "load")
+    return root._loads
 
 
 def flops(root: Value) -> int:

@@ -113,8 +113,8 @@ class Ctx:
         """Give every pending value that still reads `buffer` storage of its own."""
         self.stored = {k: t for k, t in self.stored.items() if all(b != buffer for b, _ in va.loads(t.value))}
         for n, held in list(self.env.items()):
-            if n.op == "placeholder":
-                continue
+            if n.op == "placeholder" or not any(u is not self.graph_node and u not in self.env for u in n.users):
+                continue  # inputs are meant; and what nobody reads from here on may go
             if isinstance(held, Tensor) and any(b == buffer for b, _ in va.loads(held.value)):
                 self.env[n] = self.realize(held, n.meta.get("val"), fresh=True)
             elif isinstance(held, (tuple, list)):

@@ -141,9 +141,8 @@ def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], 
 
 
 def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
-    return tuple(
-        b
-        for a, x in _schema_args(target, args, kwargs)
-        if a.alias_info and not a.alias_info.is_write
-        for b in _buffers(x)
-    )
+    """Buffers whose storage the results may share, by the schema's alias annotations."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not any(r.alias_info for r in schema.returns):
+        return ()
+    return tuple(b for a, x in _schema_args(target, args, kwargs) if a.alias_info for b in _buffers(x))

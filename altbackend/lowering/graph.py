@@ -14,6 +14,7 @@ from ..config import Config
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
+from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
 from . import extern, indexing, pointwise, pooling, pooling_backward, reduction, scatter, view
 from .context import Ctx, target_name
@@ -24,7 +25,7 @@ _ROOMS = (indexing, pointwise, pooling, pooling_backward, reduction, scatter, vi
 
 _VIEWS = frozenset(
     "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
-    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem".split()
+    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem copy_".split()
 )
 # Names that the printed host program uses itself.
 RESERVED = frozenset(

@@ -18,7 +18,7 @@ from . import scalar as s
 from .context import Ctx, memory_order
 from .pointwise import finish
 from .registry import NotHere, lowers
-from .tensor import Tensor, axes, expand, of_buffer, points
+from .tensor import Tensor, axes, expand, full, of_buffer, points
 
 
 def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
 
 def count(x: Tensor, dims: tuple[int, ...]) -> Index:
-    return ex.prod(x.sizes[k] for k in dims)
+    return ex.prod(x.sizes[k] for k in dims if k < len(x.sizes))  # a tensor without dimensions has a dimension 0
 
 
 def as_number(e: Index, dtype: torch.dtype) -> Value:
@@ -161,8 +161,11 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
 
     The position is a second reduction, the least position that holds the extremum: both run as vectors, in any layout.
     """
+    dims = tuple(k for k in dims if k < len(x.sizes))  # torch lets a 0-d tensor have a dimension 0
     acc = compute_dtype(x.dtype)
     best = reduce(ctx, op, x, dims, acc, acc)
+    if not x.sizes:
+        return best, full((), 0, torch.int64)
     n = count(x, dims)
     small = torch.int32 if ex.bounds(n)[1] < 2**31 else torch.int64
     v, top = va.cast(x.value, acc), expand(best, x.sizes).value

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
+
+
+_alive: WeakSet[Hoisted] = WeakSet()
+
+
+def refresh_all() -> None:
+    """Compute everything that depends only on parameters anew at the next call of each compiled graph.
+
+    Needed after a write that torch does not count: `parameter.data.copy_(...)` and the like.
+    """
+    for each in list(_alive):
+        each.refresh()
 
 
 class Hoisted:
@@ -13,7 +26,7 @@ class Hoisted:
 
     A parameter counts as changed when its storage address or its version counter differs. Inference tensors
     have no counter: with one among them the prologue runs at every call. Writes through `.data` change neither;
-    `refresh()` drops the results.
+    `refresh_all()` (public as `altbackend.refresh`) drops the results of every compiled graph.
     """
 
     _boxed_call = True
@@ -27,6 +40,7 @@ class Hoisted:
     ) -> None:
         self.main, self.prologue, self.kept, self.watched = main, prologue, kept, watched
         self.state: tuple[Any, Sequence[Any]] = (None, ())
+        _alive.add(self)
 
     def refresh(self) -> None:
         """Forget the results; the next call computes them anew."""

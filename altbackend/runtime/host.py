@@ -17,7 +17,7 @@ _guards = torch._C._dynamo.guards
 empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 
-Block = tuple[int, int, int, int]  # slot, bytes, first step, last step
+Block = tuple[tuple[int, ...], int, int, int]  # slots, bytes, first step, last step
 Window = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]  # slot, dtype, sizes, strides, offset
 Layout = Callable[..., tuple[Sequence[Block], Sequence[Window]]]
 
@@ -37,13 +37,14 @@ class Workspace:
 class Workspaces:
     """Workspaces of one graph, handed out one per running call, so that concurrent calls never share.
 
-    `slots`: length of the pointer table. `fixed`: constants by slot, held alive here. `keep`: keep workspaces between calls.
+    `slots`: length of the pointer table. `fixed`: constants, kept alive here. `keep`: keep workspaces between calls.
     """
 
     def __init__(self, layout: Layout, slots: int, fixed: dict[int, torch.Tensor], reuse: bool, keep: bool) -> None:
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
         self.lock = threading.Lock()
+        self.constants: dict[str, Any] = {}
 
     def take(self, *symbols: int) -> Workspace:
         try:
@@ -66,7 +67,7 @@ class Workspaces:
         offsets, total = plan([b[1:] for b in blocks], self.reuse)
         arena = torch.empty(total + 64, dtype=torch.uint8)
         base = -arena.data_ptr() % 64
-        at = {b[0]: base + off for b, off in zip(blocks, offsets, strict=True)}
+        at = {slot: base + off for b, off in zip(blocks, offsets, strict=True) for slot in b[0]}
         pointers = (ctypes.c_void_p * max(self.slots, 1))()
         start = arena.data_ptr()
         for slot, offset in at.items():

@@ -17,7 +17,7 @@ from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Extern, Loop, Node, Program, Scatter, reads, writes
 from .deps import Deps
-from .place import No, Placed, fit, natural_rows, rechain, refine
+from .place import No, Placed, fit, natural_rows, placements, rechain, refine
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
@@ -166,11 +166,27 @@ def _replace_all(
     p: Program, deps: Deps, cfg: Config, threads: int, g: Group, node: Loop, rows: Index
 ) -> list[Placed] | No:
     placed: list[Placed] = []
-    for q in [*(q.node for q in g.placed), node]:
-        got = fit(q, rows) if q is node or rows != g.rows else g.placed[len(placed)]
+    for q in g.placed:
+        got = fit(q.node, rows) if rows != g.rows else q
         if isinstance(got, No):
-            return No(f"{q.out} on {ex.show(rows)} rows: {got.reason}")
+            return No(f"{q.node.out} on {ex.show(rows)} rows: {got.reason}")
         placed.append(got)
+    ways = placements(node, rows)
+    if isinstance(ways, No):
+        return No(f"{node.out} on {ex.show(rows)} rows: {ways.reason}")
+    results = (_checked(p, deps, cfg, threads, g, [*placed, way], rows) for way in ways)
+    refusal: No | None = None
+    for result in results:
+        if not isinstance(result, No):
+            return result
+        refusal = refusal or result
+    assert refusal is not None
+    return refusal
+
+
+def _checked(
+    p: Program, deps: Deps, cfg: Config, threads: int, g: Group, placed: list[Placed], rows: Index
+) -> list[Placed] | No:
     if rows == 1 and any(q.kind == "inner" and q.node.dims and _points(q) >= cfg.parallel_threshold for q in placed):
         return No("with a single row it would run on one thread")
     check = range(len(placed)) if rows != g.rows else (len(placed) - 1,)
@@ -205,6 +221,8 @@ def _edge(
         return No(f"{b} reduces everything: fused, all of it would run on one thread")
     if same_point(writer, reader):
         return None
+    if rows == 1 and writer.kind != "inner" and _points(writer) >= cfg.parallel_threshold:
+        return No(f"{b} is read at other points than it is written: fused, all of it would run on one thread")
     return row_local(writer, reader, b, index)
 
 

@@ -8,7 +8,7 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Origin, Program
+from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
 from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
@@ -29,7 +29,8 @@ class Kernel:
     """`rows` run in parallel, each through all stages. `flat`: one row, its single loop is run in parallel.
 
     `storage` says per written buffer where later stages find it; a global buffer is stored as well.
-    `scratch` gives elements per row of each buffer kept on chip.
+    `scratch` gives elements per row of each buffer kept on chip. `in_place` pairs (read, stored): the stored buffer
+    may take the storage of the read one, if that dies here.
     """
 
     rows: Index
@@ -41,6 +42,7 @@ class Kernel:
     work: Index
     members: tuple[int, ...]
     origins: tuple[Origin, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
 
 
 def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel:
@@ -70,7 +72,36 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
         work=_work(placed),
         members=tuple(g.members),
         origins=tuple(o for q in placed for o in q.node.origins),
+        in_place=_in_place(p, out, stored, deps),
     )
+
+
+def _in_place(
+    p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps
+) -> tuple[tuple[str, str], ...]:
+    """Pairs of temporaries where every read of the first happens at the point, and no later than, the second's store."""
+    loads: dict[str, list[tuple[int, Index]]] = {}
+    for k, s in enumerate(stages):
+        for q in s.members:
+            for b, index in va.loads(q.value):
+                loads.setdefault(b, []).append((k, index))
+    pairs: list[tuple[str, str]] = []
+    taken: set[str] = set(stored)
+    for k, s in enumerate(stages):
+        for q in s.members:
+            out = p.buffers[q.node.out]
+            if q.kind != "point" or out.name not in stored or out.name in deps.escaping:
+                continue
+            for a, uses in loads.items():
+                source = p.buffers[a]
+                same = source.extent == out.extent and source.dtype == out.dtype
+                if a in taken or a in deps.escaping or source.kind != "temp" or not same:
+                    continue
+                if all(at <= k and index is q.index for at, index in uses):
+                    pairs.append((a, out.name))
+                    taken.add(a)
+                    break
+    return tuple(pairs)
 
 
 def _parallel_alone(q: Placed) -> bool:
@@ -98,23 +129,21 @@ def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
     if len(sizes) < 2:
         return placed
     rows = ex.prod(sizes[:-1])
-    again = [q for q in (fit(q.node, rows) for q in placed) if isinstance(q, Placed)]
-    return again if len(again) == len(placed) and all(map(_rows_apart, _edges(again))) else placed
+    again = [fit(q.node, rows) for q in placed]
+    if any(isinstance(q, No) for q in again):
+        return placed
+    spread = [q for q in again if isinstance(q, Placed)]
+    # one row holds everything; a row of several holds only its own part
+    return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else placed
 
 
-_Edge = tuple[Placed, Placed, str, Index]
-
-
-def _edges(placed: list[Placed]) -> list[_Edge]:
-    """(writer, reader, buffer, index read) within a kernel."""
-    return [
-        (w, r, b, i) for n, r in enumerate(placed) for b, i in va.loads(r.value) for w in placed[:n] if w.node.out == b
-    ]
-
-
-def _rows_apart(edge: _Edge) -> bool:
-    writer, reader, b, index = edge
-    return same_point(writer, reader) or row_local(writer, reader, b, index) is None
+def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
+    return all(
+        same_point(w, reader) or row_local(w, reader, b, index) is None
+        for b, index in va.loads(reader.value)
+        for w in writers
+        if w.node.out == b
+    )
 
 
 TILE = 16  # one cache line of float32, one AVX-512 vector
@@ -253,8 +282,8 @@ def show_kernel(k: Kernel) -> str:
         for q in s.members:
             where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")
             over = ",".join(sorted(v.args[0] for v in q.reduced))
-            how = getattr(q.node, "op", "") or getattr(q.node, "mode", "")
-            op = f"{q.kind} {how}({over}) " if how else ""
+            what = q.node.mode if isinstance(q.node, Scatter) else getattr(q.node, "op", "")
+            op = "" if q.kind == "point" else f"{q.kind} {what}({over}) "
             lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
     return "\n".join(lines) + "\n"
 

@@ -142,16 +142,26 @@ def _leading(order: Sequence[Atom], among: frozenset[Atom]) -> Index:
 
 def fit(node: Loop, rows: Index) -> Placed | No:
     """Place `node` in a kernel of `rows` rows, or say why it cannot be."""
+    found = placements(node, rows)
+    return found if isinstance(found, No) else found[0]
+
+
+def placements(node: Loop, rows: Index) -> list[Placed] | No:
+    """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first."""
     if isinstance(node, (Scan, Scatter)):
-        return _fit_ordered(node, rows)
+        placed = _fit_ordered(node, rows)
+        return placed if isinstance(placed, No) else [placed]
     order = ordered_vars(node)
     reduced = frozenset(rdims(node))
     tries = [order]
     if reduced and isinstance(node, Reduction):
-        tries = [[*node.dims, *node.rdims]] + [order, sorted(order, key=lambda v: int(v.args[0][1:]))]
-        if rows == _leading(order, reduced):  # as many rows as kept points: memory order decides
-            tries[:2] = tries[1::-1]
+        kept_first, reduced_first = [*node.dims, *node.rdims], [*node.rdims, *node.dims]
+        by_name = sorted(order, key=lambda v: int(v.args[0][1:]))
+        tries = [kept_first, order, by_name, reduced_first]
+        if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
+            tries = [reduced_first, *tries]
     reason = No("no way to cut its loops into the kernel's rows")
+    found: list[Placed] = []
     for attempt in tries:
         cut = cut_rows(attempt, rows)
         if cut is None:
@@ -166,8 +176,10 @@ def fit(node: Loop, rows: Index) -> Placed | No:
         if isinstance(node, Reduction) and outer and not any(outer_reduced) and rows == 1 and not node.dims:
             continue
         kind = "outer" if any(outer_reduced) else "inner" if reduced else "point"
-        return _placed(node, kind, rows, outer, inner, inner_reduced, env)
-    return reason
+        placed = _placed(node, kind, rows, outer, inner, inner_reduced, env)
+        if all(q.kind != placed.kind for q in found):
+            found.append(placed)
+    return found or reason
 
 
 def _fit_ordered(node: Scan | Scatter, rows: Index) -> Placed | No:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -160,6 +161,20 @@ def test_several_dtypes_in_one_graph() -> None:
     check(fn, *xs)
 
 
+def test_constants_outlive_the_graph_that_held_them() -> None:
+    """Kernels hold a pointer to a constant; something must hold the constant."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor([3, 1])] + torch.tensor([0.5, 1.5, 2.5])
+
+    run, x = compiled(fn), torch.randn(4, 3)
+    run(x)
+    gc.collect()
+    filler = [torch.full((2,), 99) for _ in range(1000)]  # takes the place of whatever was freed
+    assert torch.equal(run(x), fn(x))
+    assert len(filler) == 1000
+
+
 def test_empty_tensors() -> None:
     x = torch.randn(0, 5)
     check(lambda x: [x + 1, x.t() * 2, x.sum(0), x.sum(), torch.cat([x, x]), x.reshape(5, 0), x @ torch.ones(5, 2)], x)
@@ -173,9 +188,7 @@ def test_calls_from_several_threads() -> None:
     wrong: list[int] = []
 
     def work(k: int) -> None:
-        for _ in range(50):
-            if not torch.equal(run(inputs[k]), want[k]):
-                wrong.append(k)
+        wrong.extend(k for _ in range(50) if not torch.equal(run(inputs[k]), want[k]))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for t in threads:
@@ -185,7 +198,9 @@ def test_calls_from_several_threads() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("options", [{"reuse_memory": False}, {"persistent_workspace": False}, {"fuse": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"reuse_memory": False}, {"persistent_workspace": False}, {"fuse": False}], ids=str
+)
 def test_options_do_not_change_results(options: dict[str, bool]) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         y = torch.softmax((x @ x.t()) * 0.3, -1)

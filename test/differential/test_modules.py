@@ -129,7 +129,11 @@ def test_attention() -> None:
         scores = q @ k.transpose(-1, -2) * 8**-0.5
         mask = torch.ones(7, 7, dtype=torch.bool).tril()
         masked = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-        return [masked, F.scaled_dot_product_attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v)]
+        return [
+            masked,
+            F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            F.scaled_dot_product_attention(q, k, v),
+        ]
 
     check(fn, q, k, v)
     check_gradients(fn, q, k, v, tolerance=2e-5)  # eager's own fused attention sums in another order

@@ -92,6 +92,11 @@ def test_dimensions_of_size_zero(shape: tuple[int, ...]) -> None:
     check(lambda x: [x.sum(), x.prod(), x.exp(), F.softmax(x, -1), x.cumsum(1)], torch.ones(shape))
 
 
+def test_scans_of_size_one_and_beside_other_shapes() -> None:
+    x = torch.randn(4, 1, 6)
+    check(lambda x: [x.cumsum(1), x.reshape(2, 12).cumsum(1), x + 1, x.cumsum(2).reshape(8, 3) * 2, x.cumprod(0)], x)
+
+
 def test_everything_at_once_and_zero_dimensional() -> None:
     fns = [torch.sum, torch.mean, torch.prod, torch.amax, torch.min, torch.argmax, torch.argmin, torch.var, torch.any]
     for x in (torch.randn(3, 4, 5), torch.tensor(2.5), torch.randn(7, 9).t()):
@@ -116,7 +121,7 @@ def test_integer_dtypes(dtype: torch.dtype) -> None:
     x = torch.arange(60).reshape(3, 4, 5).remainder(11).to(dtype)
     fns: dict[str, Callable[..., Any]] = {"sum": torch.sum, "amax": torch.amax, "amin": torch.amin, "any": torch.any}
     fns |= {"all": torch.all, "prod": torch.prod, "cumsum": torch.cumsum}
-    if dtype != torch.bool:
+    if dtype != torch.bool:  # eager has none of these for bool
         fns |= {"argmax": torch.argmax, "max": torch.max, "cumprod": torch.cumprod}
 
     def fn(x: torch.Tensor) -> list[torch.Tensor]:

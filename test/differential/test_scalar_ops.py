@@ -107,6 +107,7 @@ def chunks(names: list[str], size: int) -> list[list[str]]:
 
 def run_part(names: list[str], counts: list[int], inputs: list[torch.Tensor]) -> list[str]:
     """One graph of several operators, each on its own arguments; what differs from eager."""
+
     def fn(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         left, out = list(xs), []
         for n, k in zip(names, counts, strict=True):
@@ -117,9 +118,9 @@ def run_part(names: list[str], counts: list[int], inputs: list[torch.Tensor]) ->
     got, want, exact = compiled(fn)(*twin(inputs)), fn(*twin(inputs)), fn(*wide(inputs))
     wrong = []
     for n, g, w, e in zip(names, got, want, exact, strict=True):
-        if text := difference(g, w, e):
-            wrong.append(f"{n}: {text}")
-        elif w.is_floating_point() and (text := pointwise_difference(g, w, e, ROUNDINGS.get(n, 8))):
+        if (text := difference(g, w, e)) or (
+            w.is_floating_point() and (text := pointwise_difference(g, w, e, ROUNDINGS.get(n, 8)))
+        ):
             wrong.append(f"{n}: {text}")
     return wrong
 

@@ -145,6 +145,42 @@ def test_gradients_of_indexing() -> None:
     check_gradients(lambda *a: [INDEXING[n](*a) for n in names], x, i, j)
 
 
+def test_reads_of_other_rows_in_one_kernel() -> None:
+    """What one row stores is not yet there when another row wants it."""
+    x = torch.randn(3, 4)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.clamp(-1, 1)
+        z = x[:, ::2].clone()
+        z[2] += 1
+        z.t().mul_(2)
+        return [y, y.roll(1, 0), (y + y.flip(0)).tanh(), z, y + y[2], (y * 2).repeat(2, 1)]
+
+    check(fn, x)
+    check(fn, torch.randn(200, 300), threads=2)
+
+
+def test_a_gather_in_the_padding_is_not_checked() -> None:
+    x = torch.randn(4, 5)
+    check(
+        lambda x: [
+            F.pad(x.gather(1, torch.arange(5).flip(0).expand(4, 5)), (3, 2)),
+            F.pad(x[torch.tensor([3, 1])], (0, 1, 1, 1)),
+        ],
+        x,
+    )
+
+
+def test_writing_a_number_into_a_slice() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[..., 1:] = 2
+        x[0] = -1.5
+        return x
+
+    check(fn, torch.randn(3, 4))
+
+
 OUT_OF_RANGE: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
     "index": (lambda x, i: x[i] * 2, 4),
     "index negative": (lambda x, i: x[i] * 2, -5),

@@ -63,6 +63,8 @@ ALT_REDUCTIONS(int16_t)
 ALT_REDUCTIONS(int32_t)
 ALT_REDUCTIONS(int64_t)
 ALT_REDUCTIONS(uint8_t)
+#pragma omp declare reduction(alt_max : bool : omp_out = omp_out | omp_in) initializer(omp_priv = false)
+#pragma omp declare reduction(alt_min : bool : omp_out = omp_out & omp_in) initializer(omp_priv = true)
 #pragma omp declare reduction(alt_any : bool : omp_out = omp_out | omp_in) initializer(omp_priv = false)
 #pragma omp declare reduction(alt_all : bool : omp_out = omp_out & omp_in) initializer(omp_priv = true)
 #undef ALT_REDUCTIONS

@@ -1,0 +1,67 @@
+"""Linears that read the same input run as one: [x W1 | x W2 | ...] = x [W1 | W2 | ...]."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, is_call, propagate, val
+
+
+def run(gm: GraphModule, constant: set[Node]) -> int:
+    """Concatenate the constant weights of matmuls that share their input; gives the number of groups."""
+    groups: dict[tuple[object, ...], list[Node]] = {}
+    for n in gm.graph.nodes:
+        if is_call(n, aten.mm.default, aten.addmm.default) and not n.kwargs and _suits(n, constant):
+            x, w = n.args[-2:]
+            groups.setdefault((x, n.target, val(w).dtype), []).append(n)
+    count = 0
+    for members in groups.values():
+        if len(members) > 1 and _join(gm, members, constant):
+            count += 1
+    return count
+
+
+def _suits(n: Node, constant: set[Node]) -> bool:
+    *bias, x, w = n.args
+    if x in constant or w not in constant or any(b not in constant or val(b).dim() != 1 for b in bias):
+        return False
+    # results become column windows: every reader must be able to follow, so only views may read them
+    return all(is_call(u, aten.view.default) for u in n.users)
+
+
+def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
+    first = members[0]
+    x = first.args[-2]
+
+    def call(target: object, *args: object) -> Node:
+        return insert(gm.graph, first, target, args)  # type: ignore[arg-type]
+
+    weight = call(aten.cat.default, [m.args[-1] for m in members], 1)
+    new = [weight]
+    bias = ()
+    if first.target is aten.addmm.default:
+        bias = (call(aten.cat.default, [m.args[0] for m in members]),)  # type: ignore[assignment]
+        new.extend(bias)
+    constant.update(new)
+    whole = call(first.target, *bias, x, weight)
+    begin = 0
+    parts = []
+    for m in members:
+        end = begin + val(m).shape[1]
+        parts.append(call(aten.slice.Tensor, whole, 1, begin, end))
+        begin = end
+    before = {n: n.meta.get("val") for n in gm.graph.nodes}
+    for m, part in zip(members, parts, strict=True):
+        m.replace_all_uses_with(part)
+    try:
+        propagate(gm, parts)
+    except RuntimeError:  # a view that needs its source contiguous
+        for m, part in zip(members, parts, strict=True):
+            part.replace_all_uses_with(m)
+        for n, held in before.items():
+            n.meta["val"] = held
+        gm.graph.eliminate_dead_code()
+        return False
+    for m in members:
+        gm.graph.erase_node(m)
+    return True

@@ -1,0 +1,131 @@
+"""CPU inference passes: results, what they did, and that nothing computed from parameters goes stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+STRICT = {"strict": True, "verify_ir": True}
+
+
+def decisions(folder: Path) -> str:
+    return "\n".join(p.read_text() for p in sorted(folder.rglob("decisions.txt")))
+
+
+def compile_(model: nn.Module, folder: Path | None = None) -> nn.Module:
+    options = STRICT | ({"debug_dir": str(folder)} if folder else {})
+    return torch.compile(model, backend="alt", options=options)  # type: ignore[return-value]
+
+
+def close(model: nn.Module, compiled: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        want, got = model(x), compiled(x)
+    assert got.stride() == want.stride()
+    assert (got - want).norm() <= 1e-5 * want.norm()
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.b = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.skip = nn.Conv2d(8, 8, 1)
+        for m in self.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                nn.init.normal_(m.running_mean)  # type: ignore[arg-type]
+                nn.init.uniform_(m.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+                nn.init.normal_(m.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.b(self.a(x)) + self.skip(x))
+        return torch.relu(self.b(y) + y)
+
+
+def test_convolution_block(tmp_path: Path) -> None:
+    model = Residual().eval()
+    compiled = compile_(model, tmp_path)
+    close(model, compiled, torch.randn(2, 8, 16, 16))
+    text = decisions(tmp_path)
+    assert "batch normalisation: folded (3 into" in text
+    assert "convolutions: channels-last" in text
+    assert "prepacked (4 for oneDNN)" in text
+
+
+def test_channels_last_input_and_output_strides() -> None:
+    model = Residual().eval()
+    close(model, compile_(model), torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("kernel", [2, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_patch_convolution_is_a_matmul(kernel: int, bias: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 10, kernel, kernel, bias=bias), nn.Conv2d(10, 6, 2, 2, bias=bias)).eval()
+    compiled = compile_(model, tmp_path)
+    close(model, compiled, torch.randn(2, 3, 16, 24))
+    assert "patch convolutions: as matmuls (2 with" in decisions(tmp_path)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = (f(x).view(b, t, 4, d // 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
+        return self.down(nn.functional.gelu(self.up(y)))
+
+
+def test_linears_of_one_input_are_one_call(tmp_path: Path) -> None:
+    model = Attention().eval()
+    compiled = compile_(model, tmp_path)
+    close(model, compiled, torch.randn(2, 5, 32))
+    text = decisions(tmp_path)
+    assert "concatenated (1 groups)" in text
+    assert "prepacked (3 for oneDNN)" in text
+
+
+@pytest.mark.parametrize("change", ["add_", "data.copy_ and refresh", "data =", "load_state_dict", "new parameter"])
+def test_changed_parameters_are_seen(change: str) -> None:
+    model = Attention().eval()
+    compiled = compile_(model)
+    x = torch.randn(2, 5, 32)
+    close(model, compiled, x)
+    with torch.no_grad():
+        match change:
+            case "add_":
+                model.q.weight.add_(1.0)
+            case "data =":
+                model.up.weight.data = torch.randn(64, 32)
+            case "load_state_dict":
+                model.load_state_dict(Attention().state_dict())
+            case "new parameter":
+                model.down.weight = nn.Parameter(torch.randn(32, 64))
+            case _:
+                import altbackend
+
+                model.q.bias.data.copy_(torch.randn(32))
+                altbackend.refresh()
+    close(model, compiled, x)
+
+
+def test_inference_tensors_are_never_stale() -> None:
+    with torch.inference_mode():
+        model = Attention().eval()
+        compiled = compile_(model)
+        x = torch.randn(2, 5, 32)
+        for _ in range(2):
+            want, got = model(x), compiled(x)
+            assert (got - want).norm() <= 1e-5 * want.norm()
+            model.up.weight.mul_(-2.0)
+
+
+def test_hoisting_can_be_switched_off() -> None:
+    model = Attention().eval()
+    compiled = torch.compile(model, backend="alt", options={**STRICT, "hoist_constants": False})
+    close(model, compiled, torch.randn(2, 5, 32))  # type: ignore[arg-type]

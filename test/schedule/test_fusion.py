@@ -1,0 +1,175 @@
+"""How many kernels known blocks become, and a reason for every pair that stays apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend.config import resolve
+from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
+from altbackend.schedule.kernel import Kernel, show_kernel
+from test.graphs import Scheduled, schedule, trace
+
+B, N = 32, 64
+
+
+def r(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes)
+
+
+def norm_chain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + torch.softmax(F.gelu(F.layer_norm(x, (N,), w, b)), -1)
+    return x
+
+
+def adam(*ts: torch.Tensor) -> list[torch.Tensor]:
+    """One step over three tensors: parameter, gradient, first and second moment of each."""
+    out = []
+    for p, g, m, v in (ts[0:4], ts[4:8], ts[8:12]):
+        m = m.lerp(g, 0.1)
+        v = v * 0.999 + g * g * 0.001
+        out += [p - 1e-3 * (m / 0.1) / ((v / 0.001).sqrt() + 1e-8), m, v]
+    return out
+
+
+Make = Callable[[], list[torch.Tensor]]
+# name: (function, inputs, kernels, library calls)
+FORWARD: dict[str, tuple[Callable[..., Any], Make, int, int]] = {
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (N,), w, b), lambda: [r(B, N), r(N), r(N)], 1, 0),
+    "softmax": (lambda x: torch.softmax(x, -1), lambda: [r(B, N)], 1, 0),
+    "log_softmax": (lambda x: torch.log_softmax(x, -1), lambda: [r(B, N)], 1, 0),
+    "norm chain": (norm_chain, lambda: [r(B, N), r(N), r(N)], 1, 0),
+    "gelu, bias, residual": (lambda x, b, y: F.gelu(x + b) + y, lambda: [r(B, N), r(N), r(B, N)], 1, 0),
+    "cross entropy": (F.cross_entropy, lambda: [r(B, N), torch.randint(0, N, (B,))], 2, 0),  # rows, then the mean
+    "adam": (adam, lambda: [r(B, N).abs() for _ in range(12)], 3, 0),
+    "two reductions of the same rows": (lambda x: [x.sum(1), x.amax(1)], lambda: [r(B, N)], 1, 0),
+    "prologue and epilogue": (lambda x: (x.exp() * 2).sum(1).sqrt() + 1, lambda: [r(B, N)], 1, 0),
+    "column sum": (lambda x: x.sum(0), lambda: [r(B, N)], 1, 0),
+    "columns and rows": (lambda x: [x.sum(0), x.sum(1)], lambda: [r(B, N)], 1, 0),
+    "transpose": (lambda x: x.t().contiguous() + 1, lambda: [r(B, N)], 1, 0),
+    "variance and mean": (lambda x: torch.var_mean(x, 1), lambda: [r(B, N)], 1, 0),
+    "group norm": (lambda x: F.group_norm(x, 2), lambda: [r(4, 8, 5, 5)], 1, 0),
+    "linear, gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda: [r(B, N), r(N, N), r(N)], 1, 1),
+    "rows that depend on columns": (lambda x: x - x.sum(0), lambda: [r(B, N)], 2, 0),
+}
+# name: (function, inputs, kernels of the backward)
+BACKWARD: dict[str, tuple[Callable[..., Any], Make, int]] = {
+    # gradient * weight and the normalised input share no data until a third node reads both; kernels do not merge then
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (N,), w, b), lambda: [r(B, N), r(N), r(N)], 2),
+    "softmax": (lambda x: torch.softmax(x, -1), lambda: [r(B, N)], 1),
+    "cross entropy": (
+        lambda x: F.cross_entropy(x, torch.zeros(B, dtype=torch.int64)),
+        lambda: [r(B, N)],
+        3,
+    ),  # a scatter
+    "gelu": (F.gelu, lambda: [r(B, N)], 1),
+}
+
+
+@pytest.mark.parametrize("name", list(FORWARD))
+def test_kernels_of_a_block(name: str) -> None:
+    fn, make, kernels, calls = FORWARD[name]
+    (gm,) = trace(fn, *make())
+    got = schedule(gm)
+    assert (got.kernels, got.calls) == (kernels, calls), describe(got)
+
+
+@pytest.mark.parametrize("name", list(BACKWARD))
+def test_kernels_of_a_backward(name: str) -> None:
+    fn, make, kernels = BACKWARD[name]
+    graphs = trace(fn, *(x.requires_grad_() for x in make()))
+    got = schedule(graphs[-1])
+    assert (got.kernels, got.calls) == (kernels, 0), describe(got)
+
+
+def describe(s: Scheduled) -> str:
+    kernels = "\n".join(show_kernel(k) for k in s.steps if isinstance(k, Kernel))
+    no = "\n".join(f"{subject}: {reason}" for _, subject, verdict, reason in s.decisions if verdict == "not fused")
+    return f"{show_program(s.program)}\n{kernels}\n{no}"
+
+
+ALL = {name: (fn, make) for name, (fn, make, _, _) in FORWARD.items()}
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_every_pair_that_shares_data_is_fused_or_has_a_reason(name: str) -> None:
+    """Where a kernel reads what another wrote, or both read the same, somebody said why they are two."""
+    fn, make = ALL[name]
+    (gm,) = trace(fn, *make())
+    s = schedule(gm)
+    stated = {subject: reason for kind, subject, verdict, reason in s.decisions if verdict == "not fused"}
+    assert all(reason for reason in stated.values())
+    home = {k: g.number for g in s.groups for k in g.members}
+    first = {g.number: min(g.members) for g in s.groups}
+    for k, node in enumerate(s.program.nodes):
+        if isinstance(node, Extern) or first[home[k]] != k:
+            continue  # it joined a kernel
+        for d in s.deps.before[k]:
+            writer = s.program.nodes[d]
+            if not isinstance(writer, Extern) and set(reads(node)) & {writer.out}:
+                opened = s.program.nodes[first[home[d]]]
+                subject = f"{node.out} with kernel of {opened.out}"  # type: ignore[union-attr]
+                assert subject in stated, f"{subject} has no reason"
+
+
+def test_order_respects_dependencies() -> None:
+    fn, make = ALL["norm chain"]
+    (gm,) = trace(lambda *a: (norm_chain(*a) @ a[0].t()).sum(0) + fn(*a).sum(), *make())
+    s = schedule(gm)
+    done: set[int] = set()
+    for g in s.groups:
+        needs = {d for k in g.members for d in s.deps.before[k]} - set(g.members)
+        assert needs <= done
+        done |= set(g.members)
+    assert done == set(range(len(s.program.nodes)))
+
+
+def test_options_limit_fusion() -> None:
+    fn, make = ALL["norm chain"]
+    (gm,) = trace(fn, *make())
+    loops = sum(not isinstance(n, Extern) for n in schedule(gm).program.nodes)
+    assert schedule(gm, resolve(None, {"fuse": False})).kernels == loops
+    few = schedule(gm, resolve(None, {"max_fused_nodes": 4}))
+    assert max(len(g.members) for g in few.groups) == 4
+    assert any("max_fused_nodes=4" in reason for _, _, _, reason in few.decisions)
+
+
+def test_what_stays_on_chip_is_not_stored() -> None:
+    """A norm chain keeps every intermediate in the row: inputs are read and the result is written, nothing else."""
+    fn, make = ALL["norm chain"]
+    (gm,) = trace(fn, *make())
+    s = schedule(gm)
+    (k,) = s.steps
+    assert isinstance(k, Kernel)
+    (out,) = s.program.outputs
+    assert k.stored == {out.buffer}
+
+
+def test_a_cycle_through_a_library_call_is_refused() -> None:
+    """x -> exp -> matmul -> add(exp): the second use cannot join the first one's kernel."""
+    (gm,) = trace(lambda x: (x.exp() @ x) + x.exp().sum(1), r(N, N))
+    s = schedule(gm)
+    assert s.calls == 1
+    kinds = [isinstance(step, Extern) for step in s.steps]
+    assert kinds.index(True) not in (0, len(kinds) - 1)
+
+
+def test_disjoint_writers_of_a_concatenation_are_not_ordered() -> None:
+    (gm,) = trace(lambda x: torch.cat([x * 2, x.exp()], 1), r(4, 6))
+    s = schedule(gm)
+    writers = [k for k, n in enumerate(s.program.nodes) if isinstance(n, Pointwise)]
+    assert len(writers) == 2
+    assert all(not s.deps.before[k] for k in writers)
+
+
+def test_the_program_is_left_as_it_was() -> None:
+    (gm,) = trace(norm_chain, r(B, N), r(N), r(N))
+    first, second = schedule(gm), schedule(gm)
+    assert isinstance(first.program, Program)
+    assert show_program(first.program) == show_program(second.program)
+    assert [g.members for g in first.groups] == [g.members for g in second.groups]

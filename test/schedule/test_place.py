@@ -1,0 +1,225 @@
+"""Cutting loops into rows, refining, splitting and merging: every rewrite visits the same points."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from altbackend.ir import expr as ex
+from altbackend.ir import value as va
+from altbackend.ir.expr import Atom, Index
+from altbackend.ir.loops import Pointwise, Reduction, Scan
+from altbackend.schedule.place import (
+    No,
+    Placed,
+    cut_rows,
+    fit,
+    mergeable,
+    merged,
+    natural_rows,
+    placements,
+    rechain,
+    refine,
+)
+
+FUZZ = settings(max_examples=150, derandomize=True, deadline=None)
+SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)
+F32 = torch.float32
+
+
+def loops(sizes: list[int]) -> tuple[tuple[Atom, ...], Index]:
+    dims = tuple(ex.var(f"d{k}", n) for k, n in enumerate(sizes))
+    return dims, ex.flatten(sizes, [ex.ix(d) for d in dims])
+
+
+def values(e: Index, variables: tuple[Atom, ...]) -> list[int]:
+    """`e` at every point of the variables, in loop order."""
+    out = []
+    for at in itertools.product(*(range(v.args[1]) for v in variables)):
+        got = ex.substitute(e, dict(zip(variables, at, strict=True)))
+        assert isinstance(got, int)
+        out.append(got)
+    return out
+
+
+def accesses(p: Placed) -> Counter[tuple[int, ...]]:
+    """(store index, load indices...) at every point of a placed node."""
+    variables = (p.row, *p.inner)
+    columns = [values(p.index, variables), *(values(i, variables) for _, i in va.loads(p.value))]
+    return Counter(zip(*columns, strict=True))
+
+
+@FUZZ
+@given(SHAPES, st.integers(1, 48))
+def test_cut_rows_keeps_every_point(sizes: list[int], rows: int) -> None:
+    dims, index = loops(sizes)
+    cut = cut_rows(dims, rows)
+    if cut is None:
+        return
+    outer, inner, env = cut
+    assert math.prod(v.args[1] for v in outer) == rows
+    assert values(ex.substitute(index, env), (*outer, *inner)) == list(range(math.prod(sizes)))
+
+
+@FUZZ
+@given(SHAPES)
+def test_cut_rows_finds_every_leading_product(sizes: list[int]) -> None:
+    dims, _ = loops(sizes)
+    for k in range(len(sizes) + 1):
+        assert cut_rows(dims, math.prod(sizes[:k])) is not None
+
+
+def test_cut_rows_refuses_what_does_not_divide() -> None:
+    dims, _ = loops([4, 6])
+    assert cut_rows(dims, 5) is None
+    assert cut_rows(dims, 48) is None
+    assert cut_rows(dims, 16) is None  # 6 loops cut in 4
+
+
+def test_symbolic_rows() -> None:
+    n = ex.sym("n", 2, 100)
+    dims = (ex.var("d0", n), ex.var("d1", 6))
+    for rows, parts in ((n, 1), (ex.mul(n, 2), 2), (ex.mul(n, 6), 2)):
+        cut = cut_rows(dims, rows)
+        assert cut is not None
+        assert len(cut[0]) == parts
+    assert cut_rows(dims, 7) is None
+
+
+@FUZZ
+@given(st.permutations([2, 3, 2, 5]), st.sets(st.integers(1, 3)), st.sets(st.integers(1, 3)))
+def test_refine_gives_the_coarsest_common_chain(fine: list[int], first: set[int], second: set[int]) -> None:
+    def grouped(cuts: set[int]) -> tuple[int, ...]:
+        ends = [0, *sorted(cuts), 4]
+        return tuple(math.prod(fine[a:b]) for a, b in itertools.pairwise(ends))
+
+    chain = refine([grouped(first), grouped(second)])
+    assert chain is not None
+    assert all(_is_merge(grouped(c), chain) for c in (first, second))
+    assert len(chain) <= len(grouped(first | second))
+
+
+def _is_merge(coarse: tuple[int, ...], fine: tuple[Index, ...]) -> bool:
+    left = list(fine)
+    for n in coarse:
+        size = 1
+        while size < n and left:
+            size *= left.pop(0)  # type: ignore[operator]
+        if size != n:
+            return False
+    return not left
+
+
+def test_refine_refuses_chains_that_cross() -> None:
+    assert refine([(2, 3), (3, 2)]) is None
+    assert refine([(4,), (6,)]) is None
+    assert refine([(2, 3), (6,), (1, 6, 1)]) == (2, 3)
+    assert refine([(), (1,)]) == ()
+
+
+@FUZZ
+@given(SHAPES, st.integers(0, 3), st.booleans())
+def test_rechain_and_merge_keep_every_access(sizes: list[int], split: int, transposed: bool) -> None:
+    dims, index = loops(sizes)
+    order = list(range(len(sizes)))[::-1] if transposed else list(range(len(sizes)))
+    source = ex.flatten([sizes[k] for k in order], [ex.ix(dims[k]) for k in order])
+    node = Pointwise("y", dims, index, va.load("x", source, F32))
+    placed = fit(node, math.prod(sizes[: split % (len(sizes) + 1)]))
+    assert isinstance(placed, Placed)
+    before = accesses(placed)
+    chain = refine([placed.sizes, tuple(f for n in placed.sizes for f in _factors(int(n)))])  # type: ignore[arg-type]
+    assume(chain is not None)
+    assert chain is not None
+    fine = rechain(placed, chain)
+    assert fine.sizes == chain
+    assert accesses(fine) == before
+    k = len(fine.inner) - 2
+    while k >= 0:
+        if mergeable(fine, k):
+            fine = merged(fine, k)
+            assert accesses(fine) == before
+        k -= 1
+
+
+def _factors(n: int) -> list[int]:
+    found = [p for p in (2, 3, 5) for _ in range(3) if n % p == 0 and n > 1]
+    return [*found[:1], n // found[0]] if found else [n]
+
+
+def test_transposed_loops_do_not_merge() -> None:
+    dims, index = loops([3, 4])
+    straight = fit(Pointwise("y", dims, index, va.load("x", index, F32)), 1)
+    turned = fit(Pointwise("y", dims, index, va.load("x", ex.add(ex.ix(dims[0]), ex.mul(ex.ix(dims[1]), 3)), F32)), 1)
+    assert isinstance(straight, Placed)
+    assert isinstance(turned, Placed)
+    assert mergeable(straight, 0)
+    assert not mergeable(turned, 0)
+
+
+def reduction(kept: tuple[int, ...], sizes: list[int], op: str = "sum") -> Reduction:
+    dims, index = loops(sizes)
+    keep = tuple(d for k, d in enumerate(dims) if k in kept)
+    out = ex.flatten([d.args[1] for d in keep], [ex.ix(d) for d in keep])
+    return Reduction(
+        "s", keep, tuple(d for k, d in enumerate(dims) if k not in kept), out, op, va.load("x", index, F32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "rows", "kind"),
+    [
+        ((0,), 3, "inner"),
+        ((0,), 1, "inner"),
+        ((1,), 3, "outer"),
+        ((1,), 4, "inner"),
+        ((), 3, "outer"),
+        ((), 1, "inner"),
+    ],
+)
+def test_kinds_of_placed_reductions(kept: tuple[int, ...], rows: int, kind: str) -> None:
+    placed = fit(reduction(kept, [3, 4]), rows)
+    assert isinstance(placed, Placed)
+    assert placed.kind == kind
+    points = Counter(at[1:] for at in accesses(placed).elements())
+    assert points == Counter((k,) for k in range(12)), "every element is read exactly once"
+
+
+def test_a_reduction_over_rows_is_tried_where_its_columns_also_divide() -> None:
+    """4 columns cut into 2 rows of 2, or 2 rows accumulated: which one fits depends on what else is in the kernel."""
+    ways = placements(reduction((1,), [2, 4]), 2)
+    assert not isinstance(ways, No)
+    assert [w.kind for w in ways] == ["outer", "inner"]
+    for w in ways:
+        points = Counter(at[1:] for at in accesses(w).elements())
+        assert points == Counter((k,) for k in range(8))
+
+
+def test_refusals_have_reasons() -> None:
+    no = fit(reduction((0,), [3, 4]), 5)
+    assert isinstance(no, No)
+    assert no.reason == "no way to cut its loops into the kernel's rows"
+    mixed = fit(reduction((1,), [2, 3]), 6)
+    assert isinstance(mixed, No)
+    assert "mix kept and reduced" in mixed.reason
+
+
+def test_a_scan_stays_inside_its_row() -> None:
+    dims, index = loops([3, 4])
+    scan = Scan("s", dims[:1], dims[1:], index, "sum", va.load("x", index, F32))
+    assert natural_rows(scan)[0] == 3
+    placed = fit(scan, 3)
+    assert isinstance(placed, Placed)
+    assert (placed.kind, placed.sizes) == ("scan", (4,))
+    assert isinstance(fit(scan, 12), No)
+
+
+def test_natural_rows_of_reductions() -> None:
+    assert natural_rows(reduction((0,), [3, 4]))[0] == 3  # rows
+    assert natural_rows(reduction((1,), [3, 4]))[0] == 3  # columns: run over the rows, accumulate
+    assert natural_rows(reduction((), [3, 4])) == [None, 1]

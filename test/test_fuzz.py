@@ -1,0 +1,74 @@
+"""A few random programs in every run; `python -m test.fuzz` for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from test.fuzz import OPERATORS, Case, Step, disagreement, make_input, shrink
+
+NUMBER = st.integers(0, 63)
+STEP = st.builds(Step, st.sampled_from(sorted(OPERATORS)), st.tuples(NUMBER, NUMBER, NUMBER, NUMBER))
+CASE = st.builds(
+    Case,
+    st.lists(st.integers(0, 999), min_size=1, max_size=3).map(tuple),
+    st.lists(STEP, min_size=2, max_size=7).map(tuple),
+    st.integers(0, 1),
+)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+# `python -m test.fuzz` shrinks what it finds; here a failure is reported as it is
+@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=SLOW, phases=[settings().phases[2]])
+@given(CASE)
+@pytest.mark.timeout(110)
+def test_random_programs(case: Case) -> None:
+    assert disagreement(case) == "", case
+
+
+# What the fuzzer has found; each is a program that once differed from eager.
+FOUND: dict[str, Case] = {
+    "scan split by a reshape": Case(
+        (3572,), (Step("reshape", (36, 25, 37, 56)), Step("cumsum", (59, 33, 34, 29)), Step("sub", (15, 12, 22, 53)))
+    ),
+    "number into a slice": Case((6801,), (Step("set slice", (25, 10, 4, 9)),)),
+    "gather then pad": Case((7793, 3529, 5524), (Step("gather", (28, 25, 56, 26)), Step("pad", (10, 23, 46, 7)))),
+    "slice added to, then transposed": Case((5004,), (Step("add to slice", (10, 23, 32, 57)),)),
+    "amax of bool": Case((7235,), (Step("less", (54, 48, 22, 56)), Step("amax", (37, 44, 22, 34)))),
+    "argmax of one": Case(
+        (17, 11), (Step("reshape", (3, 0, 1, 0)), Step("argmax", (2, 0, 0, 0)), Step("scale", (1, 2, 0, 0)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(FOUND))
+def test_found_before(name: str) -> None:
+    assert disagreement(FOUND[name], {"threads": 2, "parallel_threshold": 0}) == ""
+
+
+def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: an operator that gives something else under compilation."""
+
+    def unstable(ts: Sequence[torch.Tensor], n: object) -> torch.Tensor:
+        return ts[0].float() + (1 if torch.compiler.is_compiling() else 0)
+
+    monkeypatch.setitem(OPERATORS, "neg", unstable)  # type: ignore[arg-type]
+    case = Case((5,), (Step("neg", (0, 0, 0, 0)),))
+    assert "result of step 0" in disagreement(case, interpret=False)
+
+
+def test_shrinking_leaves_what_is_needed() -> None:
+    steps = tuple(Step(op, (k, 0, 0, 0)) for k, op in enumerate(("add", "neg", "exp", "sum", "tanh")))
+    small = shrink(Case((1, 2, 3), steps, 1), lambda c: any(s.op == "sum" for s in c.steps) and 2 in c.inputs)
+    assert [s.op for s in small.steps] == ["sum"]
+    assert small.inputs == (2,)
+
+
+def test_inputs_follow_from_their_seed() -> None:
+    kinds = {(make_input(k).dtype, make_input(k).dim(), make_input(k).is_contiguous()) for k in range(200)}
+    assert len(kinds) > 30
+    assert make_input(7).equal(make_input(7))
