@@ -1,0 +1,89 @@
+"""Pooling of every form, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend.report import stats
+
+from test.compare import check, check_gradients, compiled
+
+IMAGES: dict[str, Callable[[], torch.Tensor]] = {
+    "batch": lambda: torch.randn(2, 3, 13, 17),
+    "channels last": lambda: torch.randn(2, 5, 12, 9).to(memory_format=torch.channels_last),
+    "unbatched": lambda: torch.randn(3, 9, 8),
+    "sliced": lambda: torch.randn(1, 2, 20, 30)[..., ::2],
+}
+
+
+def max_pools(x: torch.Tensor) -> list[torch.Tensor]:
+    forms = [(3, 2, 1, 1, False), (2, 2, 0, 1, True), (3, 1, 1, 2, False), ((2, 3), (1, 2), (1, 1), 1, True)]
+    out: list[torch.Tensor] = []
+    for k, s, p, d, ceil in forms:
+        out += F.max_pool2d(x, k, s, p, d, ceil, return_indices=True)
+    return [*out, F.max_pool2d(x, (5, 1), 1)]
+
+
+def avg_pools(x: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        F.avg_pool2d(x, 3, 2, 1),
+        F.avg_pool2d(x, 3, 2, 1, True, False),
+        F.avg_pool2d(x, 2, 2, 1, True, True),
+        F.avg_pool2d(x, 3, 2, 0, True, True, 5),
+        F.avg_pool2d(x, (2, 4), (1, 3)),
+        F.avg_pool2d(x, 7, 2, 3),  # beyond the unrolled windows
+    ]
+
+
+def adaptive_pools(x: torch.Tensor) -> list[torch.Tensor]:
+    sizes = [(5, 4), (1, 3), (1, 1), (16, 20), (3, 3)]
+    return [F.adaptive_avg_pool2d(x, size) for size in sizes]
+
+
+def other_ranks(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """`x` [n, c, l], `y` [n, c, d, h, w]"""
+    out = [F.avg_pool1d(x, 3, 2, 1, True, False), F.adaptive_avg_pool1d(x, 5), F.max_pool1d(x, 3)]
+    out += [F.avg_pool3d(y, 3, 2, 1, True, False), F.avg_pool3d(y, 4, 1, 1), F.adaptive_avg_pool3d(y, (3, 4, 5))]
+    return [*out, *F.max_pool3d(y, 2, 2, 1, return_indices=True)]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_images(image: str) -> None:
+    check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x)], IMAGES[image]())
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_gradients(image: str) -> None:
+    check_gradients(lambda x: [*max_pools(x)[::2], *avg_pools(x), *adaptive_pools(x)], IMAGES[image]())
+
+
+def test_one_and_three_dimensions() -> None:
+    x, y = torch.randn(2, 3, 19), torch.randn(2, 3, 7, 9, 8)
+    check(other_ranks, x, y)
+    check_gradients(lambda x, y: other_ranks(x, y)[:-1], x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randn(1, 2, 9, 11).to(dtype)
+    check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x)], x)
+
+
+def test_nan_and_infinity() -> None:
+    x = torch.randn(1, 2, 8, 8)
+    x[0, 0, 2, 2] = x[0, 0, 2, 3] = x[0, 1, 5, 5] = float("nan")
+    x[0, 1, :3, :3] = float("-inf")
+    x[0, 0, 6, 6] = float("inf")
+    check(max_pools, x)
+
+
+def test_generated() -> None:
+    before = stats.snapshot()
+    x = torch.randn(1, 2, 8, 8, requires_grad=True)
+    outs = compiled(lambda x: [*max_pools(x)[::2], *avg_pools(x), *adaptive_pools(x)])(x)
+    torch.autograd.grad([o.sum() for o in outs], [x])
+    assert (stats.snapshot() - before).library_calls == 0
