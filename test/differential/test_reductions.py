@@ -128,7 +128,7 @@ def test_integer_dtypes(dtype: torch.dtype) -> None:
         out: list[torch.Tensor] = []
         for f, d in itertools.product(fns.values(), range(3)):
             r = f(x, dim=d)
-            out += r if isinstance(r, tuple) else [r]
+            out += [*r] if isinstance(r, tuple) else [r]
         return [*out, x.sum(), x.sum(dtype=torch.int32), x.sum(dtype=torch.float32), x.float().mean()]
 
     check(fn, x)
