@@ -75,7 +75,11 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
 
 def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, cause: Exception) -> Callable[[list[Any]], Any]:
     """The traced graph run operator by operator, with one warning that says why."""
-    error = cause if isinstance(cause, AltError) else internal_error("compiling", trace.graph_name, cause, str(trace.folder or ""))
+    error = (
+        cause
+        if isinstance(cause, AltError)
+        else internal_error("compiling", trace.graph_name, cause, str(trace.folder or ""))
+    )
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision("graph", trace.graph_name, "library calls only", f"{type(cause).__name__}: {cause}")
 

@@ -106,7 +106,7 @@ def load(python: str, library: Library | None, constants: dict[str, Any], cfg: C
     name = f"<altbackend graph {_loaded}>"
     linecache.cache[name] = (len(python), None, python.splitlines(keepends=True), name)
     space: dict[str, Any] = {"__name__": name}
-    exec(compile(python, name, "exec"), space)  # noqa: S102 - the text was printed by this process
+    exec(compile(python, name, "exec"), space)
     threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
     call: Compiled = space["bind"](library, constants, threads)
     call._boxed_call = True  # type: ignore[attr-defined]

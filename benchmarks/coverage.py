@@ -215,7 +215,12 @@ def copied(samples: list[Sample]) -> list[Sample]:
         if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
             return t
         storage = t.detach().untyped_storage().clone()
-        return t.detach().new_empty(0).set_(storage, t.storage_offset(), t.shape, t.stride()).requires_grad_(t.requires_grad)
+        return (
+            t.detach()
+            .new_empty(0)
+            .set_(storage, t.storage_offset(), t.shape, t.stride())
+            .requires_grad_(t.requires_grad)
+        )
 
     return torch.utils._pytree.tree_map(copy, samples)  # type: ignore[no-any-return]
 
@@ -231,7 +236,9 @@ def run_seeded(compiled: Callable[[list[Sample]], list[Any]], samples: list[Samp
     return compiled(samples)
 
 
-def finish_all(finish: Finish, samples: list[Sample], run: Callable[..., list[Any]], fn: Any) -> list[list[torch.Tensor]]:
+def finish_all(
+    finish: Finish, samples: list[Sample], run: Callable[..., list[Any]], fn: Any
+) -> list[list[torch.Tensor]]:
     """What is compared, per sample: results or gradients."""
     return [finish(r, s) for r, s in zip(run(fn, samples), samples, strict=True)]
 

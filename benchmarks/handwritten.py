@@ -12,8 +12,8 @@ import ctypes
 import tempfile
 import time
 from collections.abc import Callable
-from statistics import median
 from pathlib import Path
+from statistics import median
 
 import torch
 

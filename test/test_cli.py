@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
+from altbackend.compile_pool.cpp import lookup_compiler
 from altbackend.config import Config
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
-from altbackend.compile_pool.cpp import lookup_compiler
 from altbackend.folders import cache_folder, temporary_folder, why_unusable
 from altbackend.report.stats import GraphStats
 

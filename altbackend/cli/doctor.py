@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from altbackend import __version__
+from altbackend.compile_pool.cpp import COMPILERS, lookup_compiler
 from altbackend.config import Config, known_variables, resolve
 from altbackend.errors import AltError, install_compiler
-from altbackend.compile_pool.cpp import COMPILERS, lookup_compiler
 from altbackend.folders import cache_folder, why_unusable
 
 BUILD_SECONDS = 60.0

@@ -62,7 +62,10 @@ class Lines:
 def function(f: Function, identifier: str, threshold: int) -> str:
     """The C++ text of one kernel."""
     w = Lines()
-    params = [f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}" for p in f.params]
+    params = [
+        f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
+        for p in f.params
+    ]
     params += [f"const int64_t {s}" for s in f.symbols] + ["const int max_threads"]
     if f.checks:
         params.append("int32_t* error")
@@ -102,7 +105,9 @@ def _threads(w: Lines, f: Function, threshold: int) -> None:
     if f.rows == 1 and f.flat is None:
         w.add("const int threads = 1; (void)max_threads;")
     elif isinstance(f.work, int):
-        w.add("const int threads = max_threads;" if f.work >= threshold else "const int threads = 1; (void)max_threads;")
+        w.add(
+            "const int threads = max_threads;" if f.work >= threshold else "const int threads = 1; (void)max_threads;"
+        )
     else:
         w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
 
@@ -205,7 +210,7 @@ def literal(number: object, dtype: torch.dtype) -> str:
         x = float(number)  # type: ignore[arg-type]
         suffix = "f" if dtype != torch.float64 else ""
         if math.isnan(x):
-            text = f"__builtin_nan{suffix}(\"\")"
+            text = f'__builtin_nan{suffix}("")'
         elif math.isinf(x):
             text = ("-" if x < 0 else "") + f"__builtin_inf{suffix}()"
         else:

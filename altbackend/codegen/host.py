@@ -92,9 +92,7 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
             for each in (b, *_all_under(b, under)):
                 first.setdefault(each, k)
                 last[each] = k
-    arena = {
-        b: (first[b], last[b]) for b in first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh
-    }
+    arena = {b: (first[b], last[b]) for b in first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh}
     for b in arena:
         slots.setdefault(b, len(slots))
         symbols.update(a.key for a in ex.syms_of(p.buffers[b].extent))
@@ -129,9 +127,7 @@ def _unrestrict(s: Step, names: _Names) -> Step:
     roots = [names.home.get(b, b) for b in s.buffers]
     if len(set(roots)) == len(roots):
         return s
-    params = tuple(
-        replace(q, shared=roots.count(r) > 1) for q, r in zip(s.function.params, roots, strict=True)
-    )
+    params = tuple(replace(q, shared=roots.count(r) > 1) for q, r in zip(s.function.params, roots, strict=True))
     return replace(s, function=replace(s.function, params=params))
 
 
@@ -443,7 +439,7 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         'if __name__ == "__main__":',
         "    from altbackend.compile_pool.cpp import load",
         "",
-        f"    call = bind(load(SOURCE), {{}}, torch.get_num_threads)",
+        "    call = bind(load(SOURCE), {}, torch.get_num_threads)",
         f"    # inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
         *_main(p),
         "",

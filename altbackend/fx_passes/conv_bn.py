@@ -1,6 +1,6 @@
 """Convolution followed by batch normalisation with fixed statistics: one convolution with other weights.
 
-    bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(var + eps)
+bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(var + eps)
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def run(gm: GraphModule, constant: set[Node]) -> int:
     """Fold where weights and statistics are constant; gives the number of folds."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default):
+        if is_call(
+            n, aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default
+        ):
             count += _fold(n, constant)
     if count:
         gm.graph.eliminate_dead_code()

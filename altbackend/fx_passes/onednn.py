@@ -101,13 +101,13 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node]) -> int:
     if val(x).dim() != 4 or any(not isinstance(s, int) for s in val(x).shape) or 0 in val(x).shape:
         return 0
     sizes = list(val(x).shape)
-    packed = _packed(
-        gm, n, mkldnn._reorder_convolution_weight.default, (w, padding, stride, dilation, groups, sizes)
-    )
+    packed = _packed(gm, n, mkldnn._reorder_convolution_weight.default, (w, padding, stride, dilation, groups, sizes))
     constant.add(packed)
     epilogue = _unary_after(n)
     last = epilogue.last if epilogue else n
-    attr, scalars, algorithm = (epilogue.attr, list(epilogue.scalars), epilogue.algorithm) if epilogue else ("none", [], "")
+    attr, scalars, algorithm = (
+        (epilogue.attr, list(epilogue.scalars), epilogue.algorithm) if epilogue else ("none", [], "")
+    )
     added = None if epilogue else _add_after(n)
     if added is not None:
         _fuse_add(gm, n, added, packed)
@@ -196,4 +196,3 @@ def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
     else:
         replace(add, new)
     gm.graph.erase_node(n)
-

@@ -41,7 +41,9 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
         return insert(gm.graph, n, target, args, kwargs)  # type: ignore[arg-type]
 
     if val(x).is_contiguous(memory_format=torch.channels_last) and not val(x).is_contiguous():
-        split = call(aten.view.default, call(aten.permute.default, x, [0, 2, 3, 1]), [batch, rows, kh, columns, kw, channels])
+        split = call(
+            aten.view.default, call(aten.permute.default, x, [0, 2, 3, 1]), [batch, rows, kh, columns, kw, channels]
+        )
         ordered = call(aten.permute.default, split, [0, 1, 3, 2, 4, 5])
         weight = call(aten.permute.default, w, [0, 2, 3, 1])
     else:

@@ -172,9 +172,12 @@ def uniform(gm: GraphModule) -> int:
                 known[n] = torch.full((), number, dtype=fake.dtype)
         elif n.target in _MOVES and n.args[0] in known:
             known[n] = known[n.args[0]].to(fake.dtype)  # type: ignore[index]
-        elif n.target in _ARITHMETIC and not n.kwargs and all(
-            a in known for a in n.args if isinstance(a, Node)
-        ) and any(isinstance(a, Node) for a in n.args):
+        elif (
+            n.target in _ARITHMETIC
+            and not n.kwargs
+            and all(a in known for a in n.args if isinstance(a, Node))
+            and any(isinstance(a, Node) for a in n.args)
+        ):
             args = [known[a] if isinstance(a, Node) else a for a in n.args]
             if not all(isinstance(a, (torch.Tensor, int, float, bool)) for a in args):
                 continue

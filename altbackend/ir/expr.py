@@ -22,7 +22,7 @@ UNBOUNDED = 2**62
 class Atom:
     """One indivisible factor; interned, compared by identity, ordered by `key`."""
 
-    __slots__ = ("kind", "args", "key", "vars", "syms", "lo", "hi", "__weakref__")
+    __slots__ = ("__weakref__", "args", "hi", "key", "kind", "lo", "syms", "vars")
     kind: str
     args: tuple[Any, ...]
     key: str
@@ -47,7 +47,7 @@ _NO_ATOMS: frozenset[Atom] = frozenset()
 class Expr:
     """`const + sum(coef * product(atoms))`; immutable and interned."""
 
-    __slots__ = ("terms", "const", "vars", "syms", "_bounds", "_text", "__weakref__")
+    __slots__ = ("__weakref__", "_bounds", "_text", "const", "syms", "terms", "vars")
     terms: tuple[tuple[Monomial, int], ...]
     const: int
     vars: frozenset[Atom]

@@ -10,7 +10,7 @@ import torch
 from . import expr as ex
 from . import value as va
 from .expr import Atom, Index
-from .loops import Extern, Loop, Pointwise, Program, Reduction, Scan, Scatter, View, loop_vars
+from .loops import Extern, Loop, Program, Reduction, Scan, Scatter, View, loop_vars
 from .ops import OPS
 from .value import Value
 

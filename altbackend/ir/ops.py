@@ -39,7 +39,9 @@ def _row(
     flops: int = 1,
 ) -> OpSpec:
     holes = ", ".join(f"{{{i}}}" for i in range(arity))
-    return OpSpec(name, arity, result, ref, cpp or f"alt::{name}({holes})", triton or f"libdevice.{name}({holes})", flops)
+    return OpSpec(
+        name, arity, result, ref, cpp or f"alt::{name}({holes})", triton or f"libdevice.{name}({holes})", flops
+    )
 
 
 def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
@@ -111,7 +113,9 @@ OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}
 
 LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 FLOAT8 = frozenset(
-    getattr(torch, n) for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz") if hasattr(torch, n)
+    getattr(torch, n)
+    for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, n)
 )
 
 

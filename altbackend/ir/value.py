@@ -24,7 +24,7 @@ _values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
 class Value:
     """An immutable scalar expression; structurally equal values are the same object."""
 
-    __slots__ = ("op", "args", "dtype", "attr", "vars", "syms", "_text", "_loads", "__weakref__")
+    __slots__ = ("__weakref__", "_loads", "_text", "args", "attr", "dtype", "op", "syms", "vars")
     op: str
     args: tuple[Value, ...]
     dtype: torch.dtype

@@ -64,7 +64,7 @@ def _check_index(p: Program, node: Node, name: str, index: ex.Index) -> None:
     if any(v.args[1] == 0 for v in loop_vars(node)):  # type: ignore[arg-type]
         return
     if isinstance(extent, int) and not ex.syms_of(index) and not _is_masked(node) and extent > 0:
-        _require(0 <= lo and hi < extent, node, f"index {ex.show(index)} in [{lo}, {hi}] leaves {name} of {extent}")
+        _require(lo >= 0 and hi < extent, node, f"index {ex.show(index)} in [{lo}, {hi}] leaves {name} of {extent}")
 
 
 def _is_masked(node: Node) -> bool:
@@ -72,7 +72,9 @@ def _is_masked(node: Node) -> bool:
 
 
 def _check_view(p: Program, node: Node, v: View) -> None:
-    _require(len(v.sizes) == len(v.strides), node, f"view of {v.buffer}: {len(v.sizes)} sizes, {len(v.strides)} strides")
+    _require(
+        len(v.sizes) == len(v.strides), node, f"view of {v.buffer}: {len(v.sizes)} sizes, {len(v.strides)} strides"
+    )
     if all(isinstance(x, int) for x in (*v.sizes, *v.strides, v.offset)) and 0 not in v.sizes and v.dtype is None:
         last = ex.add(v.offset, *((n - 1) * s for n, s in zip(v.sizes, v.strides, strict=True)))  # type: ignore[operator]
         extent = p.buffers[v.buffer].extent

@@ -142,7 +142,7 @@ def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
 
 def _estimate(e: Index) -> int:
     """A size for ordering only: every symbol taken as 97, which no real factor equals."""
-    return int(ex.substitute(e, {s: 97 for s in ex.syms_of(e)}))  # type: ignore[call-overload]
+    return int(ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97)))  # type: ignore[call-overload]
 
 
 def target_name(target: Any) -> str:

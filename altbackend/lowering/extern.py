@@ -123,9 +123,7 @@ def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, An
     if schema is None:
         return []
     named = dict(kwargs)
-    return [
-        (a, args[k] if k < len(args) else named.get(a.name)) for k, a in enumerate(schema.arguments)
-    ]
+    return [(a, args[k] if k < len(args) else named.get(a.name)) for k, a in enumerate(schema.arguments)]
 
 
 def _buffers(x: Any) -> list[str]:

@@ -24,13 +24,57 @@ from .tensor import Tensor, as_view, of_buffer
 _ROOMS = (indexing, pointwise, pooling, pooling_backward, reduction, scatter, view)  # importing them fills the registry
 
 _VIEWS = frozenset(
-    "view reshape _unsafe_view _reshape_alias permute t transpose expand unsqueeze squeeze select slice split "
-    "split_with_sizes chunk unbind diagonal unfold as_strided alias detach getitem copy_".split()
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "_reshape_alias",
+        "permute",
+        "t",
+        "transpose",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "diagonal",
+        "unfold",
+        "as_strided",
+        "alias",
+        "detach",
+        "getitem",
+        "copy_",
+    ]
 )
 # Names that the printed host program uses itself.
 RESERVED = frozenset(
-    "P S V E ws args bind call check_error const empty_cpu expect layout library num_threads spaces threads torch view "
-    "max min".split()
+    [
+        "P",
+        "S",
+        "V",
+        "E",
+        "ws",
+        "args",
+        "bind",
+        "call",
+        "check_error",
+        "const",
+        "empty_cpu",
+        "expect",
+        "layout",
+        "library",
+        "num_threads",
+        "spaces",
+        "threads",
+        "torch",
+        "view",
+        "max",
+        "min",
+    ]
 ) | frozenset(keyword.kwlist)
 _COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
@@ -83,7 +127,9 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
         return Opaque(node.name)
     if isinstance(val, torch.Tensor):
         # the printed host program uses input names as variables
-        name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
+        name = (
+            f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
+        )
         b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
         ctx.buffers[name] = b
         ctx.inputs.append(name)
@@ -134,7 +180,11 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return _copy_into(ctx, node, args[0], args[1])
     if target is torch.ops.aten.copy.default:
         fake = node.meta["val"]
-        return Tensor(ctx.shape(fake.shape), fake.dtype, va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype))
+        return Tensor(
+            ctx.shape(fake.shape),
+            fake.dtype,
+            va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
+        )
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node):
         if (empty := _empty(ctx, node)) is not None:
@@ -158,9 +208,7 @@ def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
 def _dtypes_ok(node: torch.fx.Node) -> bool:
     vals = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     flat = [v for val in vals for v in (val if isinstance(val, (tuple, list)) else (val,))]
-    return all(
-        v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor)
-    )
+    return all(v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor))
 
 
 def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -220,7 +268,7 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    cheap = cost <= 1 and reads <= 1 or (reads == 0 and cost <= 8)
+    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8)
     if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
@@ -283,7 +331,9 @@ def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, 
     """A result written into a buffer of its own, with the strides that tracing saw (gaps included) if it can be."""
     fake = n.meta["val"]
     dense = ctx.strides_like(held.sizes, fake)
-    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)) or not _apart(wanted, held.sizes):
+    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)) or not _apart(
+        wanted, held.sizes
+    ):
         v = as_view(ctx.realize(held, fake, fresh=True), wanted)
         assert v is not None
         if any(a != b and s != 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True)):
@@ -300,9 +350,12 @@ def _apart(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
     if not all(isinstance(s, int) and isinstance(n, int) for s, n in live):
         return False
     live.sort()  # type: ignore[arg-type]
-    return all(s > 0 for s, _ in live) and all(
-        s * n <= after  # type: ignore[operator]
-        for (s, n), (after, _) in zip(live, live[1:], strict=False)
+    return (
+        all(s > 0 for s, _ in live)
+        and all(
+            s * n <= after  # type: ignore[operator]
+            for (s, n), (after, _) in zip(live, live[1:], strict=False)
+        )
     )
 
 

@@ -18,9 +18,7 @@ from .tensor import Tensor, expand, points, with_dim
 from .view import out_sizes
 
 
-def position(
-    t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False, checked: bool = True
-) -> Index:
+def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False, checked: bool = True) -> Index:
     """The index that `t` holds at a point, for a dimension of `size`.
 
     `from_end`: negative ones are allowed. `checked`: one out of range raises IndexError at run time; a loop that
@@ -93,9 +91,7 @@ def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
     return Tensor(sizes, x.dtype, x.at(advanced(x, indices, sizes, checked=False)))
 
 
-def advanced(
-    x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
-) -> list[Index]:
+def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True) -> list[Index]:
     """Per dimension of `x` the index at a point of the result, whose shape is `sizes`."""
     given = [k for k, t in enumerate(indices) if t is not None]
     if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):

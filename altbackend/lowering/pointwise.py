@@ -21,12 +21,74 @@ from .tensor import Tensor, expand
 # aten name -> row of the scalar table; overloads are tried by signature.
 _DIRECT: dict[str, str] = {
     n: n
-    for n in (
-        "abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh digamma eq erf erfc erfinv exp exp2 expm1 "
-        "floor fmax fmin fmod gcd ge gt hypot isinf isnan le lgamma log log10 log1p log2 logical_and logical_not "
-        "logical_or lt maximum minimum mul ne neg nextafter reciprocal relu remainder rsqrt sigmoid sign signbit sin "
-        "sinh sqrt tan tanh trunc bitwise_and bitwise_or bitwise_xor bitwise_not i0 logaddexp round"
-    ).split()
+    for n in [
+        "abs",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "ceil",
+        "copysign",
+        "cos",
+        "cosh",
+        "digamma",
+        "eq",
+        "erf",
+        "erfc",
+        "erfinv",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "fmax",
+        "fmin",
+        "fmod",
+        "gcd",
+        "ge",
+        "gt",
+        "hypot",
+        "isinf",
+        "isnan",
+        "le",
+        "lgamma",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "maximum",
+        "minimum",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "reciprocal",
+        "relu",
+        "remainder",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "signbit",
+        "sin",
+        "sinh",
+        "sqrt",
+        "tan",
+        "tanh",
+        "trunc",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_not",
+        "i0",
+        "logaddexp",
+        "round",
+    ]
 } | {
     "bitwise_left_shift": "left_shift",
     "bitwise_right_shift": "right_shift",
@@ -87,7 +149,9 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         assert node is not None
         compute = compute_dtype(promoted(args, node)) if result == BOOL else None
         if op in ("logical_and", "logical_or", "logical_not"):
-            return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], compute=None or compute)
+            return elementwise(
+                ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], compute=None or compute
+            )
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
             return args[0]  # type: ignore[no-any-return]
         if op == "isinf" or op == "isnan":
@@ -374,7 +438,14 @@ def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return Tensor(x.sizes, out.dtype, va.cast(value, out.dtype))
 
 
-@lowers("clone.default", "lift_fresh_copy.default", "positive.default", "detach.default", "alias.default", "lift_fresh.default")
+@lowers(
+    "clone.default",
+    "lift_fresh_copy.default",
+    "positive.default",
+    "detach.default",
+    "alias.default",
+    "lift_fresh.default",
+)
 def clone(ctx: Ctx, x: Tensor, **kwargs: Any) -> Tensor:
     return x
 

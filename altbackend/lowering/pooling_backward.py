@@ -17,7 +17,18 @@ from . import scalar as s
 from .context import Ctx
 from .indexing import position
 from .pointwise import finish
-from .pooling import MAX_WINDOW, adaptive_end, adaptive_start, divisor, inside, pair, reduced_window, stored, sum_of, wide
+from .pooling import (
+    MAX_WINDOW,
+    adaptive_end,
+    adaptive_start,
+    divisor,
+    inside,
+    pair,
+    reduced_window,
+    stored,
+    sum_of,
+    wide,
+)
 from .reduction import as_number
 from .registry import NotHere, lowers
 from .scatter import scatter
@@ -49,7 +60,15 @@ def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
     """A scatter over the outputs: each knows the one input that it came from, a gather would ask every window."""
 
     def lower(
-        ctx: Ctx, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, at: Tensor
+        ctx: Ctx,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        at: Tensor,
     ) -> Tensor:
         if 0 in grad.sizes:
             return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))

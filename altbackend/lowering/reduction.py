@@ -46,9 +46,19 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     kept = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
     reduced = tuple(fresh[k] for k in order if k in dims and x.sizes[k] != 1)
     buffer = ctx.new_buffer(out, kept_sizes, ctx.strides_like(kept_sizes, None))
-    index = ex.add(0, *(ex.mul(st, env[a]) for k, (st, a) in enumerate(zip(buffer.strides, axes(x.sizes), strict=True)) if k not in dims))
+    index = ex.add(
+        0,
+        *(
+            ex.mul(st, env[a])
+            for k, (st, a) in enumerate(zip(buffer.strides, axes(x.sizes), strict=True))
+            if k not in dims
+        ),
+    )
     ctx.emit(Reduction(buffer.name, kept, reduced, index, op, value, ctx.origins()))
     return of_buffer(buffer)
+
+
+_FAR = 1 << 40  # elements
 
 
 def _loop_order(x: Tensor, value: Value) -> list[int]:
@@ -56,10 +66,11 @@ def _loop_order(x: Tensor, value: Value) -> list[int]:
     best: list[Index] | None = None
     best_terms = -1
     for _, index in va.loads(value):
-        found = [ex.coefficient(index, a) for a in axes(x.sizes)]
-        used = sum(c is not None and c != 0 for c in found)
-        if used > best_terms and all(c is not None for c in found):
-            best, best_terms = found, used  # type: ignore[assignment]
+        # a dimension that enters through data or a division jumps: slower than any step
+        steps = [_FAR if (c := ex.coefficient(index, a)) is None else c for a in axes(x.sizes)]
+        used = sum(c != 0 for c in steps)
+        if used > best_terms:
+            best, best_terms = steps, used
     if best is None:
         return list(range(len(x.sizes)))
     return memory_order([c if c != 0 else 1 << 50 for c in best], x.sizes)
@@ -195,7 +206,9 @@ def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         where = norm_dims(dim, len(x.sizes))
         best, at = (drop_dims(t, where, keepdim) for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), where))
-        return finish(ctx, best.sizes, x.dtype, best.value), Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
+        return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
+            at.sizes, torch.int64, va.cast(at.value, torch.int64)
+        )
 
     return lower
 
@@ -213,7 +226,9 @@ def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tup
     return mu, reduce(ctx, "sum", centred, dims, acc, acc)
 
 
-def _variance(ctx: Ctx, x: Tensor, dims: Any, correction: Any, acc: torch.dtype) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+def _variance(
+    ctx: Ctx, x: Tensor, dims: Any, correction: Any, acc: torch.dtype
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     where = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
     mu, m2 = moments(ctx, x, where, acc)
@@ -269,7 +284,9 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 @lowers("native_layer_norm.default")
-def native_layer_norm(ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
+def native_layer_norm(
+    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float
+) -> tuple[Tensor, ...]:
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
     rank = len(x.sizes)

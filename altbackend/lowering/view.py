@@ -176,7 +176,9 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
         stored = ctx.realize(x, source, fresh=True)
         v = as_view(stored)
         assert v is not None
-    base = v.offset if offset is None else ex.add(v.offset, ex.sub(ctx.index(offset), ctx.index(source.storage_offset())))
+    base = (
+        v.offset if offset is None else ex.add(v.offset, ex.sub(ctx.index(offset), ctx.index(source.storage_offset())))
+    )
     return of_view(View(v.buffer, ctx.shape(size), ctx.shape(stride), base), x.dtype)
 
 

@@ -8,7 +8,6 @@ from weakref import WeakSet
 
 import torch
 
-
 _alive: WeakSet[Hoisted] = WeakSet()
 
 

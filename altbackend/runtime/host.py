@@ -115,5 +115,3 @@ def check_error(error: ctypes.c_int32, lines: Sequence[str]) -> None:
         error.value = 0
         where = "; ".join(lines) or "an indexing operation"
         raise IndexError(f"index out of range in {where}")
-
-

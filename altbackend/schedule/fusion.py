@@ -265,7 +265,7 @@ def covers(writer: Placed, part: Index) -> bool:
         if c is None or ex.vars_of(c):
             return False
         strides.append((c, v.args[1]))
-    if ex.substitute(part, {v: 0 for v in kept}) != 0:
+    if ex.substitute(part, dict.fromkeys(kept, 0)) != 0:
         return False
     expected: Index = 1
     left = list(strides)

@@ -76,9 +76,7 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
     )
 
 
-def _in_place(
-    p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps
-) -> tuple[tuple[str, str], ...]:
+def _in_place(p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps) -> tuple[tuple[str, str], ...]:
     """Pairs of temporaries where every read of the first happens at the point, and no later than, the second's store."""
     loads: dict[str, list[tuple[int, Index]]] = {}
     for k, s in enumerate(stages):
@@ -286,4 +284,3 @@ def show_kernel(k: Kernel) -> str:
             op = "" if q.kind == "point" else f"{q.kind} {what}({over}) "
             lines.append(f"    {q.node.out}[{ex.show(q.index)}] = {op}{q.value}  ({where})")
     return "\n".join(lines) + "\n"
-

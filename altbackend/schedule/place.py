@@ -91,7 +91,9 @@ def _step(index: Index, v: Atom) -> int:
 
 
 def _scatter_steps(node: Scatter) -> dict[Atom, int]:
-    if isinstance(node.index, int) or any(len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms):
+    if isinstance(node.index, int) or any(
+        len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms
+    ):
         return {}
     steps = [c for _, c in node.index.terms]
     return {m[0]: c for m, c in node.index.terms if m[0].kind == "var" and c > 0 and steps.count(c) == 1}

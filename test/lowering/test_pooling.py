@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.report import stats
-
 from test.compare import check, check_gradients, compiled
 
 IMAGES: dict[str, Callable[[], torch.Tensor]] = {

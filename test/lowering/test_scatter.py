@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from altbackend.report import stats
-
 from test.compare import check, check_gradients, compiled
 
 aten = torch.ops.aten
@@ -69,16 +68,18 @@ def test_bool_tensors() -> None:
 
 def test_empty_and_zero_dimensional() -> None:
     x, none, zero = torch.randn(4, 3), torch.zeros(0, 3, dtype=torch.int64), torch.tensor(0)
-    fn: Fn = lambda x, none, zero: [  # noqa: E731
-        x.scatter_add(0, none, x),
-        x.index_add(0, none[:, 0], x[:0]),
-        x[0, 0].scatter_add(0, zero, x[1, 1]),
-        x[0, 0].scatter_reduce(0, zero, x[1, 1], "amax"),
-        x[0, 0].index_add(0, zero, x[1, 1]),
-        x[0, 0].gather(0, zero),
-        x[:0].index_add(0, none[:, 0], x[:0]),
-        x[0, 0].index_select(0, zero),
-    ]
+    fn: Fn = (
+        lambda x, none, zero: [  # noqa: E731
+            x.scatter_add(0, none, x),
+            x.index_add(0, none[:, 0], x[:0]),
+            x[0, 0].scatter_add(0, zero, x[1, 1]),
+            x[0, 0].scatter_reduce(0, zero, x[1, 1], "amax"),
+            x[0, 0].index_add(0, zero, x[1, 1]),
+            x[0, 0].gather(0, zero),
+            x[:0].index_add(0, none[:, 0], x[:0]),
+            x[0, 0].index_select(0, zero),
+        ]
+    )
     check(fn, x, none, zero)
 
 
@@ -86,9 +87,15 @@ def test_empty_and_zero_dimensional() -> None:
 def test_index_add_copy_reduce_fill() -> None:
     def fn(x: torch.Tensor, at: torch.Tensor, src: torch.Tensor) -> list[torch.Tensor]:
         rows, columns = torch.arange(4).flip(0), at % x.shape[1]
-        out = [x.index_add(0, at, src), x.index_add(0, at, src, alpha=-2), x.index_add(1, columns, src.t()[: x.shape[0]])]
+        out = [
+            x.index_add(0, at, src),
+            x.index_add(0, at, src, alpha=-2),
+            x.index_add(1, columns, src.t()[: x.shape[0]]),
+        ]
         out += [x.index_copy(0, rows, src[:4]), x.index_fill(1, columns, 3)]
-        return out + [x.index_reduce(0, at, src, h, include_self=s) for h in ("prod", "amax", "amin") for s in (True, False)]
+        return out + [
+            x.index_reduce(0, at, src, h, include_self=s) for h in ("prod", "amax", "amin") for s in (True, False)
+        ]
 
     check(fn, torch.randn(6, 30), torch.randint(0, 6, (30,)), torch.randn(30, 30))
 
@@ -125,12 +132,19 @@ def test_gradients_of_gathers_and_scatters() -> None:
         out = [x.gather(0, at), x.index_select(0, row), x[row], x[row, row % 5], x.scatter_add(0, at, src)]
         return [*out, x.index_add(0, row, src), x.index_put((row,), src, accumulate=True), x.amax(0), *x.cummax(1)]
 
-    check_gradients(fn, torch.randn(8, 70), torch.randn(12, 70), torch.randint(0, 8, (12, 70)), torch.randint(0, 8, (12,)))
+    check_gradients(
+        fn, torch.randn(8, 70), torch.randn(12, 70), torch.randint(0, 8, (12, 70)), torch.randint(0, 8, (12,))
+    )
 
 
 def test_symbolic_sizes() -> None:
     def fn(x: torch.Tensor, at: torch.Tensor, src: torch.Tensor) -> list[torch.Tensor]:
-        return [x.index_add(0, at, src), x.index_put((at, at), src[:, 0], accumulate=True), src.cumsum(0), src.argmax(0)]
+        return [
+            x.index_add(0, at, src),
+            x.index_put((at, at), src[:, 0], accumulate=True),
+            src.cumsum(0),
+            src.argmax(0),
+        ]
 
     run = compiled(fn, dynamic=True)
     for n, m in ((6, 9), (5, 4), (70, 80)):
