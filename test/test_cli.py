@@ -282,7 +282,7 @@ def test_importing_the_package_imports_no_part_of_it() -> None:
 
 
 def test_the_package_names_what_it_has() -> None:
-    assert run_python("import altbackend; print(dir(altbackend))") == "['__version__', 'alt']"
+    assert run_python("import altbackend; print(dir(altbackend))") == "['__version__', 'alt', 'refresh']"
     assert run_python("import altbackend; print(hasattr(altbackend, 'nothing'))") == "False"
 
 

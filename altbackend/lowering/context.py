@@ -19,6 +19,9 @@ from . import sizes as sz
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
 
+MAX_ORIGINS = 24  # nodes named for one loop
+
+
 @dataclass
 class Ctx:
     """Everything that a lowering may read or append to."""
@@ -44,8 +47,20 @@ class Ctx:
         return tuple(self.index(x) for x in xs)
 
     def origins(self) -> tuple[Origin, ...]:
-        n = self.graph_node
-        return () if n is None else (Origin(n.name, target_name(n.target), user_line(n)),)
+        """The node being lowered and the ones whose values are carried along in it, in graph order."""
+        found: dict[torch.fx.Node, None] = {}
+        stack = [] if self.graph_node is None else [self.graph_node]
+        while stack and len(found) < MAX_ORIGINS:
+            n = stack.pop()
+            if n in found or n.op != "call_function":
+                continue
+            found[n] = None
+            stack.extend(m for m in n.all_input_nodes if self._carried(m))
+        return tuple(Origin(n.name, target_name(n.target), user_line(n)) for n in reversed(found))
+
+    def _carried(self, n: torch.fx.Node) -> bool:
+        held = self.env.get(n)
+        return isinstance(held, Tensor) and held.value.op not in ("load", "const")
 
     def new_buffer(self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index]) -> Buffer:
         name = f"buf{len(self.buffers)}"

@@ -311,6 +311,7 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     if not isinstance(n, torch.fx.Node):
         return n
     held = ctx.env[n]
+    ctx.graph_node = n
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
         return held
     wanted = ctx.shape(fake.stride())

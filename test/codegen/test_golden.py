@@ -471,7 +471,7 @@ def bind(library, const, num_threads):
         del arg0_1, arg1_1
         buf7 = empty_cpu((1, 6), (6, 1), torch.float32)
         P[1] = buf7.data_ptr()
-        # kernel of step 1: _softmax, sum_1
+        # kernel of step 1: relu, _softmax, sum_1
         segment0(P, S, threads, E)
         spaces.give(ws)
         return (view(buf7, (6,), (1,), 0),)
