@@ -72,34 +72,8 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
         work=_work(placed),
         members=tuple(g.members),
         origins=tuple(o for q in placed for o in q.node.origins),
-        in_place=_in_place(p, out, stored, deps),
+        in_place=(),
     )
-
-
-def _in_place(p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps) -> tuple[tuple[str, str], ...]:
-    """Pairs of temporaries where every read of the first happens at the point, and no later than, the second's store."""
-    loads: dict[str, list[tuple[int, Index]]] = {}
-    for k, s in enumerate(stages):
-        for q in s.members:
-            for b, index in va.loads(q.value):
-                loads.setdefault(b, []).append((k, index))
-    pairs: list[tuple[str, str]] = []
-    taken: set[str] = set(stored)
-    for k, s in enumerate(stages):
-        for q in s.members:
-            out = p.buffers[q.node.out]
-            if q.kind != "point" or out.name not in stored or out.name in deps.escaping:
-                continue
-            for a, uses in loads.items():
-                source = p.buffers[a]
-                same = source.extent == out.extent and source.dtype == out.dtype
-                if a in taken or a in deps.escaping or source.kind != "temp" or not same:
-                    continue
-                if all(at <= k and index is q.index for at, index in uses):
-                    pairs.append((a, out.name))
-                    taken.add(a)
-                    break
-    return tuple(pairs)
 
 
 def _parallel_alone(q: Placed) -> bool:
