@@ -16,12 +16,13 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
-from . import extern, indexing, pointwise, pooling, pooling_backward, reduction, scatter, view
+from . import extern, indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, view
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, of_buffer
 
-_ROOMS = (indexing, pointwise, pooling, pooling_backward, reduction, scatter, view)  # importing them fills the registry
+# importing them fills the registry
+_ROOMS = (indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, view)
 
 _VIEWS = frozenset(
     [

@@ -36,7 +36,7 @@ from .tensor import Tensor, points
 
 
 def _windows(reach: Sequence[int], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
-    """The output point `offset` steps after the first of `reach` that may contain the input: newest - reach + 1 + offset."""
+    """newest - reach + 1 + offset: the output point `offset` steps after the first that may contain the input."""
     return [ex.add(ex.sub(w, n - 1), i) for w, n, i in zip(newest, reach, offset, strict=True)]
 
 

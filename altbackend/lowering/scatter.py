@@ -178,7 +178,8 @@ def index_put(
 @lowers("_unsafe_index_put.default")
 def unsafe_index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
     """index_put whose indices a decomposition computed, and promises to be in range."""
-    return index_put(ctx, x, indices, values, accumulate, checked=False)
+    out: Tensor = index_put(ctx, x, indices, values, accumulate, checked=False)
+    return out
 
 
 def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:

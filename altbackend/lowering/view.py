@@ -287,6 +287,18 @@ def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tenso
     return Tensor(x.sizes, x.dtype, va.where(here, value, x.value))
 
 
+@lowers("diagonal_scatter.default")
+def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rank = len(x.sizes)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    p = points(x.sizes)
+    along = ex.sub(p[dim1], max(-offset, 0))  # position on the diagonal
+    here = s.binary("eq", va.index(ex.sub(p[dim2], p[dim1])), offset)
+    on = va.conjunction(here, va.compare_index("ge", along, 0), va.compare_index("lt", along, src.sizes[-1]))
+    value = va.cast(src.at([*(i for k, i in enumerate(p) if k not in (dim1, dim2)), along]), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.masked(on, value, x.value))
+
+
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
     """Only the form in which `src` covers all of `x`; the rest is a library call."""

@@ -78,10 +78,7 @@ def free_dims(node: Scan | Scatter) -> dict[Atom, int]:
     multiple which no other part of the position has: the node stores into a dense buffer of its own, whose
     dimensions differ in their strides, and an index from data stays below the size of its dimension.
     """
-    if isinstance(node, Scan):
-        steps = {v: _step(node.index, v) for v in node.dims}
-    else:
-        steps = _scatter_steps(node)
+    steps = {v: _step(node.index, v) for v in node.dims} if isinstance(node, Scan) else _scatter_steps(node)
     return dict(sorted(steps.items(), key=lambda item: -item[1]))
 
 
@@ -91,9 +88,9 @@ def _step(index: Index, v: Atom) -> int:
 
 
 def _scatter_steps(node: Scatter) -> dict[Atom, int]:
-    if isinstance(node.index, int) or any(
-        len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms
-    ):
+    if isinstance(node.index, int):
+        return {}
+    if any(len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms):
         return {}
     steps = [c for _, c in node.index.terms]
     return {m[0]: c for m, c in node.index.terms if m[0].kind == "var" and c > 0 and steps.count(c) == 1}

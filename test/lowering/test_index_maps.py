@@ -42,6 +42,10 @@ def rearranged(x: torch.Tensor) -> list[torch.Tensor]:
     # tracing has other strides for the result of roll than eager
     out += [x.roll(*how).contiguous() for how in ((3,), ((1, -2), (0, 3)), (100, 2))]
     out += [x.repeat_interleave(3, 1), x.repeat_interleave(2), x.rot90(1, (2, 3)), x.diagonal(1, 2, 3)]
+    out += [
+        x.diagonal_scatter(x[:, :, 0, :k], o, 2, 3)
+        for o, k in ((0, min(x.shape[2:])), (-1, min(x.shape[2] - 1, x.shape[3])))
+    ]
     return [*out, F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2)]
 
 

@@ -12,7 +12,6 @@ from altbackend.report import stats
 from test.compare import check, check_gradients, compiled
 
 aten = torch.ops.aten
-Fn = Callable[..., list[torch.Tensor]]
 
 
 def every_scatter(x: torch.Tensor, dim: int, at: torch.Tensor, src: torch.Tensor) -> list[torch.Tensor]:
@@ -68,18 +67,13 @@ def test_bool_tensors() -> None:
 
 def test_empty_and_zero_dimensional() -> None:
     x, none, zero = torch.randn(4, 3), torch.zeros(0, 3, dtype=torch.int64), torch.tensor(0)
-    fn: Fn = (
-        lambda x, none, zero: [  # noqa: E731
-            x.scatter_add(0, none, x),
-            x.index_add(0, none[:, 0], x[:0]),
-            x[0, 0].scatter_add(0, zero, x[1, 1]),
-            x[0, 0].scatter_reduce(0, zero, x[1, 1], "amax"),
-            x[0, 0].index_add(0, zero, x[1, 1]),
-            x[0, 0].gather(0, zero),
-            x[:0].index_add(0, none[:, 0], x[:0]),
-            x[0, 0].index_select(0, zero),
-        ]
-    )
+
+    def fn(x: torch.Tensor, none: torch.Tensor, zero: torch.Tensor) -> list[torch.Tensor]:
+        y = x[0, 0]
+        out = [x.scatter_add(0, none, x), x.index_add(0, none[:, 0], x[:0]), x[:0].index_add(0, none[:, 0], x[:0])]
+        out += [y.scatter_add(0, zero, x[1, 1]), y.scatter_reduce(0, zero, x[1, 1], "amax")]
+        return [*out, y.index_add(0, zero, x[1, 1]), y.gather(0, zero), y.index_select(0, zero)]
+
     check(fn, x, none, zero)
 
 
