@@ -72,8 +72,36 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
         work=_work(placed),
         members=tuple(g.members),
         origins=tuple(o for q in placed for o in q.node.origins),
-        in_place=(),
+        in_place=_in_place(p, out, stored, deps),
     )
+
+
+def _in_place(p: Program, stages: list[Stage], stored: frozenset[str], deps: Deps) -> tuple[tuple[str, str], ...]:
+    """Pairs of temporaries where every read of the first is at the point of the second's store, and comes before it.
+
+    Within one loop body members run in order: one after the storing member would read what that has overwritten.
+    """
+    members = [q for s in stages for q in s.members]
+    loads: dict[str, list[tuple[int, Index]]] = {}
+    for n, q in enumerate(members):
+        for b, index in va.loads(q.value):
+            loads.setdefault(b, []).append((n, index))
+    pairs: list[tuple[str, str]] = []
+    taken: set[str] = set(stored)
+    for n, q in enumerate(members):
+        out = p.buffers[q.node.out]
+        if q.kind != "point" or out.name not in stored or out.name in deps.escaping:
+            continue
+        for a, uses in loads.items():
+            source = p.buffers[a]
+            same = source.extent == out.extent and source.dtype == out.dtype
+            if a in taken or a in deps.escaping or source.kind != "temp" or not same:
+                continue
+            if all(at <= n and index is q.index for at, index in uses):
+                pairs.append((a, out.name))
+                taken.add(a)
+                break
+    return tuple(pairs)
 
 
 def _parallel_alone(q: Placed) -> bool:

@@ -208,3 +208,13 @@ def test_options_do_not_change_results(options: dict[str, bool]) -> None:
         return [z.tanh(), y.sum(0), z.cumsum(0)]
 
     check(fn, torch.randn(6, 8), **options)
+
+
+def test_in_place_storage_waits_for_later_reads() -> None:
+    # `kept` is stored first, and its loop body then still reads `a`, which dies there
+    def fn(p: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = p @ q
+        kept = r.sin()
+        return kept @ q, (a.cos() * kept) @ q
+
+    check(fn, *(torch.randn(32, 32) for _ in range(3)))
