@@ -162,6 +162,7 @@ def bessel_far(name: str, order: int, degree: int) -> Fit:
 FITS = (
     exp_fit("exp: (e^r - 1 - r) / r^2", 4, "float"),
     exp_fit("exp: (e^r - 1 - r) / r^2", 9, "double"),
+    Fit("sigmoid: 1/d", lambda d: 1 / d, lambda d: d, (1, 2), 2, "float"),
     Fit(
         "log: (log(1+r) - r + r^2/2) / r^3",
         lambda r: (mp.log1p(r) - r + r * r / 2) / r**3,
@@ -184,6 +185,14 @@ FITS = (
         lambda x: x * mp.erfc(x) / mp.erf(x),
         (0, 4),
         9,
+        "float",
+    ),
+    Fit(
+        "1 + erf: -log(erfc x) / x",
+        lambda x: -mp.log(mp.erfc(x)) / x,
+        lambda x: x * mp.erfc(x),
+        (mp.mpf("1e-9"), 4),
+        7,
         "float",
     ),
     Fit(

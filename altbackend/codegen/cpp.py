@@ -259,6 +259,8 @@ def scalar(v: Value) -> str:
             return f"({cond} ? {value} : {other})"
         case "wrap_index":
             return f"alt::wrap_index({scalar(v.args[0])}, {index(v.attr)}, error)"
+        case "divisor_scale" | "divide_by":
+            return f"alt::{v.op}({', '.join(scalar(a) for a in v.args)})"
         case _:
             text = OPS[v.op].cpp.format(*(scalar(a) for a in v.args), T=CTYPES[v.dtype])
             narrow = v.dtype in (torch.int8, torch.uint8, torch.int16, torch.bool) and text.startswith(("(", "-"))

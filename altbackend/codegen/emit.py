@@ -140,7 +140,7 @@ def _level(e: Emitter, s: Scope, v: Value) -> int:
 
 def _bind(e: Emitter, s: Scope, v: Value) -> Value:
     """`v` as a name (or constant), its definition placed at the outermost possible level."""
-    if v.op == "const":
+    if v.op in ("const", "name"):
         return v
     found = s.bound.get(v) or e.row_names.get(v)
     if found is not None:
@@ -183,7 +183,19 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
         args = tuple(_bind(e, s, a) for a in v.args)
         return va.make(v.op, args, v.dtype, at), max([level, *(_level(e, s, a) for a in args)])
     args = tuple(_bind(e, s, a) for a in v.args)
-    return va.make(v.op, args, v.dtype, v.attr), max((_level(e, s, a) for a in args), default=0)
+    level = max((_level(e, s, a) for a in args), default=0)
+    if v.op == "truediv" and v.dtype == torch.float32 and _level(e, s, args[1]) < level == len(s.stage.inner):
+        return _divide_by(e, s, *args), level
+    return va.make(v.op, args, v.dtype, v.attr), level
+
+
+def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:
+    """a / d in a loop that keeps d: its reciprocal is taken outside, scaled so that it neither overflows nor vanishes."""
+    f32 = torch.float32
+    scale = _bind(e, s, va.make("divisor_scale", (d,), f32))
+    scaled = _bind(e, s, va.make("mul", (d, scale), f32))
+    inverse = _bind(e, s, va.make("reciprocal", (scaled,), f32))
+    return va.make("divide_by", (a, scale, scaled, inverse), f32)
 
 
 def _tree_level(e: Emitter, s: Scope, v: Value) -> int:

@@ -94,6 +94,7 @@ _ROWS: list[OpSpec] = [
     _row("sin", 1, torch.sin, triton="tl.sin({0})", flops=20),
     _row("cos", 1, torch.cos, triton="tl.cos({0})", flops=20),
     _row("erf", 1, torch.erf, triton="tl.erf({0})", flops=25),
+    _row("one_plus_erf", 1, lambda x: torch.erf(x) + 1, triton="(1.0 + tl.erf({0}))", flops=22),
     _row("sigmoid", 1, torch.sigmoid, triton="tl.sigmoid({0})", flops=16),
     _row("floor", 1, torch.floor, triton="tl.floor({0})"),
     _row("ceil", 1, torch.ceil, triton="tl.ceil({0})"),

@@ -24,6 +24,10 @@ def binary(op: str, a: Num, b: Num) -> Value:
 
 
 def add(a: Num, b: Num) -> Value:
+    """a + b; the `1 + erf(x)` of GELU, also when a user spells it, is one operator."""
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Value) and x.op == "erf" and (y is va.const(1.0, x.dtype) or (type(y) is float and y == 1.0)):
+            return unary("one_plus_erf", x.args[0])
     return binary("add", a, b)
 
 

@@ -186,12 +186,15 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
         r7 = r7 + t6;
       }
       const float t8 = r7;
+      const float t10 = alt::divisor_scale(t8);
+      const float t11 = (t8 * t10);
+      const float t12 = (float(1) / t11);
       #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
         const float t9 = w0[i0];
-        const float t10 = (t9 / t8);
-        const float t11 = (t10 * 2.0f);
-        p1[8 * o + i0] = t11;
+        const float t13 = alt::divide_by(t9, t10, t11, t12);
+        const float t14 = (t13 * 2.0f);
+        p1[8 * o + i0] = t14;
       }
     }
   }

@@ -23,6 +23,7 @@ SPELLED: dict[str, Callable[..., Any]] = {
     "left_shift": torch.bitwise_left_shift,
     "right_shift": torch.bitwise_right_shift,
     "where": lambda a, b: torch.where(a > b, a, b * b),
+    "one_plus_erf": lambda a: torch.erf(a) + 1,
     "i0e": torch.special.i0e,
     "i1": torch.special.i1,
     "i1e": torch.special.i1e,

@@ -79,6 +79,10 @@ PREDICATES = ("isnan", "isinf", "isfinite", "signbit")
 BINARY = ("pow", "atan2", "hypot", "fmod", "remainder", "floor_divide", "copysign", "nextafter")
 EXTREMA = ("maximum", "minimum", "fmax", "fmin")
 COMPOSED = ("logaddexp", "xlogy", "ldexp")
+SCALED = "b * alt::divisor_scale(b)"
+DIVIDE_BY = Loop(
+    "divide_by_float32", f"alt::divide_by(a, alt::divisor_scale(b), {SCALED}, 1.0f / ({SCALED}))", (F32, F32), F32
+)
 CLAMP = Loop("clamp_float32", "alt::clamp(a, b, c)", (F32, F32, F32), F32)
 EDGES = torch.tensor([
     0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 7.0, 8.0, 88.0, 88.72284, 89.0, 103.0, 104.5, 128.0, 1e10, 3.4e38, torch.inf,
@@ -91,7 +95,8 @@ EDGES = torch.cat([EDGES, -EDGES])
 def float_loops() -> list[Loop]:
     loops = [unary(case.name, F32) for case in UNARY] + [unary(name, F32) for name in EXACT_UNARY]
     loops += [unary(name, F32, torch.bool) for name in PREDICATES]
-    return loops + [binary(name, F32) for name in (*BINARY, *EXTREMA, *COMPOSED)] + [CLAMP]
+    loops += [unary("one_plus_erf", F32)]
+    return loops + [binary(name, F32) for name in (*BINARY, *EXTREMA, *COMPOSED)] + [CLAMP, DIVIDE_BY]
 
 
 @pytest.fixture(scope="session", params=HERE)
@@ -218,6 +223,30 @@ def test_composed_functions(built: tuple[Isa, Library], name: str) -> None:
     assert float(((got[finite].double() - exact_value).abs() / unit).max()) <= 2.5
 
 
+def test_one_plus_erf(built: tuple[Isa, Library]) -> None:
+    """Within 2 ulp of the sum's scale, as 1 + erf(x) is in eager; NaN and the limits 0 and 2 exactly."""
+    x = torch.cat([EDGES, random_bits(COUNT, 1), uniform(COUNT, -4.2, 4.2, 2)])
+    got, expected = built[1]("one_plus_erf_float32", x), 1 + torch.erf(x.double())
+    assert torch.equal(torch.isnan(got), torch.isnan(x))
+    error = (got.double() - expected).nan_to_num(0) / torch.maximum(expected, torch.tensor(1.0)).nan_to_num(1) * 2**23
+    assert float(error.abs().max()) <= 2.0
+    assert got[x < -4.2].eq(0).all()
+    assert got[x > 4.2].eq(2).all()
+
+
+def test_divide_by_is_division(built: tuple[Isa, Library]) -> None:
+    """Equal to a / b wherever the residual of the quotient is a normal number; elsewhere within one unit."""
+    a, b = pairs("fmod")
+    got, expected = built[1]("divide_by_float32", a, b), a / b
+    size = expected.abs()
+    near_overflow = (size > 3.4e38) & torch.isfinite(a) & (b != 0)
+    ordinary = ((a.abs() > 1e-30) & (size > 1e-37)) | ~torch.isfinite(expected) | (a == 0) | b.isinf()
+    wrong = ordinary & ~near_overflow & ~same_bits(got, expected)
+    assert not wrong.any(), (a[wrong][:5], b[wrong][:5], got[wrong][:5], expected[wrong][:5])
+    rest = ~ordinary & ~near_overflow
+    assert float(ulp_error(got[rest], expected[rest].double()).max()) <= 1.0
+
+
 NOT_IN_MPMATH = ("sqrt", "rsqrt", "reciprocal")
 MP_CASES = [case.name for case in UNARY if case.name not in NOT_IN_MPMATH]
 MP_FUNCTIONS: dict[str, Callable[[mp.mpf], mp.mpf]] = {
@@ -278,7 +307,7 @@ def test_exact_double_functions_equal_torch(doubles: Library, name: str) -> None
 def test_loops_vectorise(built: tuple[Isa, Library]) -> None:
     """g++ reports a vectorised loop for each function that promises it."""
     isa, library = built
-    names = [case.name for case in UNARY if case.vectorised] + [*EXACT_UNARY, *PREDICATES, *BINARY, *EXTREMA, *COMPOSED]
+    names = [case.name for case in UNARY if case.vectorised] + ["one_plus_erf", *EXACT_UNARY, *PREDICATES, *BINARY, *EXTREMA, *COMPOSED]
     missing = {name for name in names if f"{name}_float32" not in library.vectorised}
     assert missing <= ({"atanh"} if isa == "generic" else set())
 

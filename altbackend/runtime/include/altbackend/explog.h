@@ -122,6 +122,26 @@ template <class T> ALT_FN T exp_below_limit(T x) {
   return x < exp_limits<T>::low ? T(0) : y;
 }
 
+// e^x for x <= 0. float: 2^(n + 64) is normal for every n that matters, and the last product rounds below the normals.
+ALT_FN float exp_nonpositive(float x) {
+  constexpr float magic = bits_of<float>::round_magic + 127.0f + 64.0f;
+  const float shifted = fma(x, 0x1.715476p+0f, magic), n = shifted - magic;
+  const float r = minus_multiple_of_ln2(x, n), power = bit_cast<float>(as_uint(shifted) << 23);
+  const float y = fma(expm1_reduced(r), power, power) * 0x1p-64f;
+  return x < exp_limits<float>::low ? 0.0f : y;
+}
+ALT_FN double exp_nonpositive(double x) { return exp_below_limit(x); }
+
+// 1/(1+e) for 0 <= e <= 1: a parabola in d = 1+e (2^-6.6), then Newton's iteration twice. The last residual is
+// (1-y) - e*y, where 1-y is exact, so that the rounding of d is not in it.
+ALT_FN float reciprocal_of_one_plus(float e) {
+  const float d = 1.0f + e;
+  float y = poly(d, 0x1.0f851ep+1f, -0x1.745f9p+0f, 0x1.4aff9cp-2f);
+  y = fma(y, fma(-d, y, 1.0f), y);
+  return fma(y, fma(-e, y, 1.0f - y), y);
+}
+ALT_FN double reciprocal_of_one_plus(double e) { return 1.0 / (1.0 + e); }
+
 // e^(x + tail) - 1 for x + tail <= 60, where a small x + tail keeps more digits than T has:
 // e^(r + tail) - 1 = r + (tail + (r + tail)^2 P).
 template <class T> ALT_FN T expm1_bounded(T x, T tail) {
@@ -138,9 +158,20 @@ template <class T> ALT_FN T expm1_bounded(T x) {
 
 }  // namespace detail
 
-ALT_FLOATS(T) ALT_FN T exp(T x) {
-  const T y = detail::exp_below_limit(x);
-  return x > detail::exp_limits<T>::high ? detail::infinity<T>() : y;
+// float: 2^n in two factors, since it alone leaves the range before the product does. Their biases are part of the
+// rounding constant: its low bits, halved and shifted up, are the float 2^(n/2).
+ALT_FN float exp(float x) {
+  constexpr float magic = detail::bits_of<float>::round_magic + 254.0f;
+  const float shifted = detail::fma(x, 0x1.715476p+0f, magic), n = shifted - magic;
+  const uint32_t bits = detail::as_uint(shifted), half = bits >> 1;
+  const float p = detail::bit_cast<float>(half << 23), q = detail::bit_cast<float>((bits - half) << 23);
+  const float y = detail::fma(detail::expm1_reduced(detail::minus_multiple_of_ln2(x, n)), p, p) * q;
+  const float above = x < detail::exp_limits<float>::low ? 0.0f : y;
+  return x > detail::exp_limits<float>::high ? detail::infinity<float>() : above;
+}
+ALT_FN double exp(double x) {
+  const double y = detail::exp_below_limit(x);
+  return x > detail::exp_limits<double>::high ? detail::infinity<double>() : y;
 }
 
 ALT_FLOATS(T) ALT_FN T exp2(T x) {
@@ -208,15 +239,14 @@ ALT_FLOATS(T) ALT_FN T tanh(T x) {
 
 // 1/(1+e) or e/(1+e) with e = exp(-|x|), accurate in both tails.
 ALT_FLOATS(T) ALT_FN T sigmoid(T x) {
-  const T e = detail::exp_below_limit(-detail::magnitude(x));
-  const T d = T(1) + e;
-  return detail::divide(x < T(0) ? e : T(1), d, e - (d - T(1)));
+  const T e = detail::exp_nonpositive(-detail::magnitude(x));
+  return (x < T(0) ? e : T(1)) * detail::reciprocal_of_one_plus(e);
 }
 
 // max + log1p(exp(-|a - b|)); equal infinities stay.
 ALT_FLOATS(T) ALT_FN T logaddexp(T a, T b) {
   const T larger = alt::maximum(a, b);
-  const T sum = larger + alt::log1p(detail::exp_below_limit(-detail::magnitude(a - b)));
+  const T sum = larger + alt::log1p(detail::exp_nonpositive(-detail::magnitude(a - b)));
   return a == b && alt::isinf(a) ? a : sum;
 }
 ALT_FLOATS(T) ALT_FN T xlogy(T x, T y) { return y != y ? y : (x == T(0) ? T(0) : x * alt::log(y)); }

@@ -13,6 +13,11 @@ ALT_FN float erf_exponent(float x) {
   return poly(x, 0x1.45f308p-1f, 0x1.a4f37ep-4f, -0x1.39396cp-6f, -0x1.095a4ep-12f, 0x1.d7b07ep-10f,
               -0x1.845500p-11f, 0x1.5f3b4cp-13f, -0x1.664488p-16f, 0x1.405194p-20f);
 }
+// -log(erfc x) / x for 0 <= x <= 4, such that erfc keeps an absolute error of 2^-25.9.
+ALT_FN float erfc_exponent(float x) {
+  return poly(x, 0x1.20dd88p+0f, 0x1.45f024p-1f, 0x1.a58f0ap-4f, -0x1.40dd2p-6f, 0x1.198300p-11f, 0x1.0ea2d8p-10f,
+              -0x1.43cce0p-12f, 0x1.07bca8p-15f);
+}
 // exp(x^2) erfc(x) in t = (x - 3.75) / (x + 3.75) for 0 <= x <= 10.4.
 ALT_FN double erfcx_reduced(double t) {
   return poly(t, 0x1.2a2af19c0efddp-3, -0x1.17fbeb3a3f298p-2, 0x1.cedd514e2f63dp-3, -0x1.4efec69e980f2p-3,
@@ -95,6 +100,18 @@ ALT_FN float erf(float x) {
   return detail::with_sign_of(size > 4.0f ? 1.0f : value, x);
 }
 ALT_FN double erf(double x) { return __builtin_erf(x); }
+
+// 1 + erf x, the factor of GELU. The sum hides what erf knows about small x, so erfc |x| = exp(-|x| Q) to an absolute
+// error of 1.5 * 2^-24 is enough: less work than erf, and as near as the sum of eager.
+ALT_FN float one_plus_erf(float x) {
+  constexpr float magic = detail::bits_of<float>::round_magic + 127.0f;
+  const float size = detail::magnitude(x), y = size * detail::erfc_exponent(size);
+  const float shifted = detail::fma(y, -0x1.715476p+0f, magic), n = shifted - magic;
+  const float r = detail::fma(n, -0x1.62e43p-1f, -y), power = detail::bit_cast<float>(detail::as_uint(shifted) << 23);
+  const float tail = detail::fma(detail::expm1_reduced(r), power, power), bounded = size > 4.0f ? 0.0f : tail;
+  return x < 0.0f ? bounded : 2.0f - bounded;
+}
+ALT_FN double one_plus_erf(double x) { return 1.0 + __builtin_erf(x); }
 
 ALT_FN float erfc(float x) {
   const double size = detail::magnitude(double(x)), t = (size - 3.75) / (size + 3.75);
