@@ -132,13 +132,8 @@ def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -
 
 def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
     """torch's common dtype of a comparison's arguments, from the traced values."""
-    fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
-    out = fakes[0]
-    for f in fakes[1:]:
-        out = torch.empty((), dtype=torch.result_type(out, f)) if out is not fakes[0] else out
-    if len(fakes) == 1:
-        return torch.result_type(fakes[0], fakes[0])
-    return torch.result_type(fakes[0], fakes[1])
+    fakes: list[Any] = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
+    return torch.result_type(fakes[0], fakes[1 if len(fakes) > 1 else 0])
 
 
 def _direct(name: str, op: str) -> Callable[..., Tensor]:
@@ -154,9 +149,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
             )
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
             return args[0]  # type: ignore[no-any-return]
-        if op == "isinf" or op == "isnan":
-            if compute is not None and not compute.is_floating_point:
-                return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
+        if op in ("isinf", "isnan") and compute is not None and not compute.is_floating_point:
+            return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
         return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], compute=compute)
 
     lower.__name__ = name

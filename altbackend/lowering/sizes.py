@@ -22,7 +22,7 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index]) -> Index:
         return int(x) if isinstance(x, bool) else x
     if isinstance(x, torch.SymInt):
         if (known := x.node.maybe_as_int()) is not None:
-            return known
+            return int(known)
         shape_env = x.node.shape_env
         e = x.node.expr
         found = memo.get(e)

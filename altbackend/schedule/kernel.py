@@ -77,7 +77,7 @@ def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel
 
 
 def _parallel_alone(q: Placed) -> bool:
-    return q.kind == "point" or (q.kind == "inner" and not q.node.dims)  # type: ignore[union-attr]
+    return q.kind == "point" or (q.kind == "inner" and not q.node.dims)
 
 
 def _work(placed: list[Placed]) -> Index:
