@@ -17,7 +17,9 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
+from ..ir.value import Value
 from . import extern, indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, view
+from . import scalar as s
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, expand, of_buffer
@@ -85,6 +87,17 @@ _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.mul: ex.mul,
     operator.floordiv: ex.floordiv,
     operator.mod: ex.mod,
+}
+
+
+# On a number that depends on symbolic sizes: a float64 scalar, which kernels compute.
+_REAL_OPS: dict[Any, Callable[..., Value]] = {
+    torch.sym_float: lambda x: x,
+    operator.add: s.add,
+    operator.sub: s.sub,
+    operator.mul: s.mul,
+    operator.truediv: s.div,
+    operator.neg: s.neg,
 }
 
 
@@ -224,9 +237,17 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
         return val
     if val is None and "assert" in target_name(node.target):
         return None
+    if isinstance(val, torch.SymFloat) and node.target in _REAL_OPS:
+        return _REAL_OPS[node.target](*map(_real, args))
     if isinstance(val, (torch.SymBool, torch.SymFloat)):
         raise Unsupported(node, f"{type(val).__name__} arithmetic")
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _real(a: Any) -> Value:
+    if isinstance(a, Value):
+        return a
+    return va.cast(va.index(a), torch.float64) if isinstance(a, ex.Expr) else va.const(a, torch.float64)
 
 
 def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> Tensor:
@@ -314,6 +335,8 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
         return n
     held = ctx.env[n]
     ctx.graph_node = n
+    if isinstance(held, Value):
+        raise Unsupported(n, "a result that is a float computed from sizes")
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
         return held
     wanted = ctx.shape(fake.stride())
@@ -350,14 +373,14 @@ def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, 
 def _apart(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
     """Whether no two points of a static layout share an element."""
     live: list[tuple[int, int]] = []
-    for s, n in zip(strides, sizes, strict=True):
+    for step, n in zip(strides, sizes, strict=True):
         if n == 1:
             continue
-        if not (isinstance(s, int) and isinstance(n, int)):
+        if not (isinstance(step, int) and isinstance(n, int)):
             return False
-        live.append((s, n))
+        live.append((step, n))
     live.sort()
-    return all(s > 0 for s, _ in live) and all(s * n <= after for (s, n), (after, _) in itertools.pairwise(live))
+    return all(a > 0 for a, _ in live) and all(a * n <= after for (a, n), (after, _) in itertools.pairwise(live))
 
 
 def _alias_root(n: torch.fx.Node) -> torch.fx.Node:

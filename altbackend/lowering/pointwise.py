@@ -127,7 +127,7 @@ def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -
         return expand(a, sizes).computed(dtype)
     if isinstance(a, (torch.SymInt, ex.Expr)):
         return va.cast(va.index(ctx.index(a)), dtype)
-    return va.const(a, dtype)
+    return va.cast(a, dtype) if isinstance(a, Value) else va.const(a, dtype)
 
 
 def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
@@ -188,7 +188,7 @@ def rsub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
 
 
-@lowers("div.Tensor", "div.Scalar")
+@lowers("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
     return elementwise(ctx, s.div, a, b)
 
@@ -465,9 +465,10 @@ def arange(ctx: Ctx, a: Any, b: Any = None, step: Any = 1, **kwargs: Any) -> Ten
         start, step = kwargs["start"], kwargs["step"]
     sizes = ctx.shape(out.shape)
     i = ex.ix(ex.var("d0", sizes[0]))
-    if isinstance(start, float) or isinstance(step, float):
+    if any(isinstance(a, (float, Value)) for a in (start, step)):
         acc = compute_dtype(out.dtype)
-        value = s.add(s.mul(va.cast(va.index(i), acc), step), start)
+        first, by = (scalar_arg(ctx, a, (), acc) for a in (start, step))
+        value = s.add(s.mul(va.cast(va.index(i), acc), by), first)
         return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
     value = va.index(ex.add(ctx.index(start), ex.mul(i, ctx.index(step))))
     return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
