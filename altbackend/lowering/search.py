@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,17 @@ import torch
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
+from ..ir.ops import compute_dtype
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
 from .registry import NotHere, lowers
-from .tensor import Tensor, axes, points
+from .tensor import Tensor, points
 
 MOST_ELEMENTS = 1 << 12
 
 
-def insertion_point(ctx: Ctx, edges: Tensor, lead: Sequence[Index], v: Value, right: bool) -> Value:
+def insertion_point(edges: Tensor, lead: Sequence[Index], v: Value, right: bool) -> Value:
     """How many of `edges` along its last dimension, at the point `lead` of the others, go before `v`.
 
     `right`: elements equal to `v` go before it. A NaN goes after everything, as in eager.
@@ -27,7 +28,7 @@ def insertion_point(ctx: Ctx, edges: Tensor, lead: Sequence[Index], v: Value, ri
     n = edges.sizes[-1]
     if not isinstance(n, int) or n > MOST_ELEMENTS:
         raise NotHere("more than 4096 sorted elements, or an unknown number")
-    dtype = torch.promote_types(edges.dtype, v.dtype)
+    dtype = compute_dtype(torch.promote_types(edges.dtype, v.dtype))
     v = va.cast(v, dtype)
     low = va.const(0, torch.int64)
     step = 1 << max(n.bit_length() - 1, 0)
@@ -42,21 +43,6 @@ def insertion_point(ctx: Ctx, edges: Tensor, lead: Sequence[Index], v: Value, ri
         low = s.where(va.apply("logical_and", inside, before), s.add(low, step), low)
         step //= 2
     return low
-
-
-def _bucketize(ctx: Ctx, x: Any, edges: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    if edges.value.op != "load":
-        edges = ctx.realize(edges)
-    value = x.value if isinstance(x, Tensor) else None
-    if value is None:
-        raise NotHere("one number")
-    sizes = x.sizes
-    low = insertion_point(ctx, edges, [], va.cast(value, x.dtype), right)
-    dtype = torch.int32 if out_int32 else torch.int64
-    return Tensor(sizes, dtype, va.cast(low, dtype))
-
-
-lowers("bucketize.Tensor")(_bucketize)
 
 
 @lowers("searchsorted.Tensor")
@@ -74,6 +60,11 @@ def searchsorted(
         raise NotHere("a permutation that sorts")
     edges = edges if edges.value.op == "load" else ctx.realize(edges)
     lead = points(x.sizes)[:-1] if len(edges.sizes) > 1 else ()
-    low = insertion_point(ctx, edges, lead, va.cast(x.value, x.dtype), right or side == "right")
+    low = insertion_point(edges, lead, va.cast(x.value, x.dtype), right or side == "right")
     dtype = torch.int32 if out_int32 else torch.int64
     return Tensor(x.sizes, dtype, va.cast(low, dtype))
+
+
+@lowers("bucketize.Tensor")
+def bucketize(ctx: Ctx, x: Tensor, edges: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return searchsorted(ctx, edges, x, out_int32=out_int32, right=right)
