@@ -18,14 +18,37 @@ from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
 from ..ir.value import Value
-from . import extern, indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, search, view
+from . import (
+    extern,
+    grid_sampler,
+    indexing,
+    padding_backward,
+    pointwise,
+    pooling,
+    pooling_backward,
+    reduction,
+    scatter,
+    search,
+    view,
+)
 from . import scalar as s
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, expand, of_buffer
 
 # importing them fills the registry
-_ROOMS = (indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, search, view)
+_ROOMS = (
+    grid_sampler,
+    indexing,
+    padding_backward,
+    pointwise,
+    pooling,
+    pooling_backward,
+    reduction,
+    scatter,
+    search,
+    view,
+)
 
 _VIEWS = frozenset(
     [
