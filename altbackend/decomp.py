@@ -62,6 +62,7 @@ _KEPT = (
     "detach.default",
     "squeeze.default",
     "squeeze.dim",
+    "take.default",  # the decomposition reads the value of a single index while it traces
     # their indices need no check, so that their loops run as vectors
     "_unsafe_index.Tensor",
     "_unsafe_index_put.default",
@@ -83,6 +84,7 @@ _ADDED = (
     aten.log_sigmoid_forward,
     aten.max_pool2d_with_indices_backward,
     aten.dist,
+    aten.ldexp,
     aten.special_log_ndtr,
     aten._fused_rms_norm,
     aten.rms_norm,
