@@ -62,6 +62,7 @@ _KEPT = (
     "detach.default",
     "squeeze.default",
     "squeeze.dim",
+    "take.default",  # the decomposition reads the value of a single index while it traces
     # their indices need no check, so that their loops run as vectors
     "_unsafe_index.Tensor",
     "_unsafe_index_put.default",
@@ -79,16 +80,58 @@ _ADDED = (
     aten.batch_norm_backward,
     aten.frobenius_norm,
     aten.linalg_vector_norm,
-    aten._foreach_add,
     aten.count_nonzero,
     aten.log_sigmoid_forward,
     aten.max_pool2d_with_indices_backward,
     aten.dist,
+    aten.ldexp,
     aten.special_log_ndtr,
     aten._fused_rms_norm,
     aten.rms_norm,
 )
-_ADDED_NOT = frozenset({"max_pool2d_with_indices_backward", "_foreach_add"})
+_ADDED_NOT = frozenset({"max_pool2d_with_indices_backward"})
+
+# _foreach_X -> X on each tensor, so that the tensors' kernels fuse with what is around them.
+_SAME_NAME = (
+    "abs acos add asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma log "
+    "log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
+)
+_EACH: dict[str, Any] = {name: getattr(aten, name) for name in _SAME_NAME.split()} | {
+    "addcdiv": lambda x, a, b, value=1: aten.addcdiv(x, a, b, value=value),
+    "addcmul": lambda x, a, b, value=1: aten.addcmul(x, a, b, value=value),
+    "max": aten.amax,
+    "norm": aten.linalg_vector_norm,
+    "zero": aten.zeros_like,
+}
+# the same operator under another name when its second argument is a number
+_EACH_NUMBER = {"maximum": aten.clamp_min, "minimum": aten.clamp_max}
+
+
+def _per_tensor(op: Any, single: Callable[..., Any]) -> Callable[..., Any]:
+    def each(*args: Any, **kwargs: Any) -> Any:
+        if op._overloadname == "Tensor" and single in (_EACH["addcdiv"], _EACH["addcmul"]):
+            return NotImplemented  # one tensor holds the factors of all
+        n = next(len(a) for a in args if isinstance(a, (list, tuple)))
+
+        def at(k: int, a: Any) -> Any:
+            return a[k] if isinstance(a, (list, tuple)) else a
+
+        return [single(*(at(k, a) for a in args), **kwargs) for k in range(n)]
+
+    return each
+
+
+def _foreach() -> dict[Any, Callable[..., Any]]:
+    found: dict[Any, Callable[..., Any]] = {}
+    for name, single in _EACH.items():
+        packet = getattr(aten, f"_foreach_{name}", None)
+        for which in packet.overloads() if packet is not None else ():
+            if which.endswith("out"):
+                continue
+            op = getattr(packet, which)
+            chosen = _EACH_NUMBER.get(name, single) if which in ("Scalar", "ScalarList") else single
+            found[op] = _per_tensor(op, chosen)
+    return found
 
 
 @functools.cache
@@ -97,6 +140,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     chosen: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     chosen.update(get_decompositions(added))
+    chosen.update(_foreach())
     for name in _KEPT:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)

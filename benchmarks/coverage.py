@@ -89,9 +89,11 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def database() -> Iterable[Any]:
-    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 - takes seconds to import
+    import torch.testing._internal.common_methods_invocations as invocations  # noqa: PLC0415 - takes seconds to import
 
-    return op_db  # type: ignore[no-any-return]
+    # Dynamo does not capture the seeding that it wraps around random operators; `run_all` seeds instead.
+    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    return invocations.op_db  # type: ignore[no-any-return]
 
 
 def full_name(op: Any) -> str:

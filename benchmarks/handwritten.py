@@ -52,7 +52,8 @@ template <int n> static void layer(float* x, float* y, const float* weight, cons
 }
 
 extern "C" __attribute__((visibility("default")))
-void chain(const float* in, float* out, const float* const* weights, const float* const* biases, int64_t rows, int threads) {
+void chain(const float* in, float* out, const float* const* weights, const float* const* biases, int64_t rows,
+           int threads) {
   constexpr int n = 768;
   #pragma omp parallel num_threads(threads)
   {

@@ -134,7 +134,7 @@ def _state(side: Subject, output: Any) -> State:
     outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
     if not outputs:
         outputs = list(side.module.parameters())
-    outputs += [buffer for buffer in side.module.buffers()] if side.training else []
+    outputs += list(side.module.buffers()) if side.training else []
     gradients = tuple(_copy(leaf.grad) for leaf in side.leaves) if side.training else ()
     copies = tuple(tensor.detach().clone() for tensor in outputs)
     side.clear()

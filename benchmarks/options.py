@@ -1,6 +1,7 @@
 """Command-line pieces that the benchmark and the check share."""
 
 import argparse
+import contextlib
 from typing import Any
 
 from benchmarks.cases import Case, Mode
@@ -44,9 +45,8 @@ def case_mode(case: Case, asked: Mode) -> Mode:
 def _value(text: str) -> Any:
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text

@@ -89,9 +89,8 @@ def _subject(case: Case, built: Built, request: Request, wrap: Callable[[nn.Modu
     training = request.mode == "training"
     leaves: list[Tensor] = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if training and case.input_gradients:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                leaves.append(leaf.requires_grad_())
+        given = pytree.tree_leaves((args, kwargs))
+        leaves += [x.requires_grad_() for x in given if isinstance(x, Tensor) and x.is_floating_point()]
     call = wrap(TrainingStep(module, case.loss) if training else module)
     return Subject(module, args, kwargs, tuple(leaves), _autocast(case, call, request), training)
 

@@ -19,7 +19,7 @@ def summary(error: BaseException) -> str:
 def main(request_path: str, answer_path: str) -> int:
     """Answer one request; exit status 1 with a Failure as the answer if anything was raised."""
     try:
-        from benchmarks.measure import measure  # imports torch, which may itself be what fails
+        from benchmarks.measure import measure  # noqa: PLC0415 - imports torch, which may itself be what fails
 
         write_json(Path(answer_path), measure(read_request(Path(request_path))))
     except Exception as error:

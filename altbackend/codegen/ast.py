@@ -6,7 +6,6 @@ A name is a Value of op "name" (attr: the identifier). Every statement is a froz
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 import torch
 
@@ -68,7 +67,7 @@ class Loop:
     step: int = 1
 
 
-Stmt = Union[Let, Declare, Store, Update, Loop]
+Stmt = Let | Declare | Store | Update | Loop
 
 
 @dataclass(frozen=True)

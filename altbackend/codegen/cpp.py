@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 
 import torch
 
@@ -291,7 +290,10 @@ def _atom(a: Atom) -> str:
         case "lookup":
             return scalar(a.args[0])
     x, y = (_paren(b) for b in a.args)
-    simple: Callable[[], bool] = lambda: ex.known_nonnegative(a.args[0])
+
+    def simple() -> bool:
+        return ex.known_nonnegative(a.args[0])
+
     match a.kind:
         case "floordiv":
             return f"({x} / {y})" if simple() else f"alt::floor_div({x}, {y})"

@@ -80,10 +80,10 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
         if isinstance(s, Extern):
             outs = [o for o in s.outs if o in p.buffers]
             if s.out_variant is None:
-                fresh.update(outs)  # type: ignore[arg-type]
+                fresh.update(outs)
             for o in outs:
                 if s.aliases:
-                    under[o] = s.aliases  # type: ignore[index]
+                    under[o] = s.aliases
         else:
             symbols.update(s.function.symbols)
             for b in s.buffers:

@@ -26,7 +26,8 @@ class Epilogue:
 
 
 def available() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    # torch leaves these without annotations
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
 def run(gm: GraphModule, constant: set[Node]) -> int:
@@ -65,6 +66,7 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
     if epilogue is not None:
         # a pointwise operator commutes with the view between it and the matmul
         source = epilogue.last.args[0]
+        assert isinstance(source, Node)
         epilogue.last.replace_all_uses_with(source)
         gm.graph.erase_node(epilogue.last)
     replace(n, new)
@@ -187,8 +189,9 @@ def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
         # in place where nobody reads the addend any more: oneDNN then accumulates into it instead of copying it
         target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
         operands = (other, x) if dies else (x, other)
-        rest = (packed, bias, padding, stride, dilation, groups, "add", 1.0, "relu" if unary else None, [], "")
-        new = gm.graph.call_function(target, (*operands, *rest))
+        convolution = (packed, bias, padding, stride, dilation, groups)
+        post: tuple[Any, ...] = ("add", 1.0, "relu" if unary else None, [], "")
+        new = gm.graph.call_function(target, (*operands, *convolution, *post))
     new.meta = dict(n.meta)
     if unary is not None:
         replace(unary, new)

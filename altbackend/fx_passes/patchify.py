@@ -28,7 +28,7 @@ def _suits(n: Node) -> bool:
     kernel = list(fw.shape[2:])
     if kernel != list(stride) or kernel == [1, 1]:  # type: ignore[arg-type]
         return False
-    return fx.shape[2] % kernel[0] == 0 and fx.shape[3] % kernel[1] == 0
+    return bool(fx.shape[2] % kernel[0] == 0 and fx.shape[3] % kernel[1] == 0)
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:

@@ -108,9 +108,13 @@ RULES = (
     Rule("same shape -> x", (aten.view.default, aten.expand.default, aten._unsafe_view.default), lambda n: n.args[0]),
     Rule("identity permutation -> x", (aten.permute.default,), lambda n: n.args[0] if _identity(n.args[1]) else None),
     Rule("whole slice -> x", (aten.slice.Tensor,), lambda n: n.args[0]),
-    Rule("cat of one -> x", (aten.cat.default,), lambda n: n.args[0][0] if len(n.args[0]) == 1 else None),
+    Rule("cat of one -> x", (aten.cat.default,), lambda n: _only(n.args[0])),
     Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0]),
 )
+
+
+def _only(parts: Any) -> Any:
+    return parts[0] if len(parts) == 1 else None
 
 
 def _identity(order: Any) -> bool:
@@ -140,7 +144,7 @@ def _mutates(n: Node) -> bool:
     return bool(schema is not None and schema.is_mutable)
 
 
-_FILLED = {
+_FILLED: dict[Any, Callable[[Node], Any]] = {
     aten.full.default: lambda n: n.args[1],
     aten.full_like.default: lambda n: n.args[1],
     aten.zeros_like.default: lambda n: 0,
@@ -170,8 +174,9 @@ def uniform(gm: GraphModule) -> int:
             number = _FILLED[n.target](n)
             if type(number) in (int, float, bool):
                 known[n] = torch.full((), number, dtype=fake.dtype)
-        elif n.target in _MOVES and n.args[0] in known:
-            known[n] = known[n.args[0]].to(fake.dtype)  # type: ignore[index]
+        elif n.target in _MOVES and (source := n.args[0]) in known:
+            assert isinstance(source, Node)
+            known[n] = known[source].to(fake.dtype)
         elif (
             n.target in _ARITHMETIC
             and not n.kwargs
@@ -181,7 +186,7 @@ def uniform(gm: GraphModule) -> int:
             args = [known[a] if isinstance(a, Node) else a for a in n.args]
             if not all(isinstance(a, (torch.Tensor, int, float, bool)) for a in args):
                 continue
-            known[n] = n.target(*args).to(fake.dtype)  # type: ignore[operator]
+            known[n] = n.target(*args).to(fake.dtype)
             count += _as_full(n, fake, known)
     return count
 

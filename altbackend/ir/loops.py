@@ -13,7 +13,7 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -140,9 +140,9 @@ class Extern:
     origins: tuple[Origin, ...] = ()
 
 
-Loop = Union[Pointwise, Reduction, Scan, Scatter]
-Node = Union[Pointwise, Reduction, Scan, Scatter, Extern]
-Output = Union[View, Index, float, bool, None]
+Loop = Pointwise | Reduction | Scan | Scatter
+Node = Pointwise | Reduction | Scan | Scatter | Extern
+Output = View | Index | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,7 @@ def show_program(p: Program) -> str:
         b = p.buffers.get(name)
         lines.append(f"input {name}" if b is None else _show_buffer("input", b))
     for node in p.nodes:
-        for o in writes(node):
-            if p.buffers[o].kind == "temp":
-                lines.append(_show_buffer("buffer", p.buffers[o]))
+        lines += [_show_buffer("buffer", p.buffers[o]) for o in writes(node) if p.buffers[o].kind == "temp"]
         lines.append("  " + show_node(node))
         if node.origins:
             lines.append("    # " + "; ".join(f"{o.node} = {o.target}" for o in node.origins))

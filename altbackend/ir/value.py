@@ -75,7 +75,7 @@ def const(value: complex, dtype: torch.dtype) -> Value:
     elif dtype.is_floating_point:
         value = float(value)  # type: ignore[arg-type]
     elif not dtype.is_complex:
-        value = int(value)  # type: ignore[arg-type]
+        value = int(value)  # type: ignore[call-overload]
     return make("const", (), dtype, value)
 
 

@@ -13,7 +13,7 @@ class InvalidIR(AssertionError):
 
 def verify(p: Program) -> Program:
     """Return `p`, or raise InvalidIR: defined before used, in bounds, dtypes consistent, variables bound."""
-    defined = {n for n in p.inputs} | {b.name for b in p.buffers.values() if b.kind != "temp"}
+    defined = set(p.inputs) | {b.name for b in p.buffers.values() if b.kind != "temp"}
     for node in p.nodes:
         for name in reads(node):
             _require(name in p.buffers, node, f"reads unknown buffer {name}")

@@ -18,7 +18,6 @@ from ..ir.value import Value
 from . import sizes as sz
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
-
 MAX_ORIGINS = 24  # nodes named for one loop
 
 
@@ -157,7 +156,9 @@ def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
 
 def _estimate(e: Index) -> int:
     """A size for ordering only: every symbol taken as 97, which no real factor equals."""
-    return int(ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97)))  # type: ignore[call-overload]
+    number = ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97))
+    assert isinstance(number, int)
+    return number
 
 
 def target_name(target: Any) -> str:

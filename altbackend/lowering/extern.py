@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import Extern, View
+from ..ir.value import Value
 from ..runtime import ops as runtime_ops
 from .context import Ctx
 from .registry import overload
@@ -25,15 +27,16 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     """Emit the library call of an FX node and give its results as tensors over new buffers."""
     target = node.target
     exact = target not in _ANY_STRIDES
-    where = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
-    seen = {n: t for n, t in where.items()}
+    sources = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
 
     def leaf(x: Any) -> Any:
         if isinstance(x, Tensor):
-            source = seen.get(id(x))
+            source = sources.get(id(x))
             return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
         if isinstance(x, (torch.SymInt, ex.Expr)):
             return ctx.index(x)
+        if isinstance(x, Value):
+            raise Unsupported(node, "a library call on a float computed from sizes")
         return x
 
     converted = tuple(_map(a, leaf) for a in args)

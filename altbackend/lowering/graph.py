@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import operator
 from collections.abc import Callable
@@ -16,13 +17,38 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View
-from . import extern, indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, view
+from ..ir.value import Value
+from . import (
+    extern,
+    grid_sampler,
+    indexing,
+    padding_backward,
+    pointwise,
+    pooling,
+    pooling_backward,
+    reduction,
+    scatter,
+    search,
+    view,
+)
+from . import scalar as s
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
-from .tensor import Tensor, as_view, of_buffer
+from .tensor import Tensor, as_view, expand, of_buffer
 
 # importing them fills the registry
-_ROOMS = (indexing, padding_backward, pointwise, pooling, pooling_backward, reduction, scatter, view)
+_ROOMS = (
+    grid_sampler,
+    indexing,
+    padding_backward,
+    pointwise,
+    pooling,
+    pooling_backward,
+    reduction,
+    scatter,
+    search,
+    view,
+)
 
 _VIEWS = frozenset(
     [
@@ -84,6 +110,17 @@ _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.mul: ex.mul,
     operator.floordiv: ex.floordiv,
     operator.mod: ex.mod,
+}
+
+
+# On a number that depends on symbolic sizes: a float64 scalar, which kernels compute.
+_REAL_OPS: dict[Any, Callable[..., Value]] = {
+    torch.sym_float: lambda x: x,
+    operator.add: s.add,
+    operator.sub: s.sub,
+    operator.mul: s.mul,
+    operator.truediv: s.div,
+    operator.neg: s.neg,
 }
 
 
@@ -170,8 +207,8 @@ class Constant(str):
 
 
 def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
-    args = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
-    kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
+    args: Any = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
+    kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -184,7 +221,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return Tensor(
             ctx.shape(fake.shape),
             fake.dtype,
-            va.cast(view.expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
+            va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
         )
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node):
@@ -223,9 +260,17 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
         return val
     if val is None and "assert" in target_name(node.target):
         return None
-    if isinstance(val, torch.SymBool) or isinstance(val, torch.SymFloat):
+    if isinstance(val, torch.SymFloat) and node.target in _REAL_OPS:
+        return _REAL_OPS[node.target](*map(_real, args))
+    if isinstance(val, (torch.SymBool, torch.SymFloat)):
         raise Unsupported(node, f"{type(val).__name__} arithmetic")
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _real(a: Any) -> Value:
+    if isinstance(a, Value):
+        return a
+    return va.cast(va.index(a), torch.float64) if isinstance(a, ex.Expr) else va.const(a, torch.float64)
 
 
 def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> Tensor:
@@ -234,7 +279,7 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
     if v is None:
         raise Unsupported(node, "writes to something that is not a view of an input")
     b = ctx.buffers[v.buffer]
-    value = Tensor(into.sizes, into.dtype, va.cast(view.expand(source, into.sizes).computed(source.dtype), into.dtype))
+    value = Tensor(into.sizes, into.dtype, va.cast(expand(source, into.sizes).computed(source.dtype), into.dtype))
     held = as_view(value)
     if held is not None and held == v:
         return into
@@ -313,6 +358,8 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
         return n
     held = ctx.env[n]
     ctx.graph_node = n
+    if isinstance(held, Value):
+        raise Unsupported(n, "a result that is a float computed from sizes")
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
         return held
     wanted = ctx.shape(fake.stride())
@@ -348,17 +395,15 @@ def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, 
 
 def _apart(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
     """Whether no two points of a static layout share an element."""
-    live = [(s, n) for s, n in zip(strides, sizes, strict=True) if n != 1]
-    if not all(isinstance(s, int) and isinstance(n, int) for s, n in live):
-        return False
-    live.sort()  # type: ignore[arg-type]
-    return (
-        all(s > 0 for s, _ in live)
-        and all(
-            s * n <= after  # type: ignore[operator]
-            for (s, n), (after, _) in zip(live, live[1:], strict=False)
-        )
-    )
+    live: list[tuple[int, int]] = []
+    for step, n in zip(strides, sizes, strict=True):
+        if n == 1:
+            continue
+        if not (isinstance(step, int) and isinstance(n, int)):
+            return False
+        live.append((step, n))
+    live.sort()
+    return all(a > 0 for a, _ in live) and all(a * n <= after for (a, n), (after, _) in itertools.pairwise(live))
 
 
 def _alias_root(n: torch.fx.Node) -> torch.fx.Node:

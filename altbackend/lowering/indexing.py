@@ -77,6 +77,13 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
     return Tensor(sizes, x.dtype, x.at(p))
 
 
+@lowers("take.default")
+def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
+    x = with_dim(x)
+    at = position(indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
+    return Tensor(indices.sizes, x.dtype, x.at(ex.unflatten(at, x.sizes)))
+
+
 @lowers("index.Tensor")
 def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""

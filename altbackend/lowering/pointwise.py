@@ -127,18 +127,13 @@ def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -
         return expand(a, sizes).computed(dtype)
     if isinstance(a, (torch.SymInt, ex.Expr)):
         return va.cast(va.index(ctx.index(a)), dtype)
-    return va.const(a, dtype)
+    return va.cast(a, dtype) if isinstance(a, Value) else va.const(a, dtype)
 
 
 def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
     """torch's common dtype of a comparison's arguments, from the traced values."""
-    fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
-    out = fakes[0]
-    for f in fakes[1:]:
-        out = torch.empty((), dtype=torch.result_type(out, f)) if out is not fakes[0] else out
-    if len(fakes) == 1:
-        return torch.result_type(fakes[0], fakes[0])
-    return torch.result_type(fakes[0], fakes[1])
+    fakes: list[Any] = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
+    return torch.result_type(fakes[0], fakes[1 if len(fakes) > 1 else 0])
 
 
 def _direct(name: str, op: str) -> Callable[..., Tensor]:
@@ -154,9 +149,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
             )
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
             return args[0]  # type: ignore[no-any-return]
-        if op == "isinf" or op == "isnan":
-            if compute is not None and not compute.is_floating_point:
-                return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
+        if op in ("isinf", "isnan") and compute is not None and not compute.is_floating_point:
+            return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
         return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], compute=compute)
 
     lower.__name__ = name
@@ -194,7 +188,7 @@ def rsub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
 
 
-@lowers("div.Tensor", "div.Scalar")
+@lowers("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
     return elementwise(ctx, s.div, a, b)
 
@@ -471,9 +465,10 @@ def arange(ctx: Ctx, a: Any, b: Any = None, step: Any = 1, **kwargs: Any) -> Ten
         start, step = kwargs["start"], kwargs["step"]
     sizes = ctx.shape(out.shape)
     i = ex.ix(ex.var("d0", sizes[0]))
-    if isinstance(start, float) or isinstance(step, float):
+    if any(isinstance(a, (float, Value)) for a in (start, step)):
         acc = compute_dtype(out.dtype)
-        value = s.add(s.mul(va.cast(va.index(i), acc), step), start)
+        first, by = (scalar_arg(ctx, a, (), acc) for a in (start, step))
+        value = s.add(s.mul(va.cast(va.index(i), acc), by), first)
         return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
     value = va.index(ex.add(ctx.index(start), ex.mul(i, ctx.index(step))))
     return Tensor(sizes, out.dtype, va.cast(value, out.dtype))

@@ -24,6 +24,7 @@ MAX_WINDOW = 36
 
 # At an output point: per element of its window the input position and whether that lies inside.
 Element = tuple[list[Index], Value]
+Span = tuple[Index, Index]  # first input and the one after the last
 
 
 def pair(v: Any, rank: int, default: Any = None) -> list[int]:
@@ -205,14 +206,12 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
         n, m = x.sizes[-rank:], ctx.shape(size)
         if all(k == 1 for k in m):
             return _global_mean(ctx, x, rank)
-        if not all(isinstance(k, int) for k in (*n, *m)) or not x.dtype.is_floating_point:
-            raise NotHere("a symbolic window")
+        if not x.dtype.is_floating_point:
+            raise NotHere("averages of integers")
         sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
         x = stored(ctx, x)
-        longest = [_longest(int(a), int(b)) for a, b in zip(n, m, strict=True)]  # type: ignore[arg-type]
-        lead = len(sizes) - rank
-        o = points(sizes)[lead:]
-        spans = [(adaptive_start(o[d], n[d], m[d]), adaptive_end(o[d], n[d], m[d])) for d in range(rank)]
+        longest = [_longest(a, b) for a, b in zip(n, m, strict=True)]
+        spans = _spans(sizes, n, m)
         total = _adaptive_sum(ctx, x, sizes, spans, longest)
         for start, end in spans:
             total = s.div(total, as_number(ex.sub(end, start), total.dtype))
@@ -221,21 +220,52 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
     return lower
 
 
-def _longest(n: int, m: int) -> int:
+def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def lower(ctx: Ctx, x: Tensor, size: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        n, m = x.sizes[-rank:], ctx.shape(size)
+        longest = [k for a, b in zip(n, m, strict=True) if isinstance(k := _longest(a, b), int)]
+        if len(longest) < rank or math.prod(longest) > MAX_WINDOW or not x.dtype.is_floating_point:
+            raise NotHere("a window of many elements, or of an unknown number")
+        sizes = ctx.shape(ctx.graph_node.meta["val"][0].shape)  # type: ignore[union-attr]
+        x = stored(ctx, x)
+        best, at = _first_greatest(x, _adaptive_window(sizes, _spans(sizes, n, m), longest), rank)
+        return finish(ctx, sizes, x.dtype, best), Tensor(sizes, torch.int64, at)
+
+    return lower
+
+
+lowers("adaptive_max_pool2d.default")(_adaptive_max_pool(2))
+lowers("adaptive_max_pool3d.default")(_adaptive_max_pool(3))
+
+
+def _spans(sizes: tuple[Index, ...], n: Sequence[Index], m: Sequence[Index]) -> list[Span]:
+    o = points(sizes)[len(sizes) - len(n) :]
+    return [(adaptive_start(i, a, b), adaptive_end(i, a, b)) for i, a, b in zip(o, n, m, strict=True)]
+
+
+def _longest(n: Index, m: Index) -> Index:
+    """Elements of the longest window; of symbolic sizes at most one too many."""
+    if not (isinstance(n, int) and isinstance(m, int)):
+        return ex.add(ex.floordiv(ex.add(n, ex.sub(m, 1)), m), 1)
     return max(-(-(o + 1) * n // m) - o * n // m for o in range(m))
 
 
-def _adaptive_sum(
-    ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], spans: list[tuple[Index, Index]], longest: list[int]
-) -> Value:
-    lead = list(points(sizes)[: len(sizes) - len(spans)])
-    if math.prod(longest) <= MAX_WINDOW:
-        terms = []
-        for flat in range(math.prod(longest)):
-            where = [ex.add(b, i) for (b, _), i in zip(spans, ex.unflatten(flat, tuple(longest)), strict=True)]
-            conds = [va.compare_index("lt", i, end) for i, (_, end) in zip(where, spans, strict=True)]
-            terms.append((va.conjunction(*conds), wide(x.at([*lead, *where]))))
-        return sum_of(terms)
+def _adaptive_window(sizes: tuple[Index, ...], spans: list[Span], longest: list[int]) -> list[Element]:
+    """(input position, inside the span) of every element of the longest window at an output point, row-major."""
+    lead = points(sizes)[: len(sizes) - len(spans)]
+    out = []
+    for flat in range(math.prod(longest)):
+        where = [ex.add(b, i) for (b, _), i in zip(spans, ex.unflatten(flat, tuple(longest)), strict=True)]
+        conds = [va.compare_index("lt", i, end) for i, (_, end) in zip(where, spans, strict=True)]
+        out.append(([*lead, *where], va.conjunction(*conds)))
+    return out
+
+
+def _adaptive_sum(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], spans: list[Span], longest: Sequence[Index]) -> Value:
+    lead = points(sizes)[: len(sizes) - len(spans)]
+    known = [n for n in longest if isinstance(n, int)]
+    if len(known) == len(longest) and math.prod(known) <= MAX_WINDOW:
+        return sum_of([(c, wide(x.at(w))) for w, c in _adaptive_window(sizes, spans, known)])
     both = (*sizes, *longest)
     offsets = points(both)[len(sizes) :]
     where = [ex.add(b, i) for (b, _), i in zip(spans, offsets, strict=True)]

@@ -30,26 +30,27 @@ from .pooling import (
     wide,
 )
 from .reduction import as_number
-from .registry import NotHere, lowers
+from .registry import lowers
 from .scatter import scatter
 from .tensor import Tensor, points
 
 
-def _windows(reach: Sequence[int], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
+def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
     """newest - reach + 1 + offset: the output point `offset` steps after the first that may contain the input."""
-    return [ex.add(ex.sub(w, n - 1), i) for w, n, i in zip(newest, reach, offset, strict=True)]
+    return [ex.add(ex.sub(w, ex.sub(n, 1)), i) for w, n, i in zip(newest, reach, offset, strict=True)]
 
 
 def _gather(
     ctx: Ctx,
     sizes: tuple[Index, ...],
-    reach: list[int],
+    reach: Sequence[Index],
     newest: list[Index],
     term: Callable[[list[Index]], tuple[Value, Value]],
 ) -> Value:
     """Sum of `term` (condition, value) over the output points that may contain the input point."""
-    if math.prod(reach) <= MAX_WINDOW:
-        offsets = [ex.unflatten(flat, tuple(reach)) for flat in range(math.prod(reach))]
+    known = [n for n in reach if isinstance(n, int)]
+    if len(known) == len(reach) and math.prod(known) <= MAX_WINDOW:
+        offsets = [ex.unflatten(flat, tuple(known)) for flat in range(math.prod(known))]
         return sum_of([term(_windows(reach, o, newest)) for o in offsets])
     both = (*sizes, *reach)
     cond, v = term(_windows(reach, points(both)[len(sizes) :], newest))
@@ -70,18 +71,30 @@ def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
         ceil_mode: bool,
         at: Tensor,
     ) -> Tensor:
-        if 0 in grad.sizes:
-            return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
-        lead, p = len(x.sizes) - rank, points(grad.sizes)
-        plane = (*x.sizes[:lead], ex.prod(x.sizes[lead:]))
-        zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
-        where = [*p[:lead], position(at, p, plane[-1])]
-        strides = _flat_strides(ctx, x, lead)
-        got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
-        q = points(x.sizes)
-        return Tensor(x.sizes, got.dtype, got.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
+        return _to_positions(ctx, grad, x, at, rank)
 
     return lower
+
+
+def _adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor) -> Tensor:
+        return _to_positions(ctx, grad, x, at, rank)
+
+    return lower
+
+
+def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> Tensor:
+    """`grad` added to zeros of `x`'s shape at the positions `at` in their planes."""
+    if 0 in grad.sizes:
+        return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
+    lead, p = len(x.sizes) - rank, points(grad.sizes)
+    plane = (*x.sizes[:lead], ex.prod(x.sizes[lead:]))
+    zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
+    where = [*p[:lead], position(at, p, plane[-1])]
+    strides = _flat_strides(ctx, x, lead)
+    got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
+    q = points(x.sizes)
+    return Tensor(x.sizes, got.dtype, got.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
 
 
 def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
@@ -95,6 +108,8 @@ def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
 
 lowers("max_pool2d_with_indices_backward.default")(_max_pool_backward(2))
 lowers("max_pool3d_with_indices_backward.default")(_max_pool_backward(3))
+lowers("adaptive_max_pool2d_backward.default")(_adaptive_max_pool_backward(2))
+lowers("adaptive_max_pool3d_backward.default")(_adaptive_max_pool_backward(3))
 
 
 def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
@@ -138,11 +153,8 @@ lowers("avg_pool3d_backward.default")(_avg_pool_backward(3))
 def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, grad: Tensor, x: Tensor) -> Tensor:
         n, m = x.sizes[-rank:], grad.sizes[-rank:]
-        if not all(isinstance(k, int) for k in (*n, *m)):
-            raise NotHere("a symbolic window")
         lead, p = len(x.sizes) - rank, points(x.sizes)
-        pairs = [(int(a), int(b)) for a, b in zip(n, m, strict=True)]  # type: ignore[arg-type]
-        reach = [_most_windows(a, b) for a, b in pairs]
+        reach = [_most_windows(a, b) for a, b in zip(n, m, strict=True)]
         # the last window with start = floor(o n / m) <= i is o = ceil((i + 1) m / n) - 1
         newest = [ex.floordiv(ex.sub(ex.mul(ex.add(p[lead + d], 1), m[d]), 1), n[d]) for d in range(rank)]
         grad = stored(ctx, grad)
@@ -161,8 +173,10 @@ def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     return lower
 
 
-def _most_windows(n: int, m: int) -> int:
-    """In how many of `m` adaptive windows over `n` inputs an input lies at most."""
+def _most_windows(n: Index, m: Index) -> Index:
+    """In how many of `m` adaptive windows over `n` inputs an input lies at most; one too many of symbolic sizes."""
+    if not (isinstance(n, int) and isinstance(m, int)):
+        return ex.add(ex.floordiv(ex.add(m, ex.sub(n, 1)), n), 1)
     spans = [(o * n // m, -(-(o + 1) * n // m)) for o in range(m)]
     return max(sum(b <= i < e for b, e in spans) for i in range(n))
 

@@ -376,9 +376,9 @@ def batch_norm_training(
 ) -> tuple[Tensor, ...]:
     out, mean_out = _result(ctx, 0), _result(ctx, 1)
     if not training:
-        y = batch_norm_inference_of(ctx, x, weight, bias, running_mean, running_var, eps, out.dtype)
+        whole = batch_norm_inference_of(ctx, x, weight, bias, running_mean, running_var, eps, out.dtype)
         empty = Tensor((0,), mean_out.dtype, va.const(0, mean_out.dtype))
-        return y, empty, empty, running_mean, running_var
+        return whole, empty, empty, running_mean, running_var
     acc = compute_dtype(out.dtype)
     x = shared(ctx, x, acc)
     mu, m2, rstd, where = batch_stats(ctx, x, eps, acc)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
+L = TypeVar("L", bound=Lowering)
 
 SUPPORTED_DTYPES = frozenset(
     {
@@ -30,10 +31,10 @@ class NotHere(Exception):
     """Raised by a lowering for arguments that it leaves to the library call; the text is the reason."""
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+def lowers(*names: str) -> Callable[[L], L]:
     """Register for `aten` overloads given as "add.Tensor", or a namespace "prims::iota.default"."""
 
-    def register(fn: Lowering) -> Lowering:
+    def register(fn: L) -> L:
         for name in names:
             op = overload(name)
             if op is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import torch
 
 from ..ir import value as va
 from ..ir.value import Value
 
-Num = Union[Value, int, float, bool]
+Num = Value | int | float | bool
 
 
 def _pair(a: Num, b: Num) -> tuple[Value, Value]:

@@ -38,7 +38,8 @@ def scatter(
     Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`. `strides` of the buffer
     are by default in the order of the traced result's; they must be dense.
     """
-    fake = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    fake = val[0] if isinstance(val, (tuple, list)) else val  # a gradient by several arguments: the scattered is first
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))

@@ -22,7 +22,7 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index]) -> Index:
         return int(x) if isinstance(x, bool) else x
     if isinstance(x, torch.SymInt):
         if (known := x.node.maybe_as_int()) is not None:
-            return known
+            return int(known)
         shape_env = x.node.shape_env
         e = x.node.expr
         found = memo.get(e)
@@ -43,6 +43,8 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> In
         lo, hi = _range(e, shape_env)
         memo[e] = ex.sym(str(e), lo, hi)
         return memo[e]
+    if type(e).__name__ in ("TruncToInt", "FloorToInt"):
+        return _scaled(e, shape_env, memo)
     args = [_convert(a, shape_env, memo) for a in e.args] if not e.is_Pow else []
     name = type(e).__name__
     if e.is_Add:
@@ -61,6 +63,22 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> In
             out = ex.maximum(out, a) if name == "Max" else ex.minimum(out, a)
         return out
     raise Unsupported(f"size expression {e}", f"the index algebra has no node for {name}")
+
+
+MOST_SCALE = 1 << 20
+
+
+def _scaled(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> Index:
+    """floor(p/q * n) of a size n as n*p // q: for short fractions the float product is exact."""
+    factors = sympy.Mul.make_args(e.args[0])
+    numbers = [f for f in factors if f.is_number]
+    sizes = [f for f in factors if not f.is_number]
+    if len(sizes) == 1 and type(sizes[0]).__name__ == "ToFloat" and all(f.is_Float or f.is_Integer for f in numbers):
+        p, q = float(sympy.Mul(*numbers)).as_integer_ratio()
+        n = _convert(sizes[0].args[0], shape_env, memo)
+        if 0 < p <= MOST_SCALE and q <= MOST_SCALE and ex.known_nonnegative(n):
+            return ex.floordiv(ex.mul(p, n), q)
+    raise Unsupported(f"size expression {e}", "only a size times a short binary fraction is rounded to a size")
 
 
 def _range(s: sympy.Symbol, shape_env: Any) -> tuple[int, int]:

@@ -34,8 +34,8 @@ def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor:
     """Row-major reinterpretation; a source that would need divisions in its loads is materialised first."""
     if sizes == x.sizes:
         return x
-    if (where := _regroup(x.sizes, sizes)) is not None:
-        return Tensor(sizes, x.dtype, x.at(where))
+    if (regrouped := _regroup(x.sizes, sizes)) is not None:
+        return Tensor(sizes, x.dtype, x.at(regrouped))
     where = ex.unflatten(ex.flatten(sizes, points(sizes)), x.sizes)
     value = x.at(where)
     if has_division(value) and not has_division(x.value):

@@ -13,7 +13,7 @@ import torch
 from .memory import plan
 
 # Both exist in every supported torch and cost a fraction of the Python-level calls.
-_guards = torch._C._dynamo.guards
+_guards: Any = torch._C._dynamo.guards
 empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 

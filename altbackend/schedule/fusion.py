@@ -300,9 +300,9 @@ def _check_overwrites(p: Program, placed: list[Placed], n: int) -> No | None:
     for k, other in enumerate(placed):
         if k == n:
             continue
-        if p.buffers[target].kind != "temp" and any(b == target for b, _ in va.loads(other.value)):
-            if mine.kind != "point" or other.kind != "point" or not same_point_load(mine, other, target):
-                return No(f"{target} would be overwritten while the kernel still reads it")
+        read = p.buffers[target].kind != "temp" and any(b == target for b, _ in va.loads(other.value))
+        if read and not (mine.kind == other.kind == "point" and same_point_load(mine, other, target)):
+            return No(f"{target} would be overwritten while the kernel still reads it")
         out = other.node.out
         if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(mine.value)):
             return No(f"{out} is overwritten earlier in the kernel")

@@ -105,7 +105,7 @@ def _in_place(p: Program, stages: list[Stage], stored: frozenset[str], deps: Dep
 
 
 def _parallel_alone(q: Placed) -> bool:
-    return q.kind == "point" or (q.kind == "inner" and not q.node.dims)  # type: ignore[union-attr]
+    return q.kind == "point" or (q.kind == "inner" and not q.node.dims)
 
 
 def _work(placed: list[Placed]) -> Index:

@@ -68,6 +68,7 @@ def classifier(sizes: dict[Preset, ImageSize], preset: Preset) -> Built:
 def _draw_running_statistics(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None and module.running_var is not None
+            assert module.running_mean is not None
+            assert module.running_var is not None
             module.running_mean.normal_(0.0, 0.1)
             module.running_var.uniform_(0.8, 1.25)

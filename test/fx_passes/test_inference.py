@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import altbackend
+
 STRICT = {"strict": True, "verify_ir": True}
 
 
@@ -107,8 +109,6 @@ def test_changed_parameters_are_seen(change: str) -> None:
             case "new parameter":
                 model.down.weight = nn.Parameter(torch.randn(32, 64))
             case _:
-                import altbackend
-
                 model.q.bias.data.copy_(torch.randn(32))
                 altbackend.refresh()
     close(model, compiled, x)

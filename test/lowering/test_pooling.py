@@ -50,6 +50,34 @@ def other_ranks(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [*out, *F.max_pool3d(y, 2, 2, 1, return_indices=True)]
 
 
+def adaptive_max_pools(x: torch.Tensor) -> list[torch.Tensor]:
+    out: list[torch.Tensor] = []
+    for size in [(5, 4), (16, 20), (3, 3)]:
+        out += F.adaptive_max_pool2d(x, size, return_indices=True)
+    return out
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_adaptive_max(image: str) -> None:
+    check(adaptive_max_pools, IMAGES[image]())
+    check_gradients(lambda x: adaptive_max_pools(x)[::2], IMAGES[image]())
+
+
+def test_adaptive_in_other_dimensions() -> None:
+    x, y = torch.randn(2, 3, 19), torch.randn(1, 2, 5, 6, 7)
+    x[0, 1, 4] = float("nan")
+    before = stats.snapshot()
+    check_gradients(lambda x, y: [F.adaptive_max_pool1d(x, 5), F.adaptive_max_pool3d(y, (3, 4, 5))], x, y)
+    assert (stats.snapshot() - before).library_calls == 0
+
+
+@pytest.mark.parametrize("size", [(3, 4), (11, 2)])
+def test_adaptive_average_of_symbolic_sizes(size: tuple[int, int]) -> None:
+    before = stats.snapshot()
+    check_gradients(lambda x: F.adaptive_avg_pool2d(x, size), torch.randn(2, 3, 9, 8), dynamic=True)
+    assert (stats.snapshot() - before).library_calls == 0
+
+
 @pytest.mark.parametrize("image", IMAGES)
 def test_images(image: str) -> None:
     check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x)], IMAGES[image]())
@@ -69,7 +97,7 @@ def test_one_and_three_dimensions() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.randn(1, 2, 9, 11).to(dtype)
-    check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x)], x)
+    check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x), *adaptive_max_pools(x)], x)
 
 
 def test_nan_and_infinity() -> None:
