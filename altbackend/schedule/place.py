@@ -117,21 +117,28 @@ def _ordered_rows(node: Scan | Scatter) -> list[Index | None]:
     return [lead if enough else ex.mul(lead, _blocks(fast.args[1])), lead, 1]
 
 
-def natural_rows(node: Loop) -> list[Index | None]:
-    """Row counts to try when `node` opens a kernel, best first; None: a flat kernel without rows."""
+def natural_rows(node: Loop, kept: bool = False) -> list[Index | None]:
+    """Row counts to try when `node` opens a kernel, best first; None: a flat kernel without rows.
+
+    `kept`: one row for every result, the most rows that there can be.
+    """
     if isinstance(node, Pointwise):
         return [None]
+    if kept and (isinstance(node, Scatter) or not node.dims):
+        return [None, 1]
+    if kept:
+        return [ex.prod(v.args[1] for v in node.dims)]
     if isinstance(node, (Scan, Scatter)):
         return _ordered_rows(node)
-    kept = ex.prod(v.args[1] for v in node.dims)
+    results = ex.prod(v.args[1] for v in node.dims)
     order = ordered_vars(node)
     if not node.dims:
         return [None, 1]
     if order[-1] in node.rdims:
-        return [kept]
+        return [results]
     lead_reduced = _leading(order, frozenset(node.rdims))
     lead_kept = _leading(order, frozenset(node.dims))
-    return [lead_reduced, kept, 1] if lead_reduced != 1 else [lead_kept, kept, 1]
+    return [lead_reduced, results, 1] if lead_reduced != 1 else [lead_kept, results, 1]
 
 
 def _leading(order: Sequence[Atom], among: frozenset[Atom]) -> Index:

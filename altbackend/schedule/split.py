@@ -1,4 +1,4 @@
-"""Split reductions: few results over much data are reduced in two steps, so that all threads have work."""
+"""Split reductions: few results over much data are reduced in two steps, so that all of the device has work."""
 
 from __future__ import annotations
 
@@ -7,36 +7,60 @@ from dataclasses import replace
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Node, Program, Reduction
+from .place import ordered_vars
+from .target import Target
 
 LONG = 1 << 16  # elements per result from which a split pays
 
 
-def split_reductions(p: Program, threads: int) -> Program:
+def split_reductions(p: Program, target: Target) -> Program:
     """`p` with every reduction of few, long rows replaced by partial results and their reduction.
 
     Full reductions need none of it: a flat kernel already runs them on all threads.
     """
-    if threads < 2:
+    if target.parallel < 2:
         return p
     buffers = dict(p.buffers)
     nodes: list[Node] = []
     for node in p.nodes:
-        parts = _split(node, buffers, threads) if isinstance(node, Reduction) else None
+        parts = _split(node, buffers, target) if isinstance(node, Reduction) else None
         nodes += parts or [node]
     return replace(p, buffers=buffers, nodes=tuple(nodes))
 
 
-def _split(node: Reduction, buffers: dict[str, Buffer], threads: int) -> list[Node] | None:
+def _pieces(kept: int, long: int, total: int, target: Target) -> int | None:
+    if kept >= 2 * target.parallel:
+        return None
+    wanted = -(-4 * target.parallel // kept)
+    pieces = next((n for n in range(wanted, min(long, 64 * target.parallel) + 1) if long % n == 0), None)
+    return None if pieces is None or total // pieces < 4096 else pieces
+
+
+COLUMN_BLOCK = 64  # results of neighbouring columns that one GPU program computes
+
+
+def _pieces_on_gpu(node: Reduction, kept: int, long: int, total: int, target: Target) -> int | None:
+    """Enough pieces for one program each: a program takes one row, or a block of columns."""
+    columns = ordered_vars(node)[-1] not in node.rdims
+    programs = -(-kept // COLUMN_BLOCK) if columns else kept
+    shortest = COLUMN_BLOCK if columns else 4096
+    wanted = -(-target.parallel // programs)
+    if programs >= target.parallel // 2:
+        return None
+    fits = [n for n in range(2, min(long, 2 * wanted) + 1) if long % n == 0 and total // n >= shortest]
+    return min(fits, key=lambda n: abs(n - wanted), default=None)
+
+
+def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[Node] | None:
     kept = ex.prod(v.args[1] for v in node.dims)
     long = node.rdims[0].args[1] if node.rdims else 1
     total = ex.prod(v.args[1] for v in node.rdims)
     if not (isinstance(kept, int) and isinstance(total, int) and isinstance(long, int)) or not node.dims:
         return None
-    if kept >= 2 * threads or total < LONG or node.op.startswith("arg"):
+    if total < LONG or node.op.startswith("arg"):
         return None
-    wanted = -(-4 * threads // kept)
-    pieces = next((n for n in range(wanted, min(long, 64 * threads) + 1) if long % n == 0), None)
-    if pieces is None or total // pieces < 4096:
+    pieces = _pieces_on_gpu(node, kept, long, total, target) if target.registers else _pieces(kept, long, total, target)
+    if pieces is None:
         return None
     out = buffers[node.out]
     part = Buffer(f"{node.out}_parts", out.dtype, (kept, pieces), (pieces, 1), out.device)
