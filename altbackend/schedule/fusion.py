@@ -192,7 +192,8 @@ def _checked(
     p: Program, deps: Deps, cfg: Config, target: Target, g: Group, placed: list[Placed], rows: Index
 ) -> list[Placed] | No:
     if rows == 1 and any(
-        q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target) for q in placed  # type: ignore[union-attr]
+        q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target)
+        for q in placed  # type: ignore[union-attr]
     ):
         return No(f"with a single row it would run on one {target.one}")
     if target.registers and (no := registers.check(p, placed, rows, target)) is not None:
