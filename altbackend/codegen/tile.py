@@ -35,7 +35,7 @@ from ..schedule.kernel import Kernel, Stage
 from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, name
-from .blocks import FLAT, SLICES, Blocks, choose
+from .blocks import SLICES, Blocks, choose
 
 Shape = tuple[str, ...]
 Masks = tuple[str, ...]
@@ -219,12 +219,12 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
 
 def _program_axis(e: Emitter, top: Scope) -> None:
     b = e.blocks
-    if b.form == SLICES:
+    if b.form == SLICES or b.points == 1:
         return
-    if b.points == 1 and b.form != FLAT:
-        return
-    base = "program" if b.xblock == 1 and b.form != FLAT else "program * XBLOCK"
-    top.body.append(Points("x", base, "XBLOCK" if b.tiled_x else None, 0, b.rank))
+    if b.tiled_x:
+        top.body.append(Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
+    else:
+        top.body.append(Points("x", "program", None, 0, b.rank))
     _x_masks(e, top)
 
 
@@ -488,7 +488,7 @@ def _member(e: Emitter, scope: Scope, q: Placed, after: Scope) -> None:
             _scan(e, scope, q)
         case "outer":
             _across_programs(e, scope, q)
-        case _ if e.blocks.form == SLICES:
+        case _ if e.blocks.flat:
             _across_programs(e, scope, q)
         case _:
             _within_row(e, scope, q, after)

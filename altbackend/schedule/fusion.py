@@ -58,7 +58,65 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
         group.reads.update(reads(node))
         group.writes.update(writes(node))
         home[k] = group
+    if target.registers and cfg.fuse:
+        groups = _merge(p, deps, cfg, target, decision, groups)
     return order(groups)
+
+
+def _merge(
+    p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]
+) -> list[Group]:
+    """Join a kernel with one that it reads from, where a node between them brought the two together too late.
+
+    On a GPU a kernel that is saved is a launch and a pass over memory that are saved.
+    """
+    alive = {g.number: g for g in groups}
+    for number in range(len(groups)):
+        again = True
+        while again and number in alive:
+            again = False
+            late = alive[number]
+            for early in sorted((alive[n] for n in late.needs), key=lambda g: -g.number):
+                both = _joined(p, deps, cfg, target, groups, early, late)
+                subject = f"kernel of {_opener(p, late)} with kernel of {_opener(p, early)}"
+                if isinstance(both, No):
+                    decision("fusion", subject, "not fused", both.reason)
+                    continue
+                decision("fusion", subject, "fused", "the one reads from the other")
+                groups[number] = alive[number] = both
+                groups[early.number] = both
+                del alive[early.number]
+                for g in alive.values():
+                    if early.number in g.needs and g is not both:
+                        g.needs = (g.needs - {early.number}) | {number}
+                again = True
+                break
+    return list(alive.values())
+
+
+def _opener(p: Program, g: Group) -> str:
+    return writes(p.nodes[g.members[0]])[0] if writes(p.nodes[g.members[0]]) else "a library call"
+
+
+def _joined(
+    p: Program, deps: Deps, cfg: Config, target: Target, groups: list[Group], early: Group, late: Group
+) -> Group | No:
+    """One kernel of the nodes of both, placed anew in program order."""
+    if early.extern is not None or late.extern is not None:
+        return No("a library call")
+    others = late.needs - {early.number}
+    if (via := _path_back(groups, early, others)) is not None:
+        return No(f"it needs kernel {via}, which needs the other")
+    first, *rest = sorted((*early.members, *late.members))
+    both = _open(late.number, first, p.nodes[first], target)
+    for k in rest:
+        node = p.nodes[k]
+        assert not isinstance(node, Extern)
+        if (no := _try_join(p, deps, cfg, target, groups, both, k, node, set())) is not None:
+            return no
+    both.needs = (early.needs | others) - {early.number, late.number}
+    both.reads, both.writes = early.reads | late.reads, early.writes | late.writes
+    return both
 
 
 def _open(number: int, k: int, node: Node, target: Target) -> Group:
@@ -175,7 +233,7 @@ def _replace_all(
         if isinstance(got, No):
             return No(f"{q.node.out} on {ex.show(rows)} rows: {got.reason}")
         placed.append(got)
-    ways = placements(node, rows)
+    ways = placements(node, rows, any_order=target.registers)
     if isinstance(ways, No):
         return No(f"{node.out} on {ex.show(rows)} rows: {ways.reason}")
     results = (_checked(p, deps, cfg, target, g, [*placed, way], rows) for way in ways)

@@ -152,8 +152,11 @@ def fit(node: Loop, rows: Index) -> Placed | No:
     return found if isinstance(found, No) else found[0]
 
 
-def placements(node: Loop, rows: Index) -> list[Placed] | No:
-    """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first."""
+def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed] | No:
+    """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first.
+
+    `any_order`: rows may also be loops that are not the slowest in memory.
+    """
     if isinstance(node, (Scan, Scatter)):
         placed = _fit_ordered(node, rows)
         return placed if isinstance(placed, No) else [placed]
@@ -166,6 +169,8 @@ def placements(node: Loop, rows: Index) -> list[Placed] | No:
         tries = [kept_first, order, by_name, reduced_first]
         if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
             tries = [reduced_first, *tries]
+    if any_order and isinstance(node, Pointwise):
+        tries += _moved_to_front(order, rows)
     reason = No("no way to cut its loops into the kernel's rows")
     found: list[Placed] = []
     for attempt in tries:
@@ -183,9 +188,19 @@ def placements(node: Loop, rows: Index) -> list[Placed] | No:
             continue
         kind = "outer" if any(outer_reduced) else "inner" if reduced else "point"
         placed = _placed(node, kind, rows, outer, inner, inner_reduced, env)
-        if all(q.kind != placed.kind for q in found):
+        if placed.kind == "point" or all(q.kind != placed.kind for q in found):
             found.append(placed)
     return found or reason
+
+
+def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
+    """Orders in which neighbouring loops of just `rows` points together come first."""
+    out: list[list[Atom]] = []
+    for start in range(1, len(order)):
+        for end in range(start + 1, len(order) + 1):
+            if ex.prod(v.args[1] for v in order[start:end]) == rows:
+                out.append([*order[start:end], *order[:start], *order[end:]])
+    return out
 
 
 def _fit_ordered(node: Scan | Scatter, rows: Index) -> Placed | No:
