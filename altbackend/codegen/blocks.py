@@ -152,7 +152,8 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     if columns and not sliced and _repeats_freely(p, members):
         limit = COLUMN_LIMIT
     long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
-    rblocks = {n: (COLUMN_BLOCK if columns else LONG_BLOCK) if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
+    block = min(COLUMN_BLOCK if columns else LONG_BLOCK, target.row_limit)
+    rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, ROW_TILE // widest)
     if isinstance(k.rows, int):
