@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.expr import Index
+from ..ir.expr import Atom, Index
 from ..ir.loops import Program, reads, writes
 from ..schedule.kernel import Kernel
 from ..schedule.place import Placed
 from ..schedule.registers import inner_points, is_long
 from ..schedule.target import Target
 
-FLAT, ROWS, SLICES = "flat", "rows", "slices"
+FLAT, ROWS, CROSSED, SLICES = "flat", "rows", "crossed", "slices"
 ALONE = 4096  # elements that one program reduces as fast as many programs and a second kernel do
 FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
 SLICE_BLOCK = 4096
+CROSS_BLOCK, SMALL_CROSS_BLOCK = 64, 32  # a side of a square: whole cache lines for loads and stores
 ROW_TILE = 2048  # elements of a tile of several short rows
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 COLUMNS, COLUMN_BLOCK = 32, 64  # rows and points of a tile whose rows, not points, are neighbours in memory
@@ -34,7 +35,8 @@ class Blocks:
     """`points`: extent of the axis `x`; `rblocks`: block of every row length, `long` those read in several blocks.
 
     `flat`: `x` runs over elements and there is no row axis. `programs`: launched programs. `wide`: positions need 64
-    bits. `streams`: what is read does not fit in the cache.
+    bits. `streams`: what is read does not fit in the cache. `cross`: loops of the axis `x` from slow to fast, then the
+    one loop of the row axis.
     """
 
     form: str
@@ -47,6 +49,7 @@ class Blocks:
     warps: int
     wide: bool
     streams: bool
+    cross: tuple[Atom, ...] = ()
 
     @property
     def tiled_x(self) -> bool:
@@ -80,6 +83,8 @@ def choose(p: Program, k: Kernel, target: Target) -> Blocks:
     if k.rows == 1:
         totals = "inner" in kinds and "scan" not in kinds and not _reads_total(members)
         few = all(isinstance(n, int) and n <= ALONE for n in lengths)
+        if (order := _crossing(k)) is not None:
+            return _crossed(p, k, order, target)
         if kinds <= {"point", "scatter"}:
             return _flat(p, k, lengths, target)
         if totals and not few and len(lengths) == 1:
@@ -124,6 +129,48 @@ def _flat(p: Program, k: Kernel, lengths: list[Index], target: Target) -> Blocks
             xblock //= 2
     programs = ceil_div(points, xblock)
     return Blocks(FLAT, True, points, xblock, {}, frozenset(), programs, _warps(xblock), _is_wide(p, k, points), False)
+
+
+def _crossing(k: Kernel) -> tuple[Atom, ...] | None:
+    """Loops with that along which loads are contiguous next to last and that of the stores last, if they differ."""
+    if len(k.stages) != 1 or any(q.kind != "point" for q in k.stages[0].members):
+        return None
+    inner = k.stages[0].inner
+    for q in k.stages[0].members:
+        stored = _contiguous(q.index, inner)
+        for _, index in va.loads(q.value):
+            read = _contiguous(index, inner)
+            if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
+                continue
+            if all(isinstance(v.args[1], int) and v.args[1] >= SMALL_CROSS_BLOCK // 2 for v in (read, stored)):
+                return (*(v for v in inner if v is not read and v is not stored), read, stored)
+    return None
+
+
+def _contiguous(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
+    return next((v for v in loops if ex.coefficient(index, v) == 1), None)
+
+
+def _crossed(p: Program, k: Kernel, order: tuple[Atom, ...], target: Target) -> Blocks:
+    """Squares over two loops; the other loops are further rows of squares."""
+    points, width = ex.prod(v.args[1] for v in order[:-1]), order[-1].args[1]
+    full = ex.mul(points, width)
+    large = isinstance(full, int) and full >= target.parallel * CROSS_BLOCK * CROSS_BLOCK // 4
+    side = CROSS_BLOCK if large else SMALL_CROSS_BLOCK
+    programs = ex.mul(ceil_div(points, side), ceil_div(width, side))
+    return Blocks(
+        CROSSED,
+        False,
+        points,
+        side,
+        {width: side},
+        frozenset(),
+        programs,
+        _warps(side * side),
+        _is_wide(p, k, full),
+        False,
+        order,
+    )
 
 
 def _longest(lengths: list[Index]) -> Index:

@@ -8,6 +8,7 @@ operands are names, with these operators beside those of the IR:
     tile_index  attr: index, as int64
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
+    tile_scalar attr: index, as it is
     guarded     args: value, mask; attr: identity of an operator where the mask does not hold
     broadcast   attr: shape
     reduced     attr: (operator, axis number, rank)
@@ -35,7 +36,7 @@ from ..schedule.kernel import Kernel, Stage
 from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, name
-from .blocks import SLICES, Blocks, choose
+from .blocks import CROSSED, SLICES, Blocks, ceil_div, choose
 
 Shape = tuple[str, ...]
 Masks = tuple[str, ...]
@@ -221,7 +222,12 @@ def _program_axis(e: Emitter, top: Scope) -> None:
     b = e.blocks
     if b.form == SLICES or b.points == 1:
         return
-    if b.tiled_x:
+    if b.form == CROSSED:
+        program, wide = ex.sym("program"), ceil_div(b.cross[-1].args[1], *b.rblocks.values())
+        for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
+            top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, at)))
+        top.body.append(Points("x", "across * XBLOCK", "XBLOCK", 0, b.rank))
+    elif b.tiled_x:
         top.body.append(Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
     else:
         top.body.append(Points("x", "program", None, 0, b.rank))
@@ -271,7 +277,7 @@ def _row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:
         if not e.blocks.looped(n):
             while scope.parent is not None:
                 scope = scope.parent
-            _row_points(e, scope, n, "0")
+            _row_points(e, scope, n, f"along * {e.blocks.name_of(n)}" if e.blocks.form == CROSSED else "0")
     return e.rows[n]
 
 
@@ -433,15 +439,16 @@ def _wrapped(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Va
 
 def _on_tile(e: Emitter, scope: Scope, q: Placed) -> Placed:
     """`q` with its loops replaced by the axes of the tile."""
-    sizes = q.sizes
-    env: dict[Atom, Index] = {}
-    if e.blocks.flat:
-        at = ex.ix(ex.var("x", ex.prod(sizes)))
+    b, n = e.blocks, _row_length(e, q)
+    x = ex.ix(ex.var("x", n if b.flat else b.points))
+    env: dict[Atom, Index] = {} if b.flat else {q.row: x}
+    if b.form == CROSSED:
+        *rows, column = b.cross
+        env = {column: ex.ix(_row_axis(e, scope, n))}
+        env |= dict(zip(rows, ex.unflatten(x, tuple(v.args[1] for v in rows)), strict=True))
     else:
-        env[q.row] = ex.ix(ex.var("x", e.blocks.points))
-        n = ex.prod(sizes)
-        at = ex.ix(_row_axis(e, scope, n)) if n != 1 else 0
-    env |= dict(zip(q.inner, ex.unflatten(at, sizes), strict=True))
+        at = x if b.flat else ex.ix(_row_axis(e, scope, n)) if n != 1 else 0
+        env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
     index, value = ex.substitute(q.index, env, lambda x: x.substitute(env)), q.value.substitute(env)
     return Placed(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 
@@ -499,14 +506,15 @@ def _store(e: Emitter, scope: Scope, q: Placed, value: Value, op: str = "") -> N
     masks, axes = _masks(e, scope, q.index, (), guards)
     if e.blocks.flat and e.blocks.tiled_x:  # a store at a fixed place is one element's, not every program's
         axes |= {"x"}
-        x = ex.var("x", _row_length(q))
+        x = ex.var("x", _row_length(e, q))
         masks = tuple(dict.fromkeys((*masks, *((e.masks[x],) if x in e.masks else ()))))
-    shape = _shape(e, axes, _row_length(q)) if axes != _plain_axes(e, at) else None
+    shape = _shape(e, axes, _row_length(e, q)) if axes != _plain_axes(e, at) else None
     scope.body.append(TileStore(e.param(q.node.out), at, value, masks, shape, op))
 
 
-def _row_length(q: Placed) -> Index:
-    return ex.prod(q.sizes)
+def _row_length(e: Emitter, q: Placed) -> Index:
+    """Points of the row axis, or of all where there are no rows."""
+    return e.blocks.cross[-1].args[1] if e.blocks.cross else ex.prod(q.sizes)  # type: ignore[no-any-return]
 
 
 def identity(op: str, dtype: torch.dtype) -> Value:
@@ -524,7 +532,7 @@ def identity(op: str, dtype: torch.dtype) -> Value:
 
 
 def _row_mask(e: Emitter, q: Placed) -> str | None:
-    atom = e.rows.get(_row_length(q))
+    atom = e.rows.get(_row_length(e, q))
     return None if atom is None else e.masks.get(atom)
 
 
@@ -536,7 +544,7 @@ def _whole(e: Emitter, scope: Scope, q: Placed, value: Value, op: str) -> Value:
         guarded = va.make("guarded", (value, name(mask, torch.bool), identity(op, value.dtype)), value.dtype, None)
         value = _let(e, scope, guarded, axes)
     if "r" not in _axes_of(e, value) or value.op == "const":
-        value = _let(e, scope, va.make("broadcast", (value,), value.dtype, _shape(e, axes, _row_length(q))), axes)
+        value = _let(e, scope, va.make("broadcast", (value,), value.dtype, _shape(e, axes, _row_length(e, q))), axes)
     return value
 
 
@@ -545,7 +553,7 @@ def _within_row(e: Emitter, scope: Scope, q: Placed, after: Scope) -> None:
     node = q.node
     assert isinstance(node, Reduction)
     value = bind(e, scope, q.value)
-    n, rank = _row_length(q), e.blocks.rank
+    n, rank = _row_length(e, q), e.blocks.rank
     if n == 1:
         e.results[node.out] = value
         if node.out in e.kernel.stored:
@@ -567,7 +575,7 @@ def _accumulate(e: Emitter, scope: Scope, q: Placed, value: Value, before: Scope
     """A tile of running results, updated by every block of a long row."""
     node = q.node
     assert isinstance(node, Reduction)
-    shape = _shape(e, frozenset({"x", "r"}), _row_length(q))
+    shape = _shape(e, frozenset({"x", "r"}), _row_length(e, q))
     label = e.fresh("sum" if node.op == "sum" else "best" if node.op in ("max", "min") else "part")
     before.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
     mask = _row_mask(e, q)
@@ -583,7 +591,7 @@ def _across_programs(e: Emitter, scope: Scope, q: Placed) -> None:
     assert isinstance(node, Reduction)
     assert scope.parent is not None
     value = bind(e, scope, q.value)
-    b, n = e.blocks, _row_length(q)
+    b, n = e.blocks, _row_length(e, q)
     kept = 1 if b.flat or q.reduced else n
     x = ex.var("x", n if b.flat else b.points)
     shape = _shape(e, frozenset({"x"} if b.flat or n == 1 else {"x", "r"}), n)
@@ -652,7 +660,7 @@ def _scan(e: Emitter, scope: Scope, q: Placed) -> None:
     node = q.node
     assert isinstance(node, Scan)
     value = bind(e, scope, q.value)
-    n, b = _row_length(q), e.blocks
+    n, b = _row_length(e, q), e.blocks
     if n != 1:
         value = _whole(e, scope, q, value, node.op)
         source = value

@@ -16,7 +16,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Origin, Program, Reduction
-from ..ir.ops import triton_spelling
+from ..ir.ops import LOW_PRECISION, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import SCALAR, Kernel, Stage
 from ..schedule.place import Placed
@@ -309,11 +309,13 @@ def scalar(v: Value, weak: bool = False) -> str:
         case "name":
             return str(v.attr)
         case "const":
-            return number(v) if weak and v.dtype in _WEAK_TYPES else f"tl.full([], {number(v)}, {TYPES[v.dtype]})"
+            return number(v) if weak and v.dtype in _WEAK_TYPES else _constant(v)
         case "tile_load":
             return _load(v)
         case "tile_index":
             return f"tl.cast({index(v.attr)}, tl.int64)"
+        case "tile_scalar":
+            return index(v.attr)
         case "cast":
             return _cast(v)
         case "wrapped":
@@ -338,6 +340,13 @@ def scalar(v: Value, weak: bool = False) -> str:
     return text.format(
         *(scalar(a, weak_ones) for a in v.args), T=TYPES[v.dtype], bits=v.dtype.itemsize * 8
     )
+
+
+def _constant(v: Value) -> str:
+    """A constant of just the dtype: a plain number would take the dtype that Triton finds fitting."""
+    if v.dtype in LOW_PRECISION:
+        return f"tl.cast({number(v)}, {TYPES[v.dtype]})"
+    return f"tl.full([], {number(v)}, {TYPES[v.dtype]})"
 
 
 def _load(v: Value) -> str:
