@@ -103,8 +103,16 @@ def _complete_interpreter() -> None:
     for name in _LIBDEVICE:
         reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
         setattr(libdevice, name, _elementwise(reference))
+    interpreter.InterpreterBuilder.create_splat = _splat
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
+
+
+def _splat(self: Any, kind: Any, x: Any) -> Any:
+    """A scalar spread to a block. The interpreter's own takes a comparison's bool for the dtype that was compared."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(np.full(kind.shape, x.data.reshape(-1)[0], dtype=x.data.dtype), x.dtype.scalar)
 
 
 def _elementwise(reference: Callable[..., torch.Tensor]) -> Callable[..., Any]:

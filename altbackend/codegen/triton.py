@@ -280,7 +280,8 @@ def _store(w: Lines, s: TileStore) -> None:
 
 def _address(target: str, at: Index, shape: Shape | None) -> str:
     if shape:
-        text = index(at) if not isinstance(at, int) else f"tl.full([], {at}, tl.int32)"
+        plain = isinstance(at, int) or not (ex.lookups(at) or any(v.key != "x" for v in ex.vars_of(at)))
+        text = f"tl.cast({index(at)}, tl.int64)" if plain else index(at)  # a loop's position may be a plain number
         return f"{target} + tl.broadcast_to({text}, {_shape(shape)})"
     text = index(at)
     return target if at == 0 else f"{target} + {text}" if text.isalnum() else f"{target} + ({text})"
@@ -296,7 +297,7 @@ def number(v: Value) -> str:
     if v.dtype == torch.bool:
         return str(bool(v.attr))
     if not v.dtype.is_floating_point:
-        return str(int(v.attr))
+        return str(int(v.attr) % 256 if v.dtype == torch.uint8 else int(v.attr))
     x = float(v.attr)
     if math.isnan(x) or math.isinf(x):
         return f'float("{x}")'
@@ -366,6 +367,8 @@ def _cast(v: Value) -> str:
     if x.dtype.is_floating_point and v.dtype in (torch.uint8, torch.int8, torch.int16):
         # as torch: to a wide integer first, whose low bits remain
         text = f"tl.cast({text}, {'tl.int64' if v.dtype == torch.uint8 else 'tl.int32'})"
+    elif torch.float32 not in (x.dtype, v.dtype) and LOW_PRECISION & {x.dtype, v.dtype}:
+        text = f"tl.cast({text}, tl.float32)"  # so does torch: a double is rounded twice
     return f"tl.cast({text}, {TYPES[v.dtype]})"
 
 
