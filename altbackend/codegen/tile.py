@@ -120,7 +120,8 @@ TileStmt = Union[Let, Points, Mask, Accumulator, Fold, TileStore, TileLoop, Comm
 class Total:
     """Partial results of a reduction over rows, `numel` a program in a workspace of `dtype`.
 
-    `workspace` names the accumulator, of `shape`. Result number `slot` is `op` over the programs, stored at `index` of the buffer `out`.
+    `workspace` names the accumulator, of `shape`. Result number `slot` is `op` over the programs, stored at `index` of
+    the buffer `out`.
     """
 
     workspace: str
@@ -514,7 +515,7 @@ def _store(e: Emitter, scope: Scope, q: Placed, value: Value, op: str = "") -> N
 
 def _row_length(e: Emitter, q: Placed) -> Index:
     """Points of the row axis, or of all where there are no rows."""
-    return e.blocks.cross[-1].args[1] if e.blocks.cross else ex.prod(q.sizes)  # type: ignore[no-any-return]
+    return e.blocks.cross[-1].args[1] if e.blocks.cross else ex.prod(q.sizes)
 
 
 def identity(op: str, dtype: torch.dtype) -> Value:

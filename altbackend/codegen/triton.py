@@ -62,7 +62,8 @@ _COMBINE = {
 }
 _COMBINE_BOOL = {"max": "{0} | {1}", "min": "{0} & {1}"}
 _COMBINERS = {"prod": "product", "max": "largest", "min": "smallest", "xor": "parity", "logaddexp": "log_add_exp"}
-_WEAK = frozenset("add sub mul eq ne lt le gt ge where".split())  # operators that take a plain number beside a tile
+# operators that take a plain number beside a tile
+_WEAK = frozenset(("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "where"))
 _WEAK_TYPES = (torch.float32, torch.int32, torch.int64)
 
 
@@ -338,9 +339,7 @@ def scalar(v: Value, weak: bool = False) -> str:
             return _COMBINE[v.attr].format(*(scalar(a) for a in v.args))
     weak_ones = v.op in _WEAK and any(a.op != "const" for a in v.args[-2:])
     text = triton_spelling(v.op, v.args[0].dtype if v.op != "where" else v.dtype)
-    return text.format(
-        *(scalar(a, weak_ones) for a in v.args), T=TYPES[v.dtype], bits=v.dtype.itemsize * 8
-    )
+    return text.format(*(scalar(a, weak_ones) for a in v.args), T=TYPES[v.dtype], bits=v.dtype.itemsize * 8)
 
 
 def _constant(v: Value) -> str:

@@ -63,9 +63,7 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
     return order(groups)
 
 
-def _merge(
-    p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]
-) -> list[Group]:
+def _merge(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]) -> list[Group]:
     """Join a kernel with one that it reads from, where a node between them brought the two together too late.
 
     On a GPU a kernel that is saved is a launch and a pass over memory that are saved.
@@ -251,7 +249,7 @@ def _checked(
 ) -> list[Placed] | No:
     if rows == 1 and any(
         q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target)
-        for q in placed  # type: ignore[union-attr]
+        for q in placed
     ):
         return No(f"with a single row it would run on one {target.one}")
     if target.registers and (no := registers.check(p, placed, rows, target)) is not None:

@@ -47,10 +47,9 @@ class Kernel:
 
 def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
     """The kernel of a fused group."""
-    if target.registers:  # tiles are cut from the flat loops when the code is generated
-        placed = _common_loops(g.placed)
-    else:
-        placed = _tile_transposed(p, _common_loops(_spread_rows(g.placed)))
+    placed = _common_loops(g.placed if target.registers else _spread_rows(g.placed))
+    if not target.registers:  # a GPU's tiles are cut when the code is generated
+        placed = _tile_transposed(p, placed)
     rows = placed[0].row.args[1]
     stages = _stages(p, placed)
     storage, stored, scratch = _storage(p, deps, g, placed, stages)
