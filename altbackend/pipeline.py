@@ -22,6 +22,7 @@ from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
 from .schedule import fusion, kernel, split
+from .schedule.target import cpu
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
@@ -51,11 +52,11 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         check(program, cfg)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     with trace.stage("schedule"):
-        threads = cfg.threads or torch.get_num_threads()
-        program = check(split.split_reductions(program, threads), cfg)
+        target = cpu(cfg.threads or torch.get_num_threads())
+        program = check(split.split_reductions(program, target), cfg)
         edges = dependencies.analyse(program)
-        groups = fusion.fuse(program, edges, cfg, threads, trace.decision)
-        kernels = [g.extern or kernel.build(program, edges, g, cfg, threads) for g in groups]
+        groups = fusion.fuse(program, edges, cfg, target, trace.decision)
+        kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
         steps = [_step(program, k, n) for n, k in enumerate(kernels)]

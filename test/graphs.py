@@ -15,9 +15,10 @@ from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import fusion, kernel
+from altbackend.schedule import fusion, kernel, split
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.fusion import Group
+from altbackend.schedule.target import Target, cpu
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 
@@ -78,14 +79,16 @@ class Scheduled:
         return len(self.steps) - self.kernels
 
 
-def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, threads: int = 2) -> Scheduled:
+def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, target: Target | None = None) -> Scheduled:
     """The middle of the pipeline: lower, verify, fuse, place."""
-    cfg = cfg or resolve()
+    cfg, target = cfg or resolve(), target or cpu(2)
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a))
     verify(program)
+    if target.kind == "cuda":
+        program = verify(split.split_reductions(program, target))
     deps = dependencies.analyse(program)
-    groups = fusion.fuse(program, deps, cfg, threads, lambda *a: decisions.append(a))
-    steps = [g.extern or kernel.build(program, deps, g, cfg, threads) for g in groups]
+    groups = fusion.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
+    steps = [g.extern or kernel.build(program, deps, g, target) for g in groups]
     return Scheduled(program, deps, groups, steps, decisions, constants)

@@ -2,7 +2,10 @@
 
 The interpreter, the printers, dtype propagation and the fuzzer read these rows and nothing else.
 `ref` is the torch function that defines the meaning; `cpp` and `triton` are spellings with `{0}`, `{1}`...
-for the arguments and `{T}` for the result's C++ type. Arguments arrive already promoted to one dtype.
+for the arguments and `{T}` for the result's type in that language. Arguments arrive already promoted to one dtype.
+`triton` is for floats; `triton_double`, `triton_int` and `triton_bool` stand in for it where the argument is float64,
+an integer or a bool, and "" means that there is no spelling. A name without a module is from `runtime.tile_math`.
+Functions of libdevice are those that eager's CUDA kernels call.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ class OpSpec:
     cpp: str
     triton: str
     flops: int = 1
+    triton_double: str | None = None
+    triton_int: str | None = None
+    triton_bool: str | None = None
 
 
 def _row(
@@ -34,13 +40,21 @@ def _row(
     arity: int,
     ref: Callable[..., Any],
     cpp: str = "",
-    triton: str = "",
+    triton: str | None = None,
     result: str = SAME,
     flops: int = 1,
+    **triton_of_kind: str,
 ) -> OpSpec:
     holes = ", ".join(f"{{{i}}}" for i in range(arity))
     return OpSpec(
-        name, arity, result, ref, cpp or f"alt::{name}({holes})", triton or f"libdevice.{name}({holes})", flops
+        name,
+        arity,
+        result,
+        ref,
+        cpp or f"alt::{name}({holes})",
+        f"libdevice.{name}({holes})" if triton is None else triton,
+        flops,
+        **triton_of_kind,
     )
 
 
@@ -52,18 +66,39 @@ _ROWS: list[OpSpec] = [
     _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})"),
     _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})"),
     _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})"),
-    _row("truediv", 2, torch.true_divide, "({0} / {1})", "({0} / {1})", flops=4),
-    _row("floor_divide", 2, torch.floor_divide, flops=6),
-    _row("trunc_divide", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), flops=6),
-    _row("remainder", 2, torch.remainder, flops=8),
-    _row("fmod", 2, torch.fmod, flops=8),
-    _row("pow", 2, torch.pow, flops=30),
+    _row("truediv", 2, torch.true_divide, "({0} / {1})", "tl.div_rn({0}, {1})", flops=4, triton_double="({0} / {1})"),
+    _row(
+        "floor_divide",
+        2,
+        torch.floor_divide,
+        triton="floor_divide_float({0}, {1})",
+        flops=6,
+        triton_int="floor_divide({0}, {1})",
+    ),
+    _row(
+        "trunc_divide",
+        2,
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        triton="libdevice.trunc(libdevice.div_rn({0}, {1}))",
+        flops=6,
+        triton_int="({0} // {1})",
+    ),
+    _row(
+        "remainder",
+        2,
+        torch.remainder,
+        triton="remainder_float({0}, {1})",
+        flops=8,
+        triton_int="remainder({0}, {1})",
+    ),
+    _row("fmod", 2, torch.fmod, flops=8, triton_int="({0} % {1})"),
+    _row("pow", 2, torch.pow, flops=30, triton_int=""),
     _row("atan2", 2, torch.atan2, flops=25),
     _row("hypot", 2, torch.hypot, flops=10),
     _row("copysign", 2, torch.copysign),
     _row("nextafter", 2, torch.nextafter, flops=6),
-    _row("maximum", 2, torch.maximum, triton="tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"),
-    _row("minimum", 2, torch.minimum, triton="tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"),
+    _row("maximum", 2, torch.maximum, triton="largest({0}, {1})", triton_bool="({0} | {1})"),
+    _row("minimum", 2, torch.minimum, triton="smallest({0}, {1})", triton_bool="({0} & {1})"),
     _row("fmax", 2, torch.fmax, triton="tl.maximum({0}, {1})"),
     _row("fmin", 2, torch.fmin, triton="tl.minimum({0}, {1})"),
     _row("eq", 2, torch.eq, "({0} == {1})", "({0} == {1})", BOOL),
@@ -79,35 +114,62 @@ _ROWS: list[OpSpec] = [
     _row("bitwise_or", 2, torch.bitwise_or, "({T})({0} | {1})", "({0} | {1})"),
     _row("bitwise_xor", 2, torch.bitwise_xor, "({T})({0} ^ {1})", "({0} ^ {1})"),
     _row("bitwise_not", 1, torch.bitwise_not, "alt::bitwise_not({0})", "(~{0})"),
-    _row("left_shift", 2, torch.bitwise_left_shift, triton="({0} << {1})"),
-    _row("right_shift", 2, torch.bitwise_right_shift, triton="({0} >> {1})"),
-    _row("gcd", 2, torch.gcd, flops=40),
+    _row(
+        "left_shift",
+        2,
+        torch.bitwise_left_shift,
+        triton="tl.where(({1} < 0) | ({1} >= {bits}), {0} * 0, {0} << {1})",
+    ),
+    _row(
+        "right_shift",
+        2,
+        torch.bitwise_right_shift,
+        triton="({0} >> tl.where(({1} < 0) | ({1} >= {bits}), {bits} - 1, {1}))",
+    ),
+    _row("gcd", 2, torch.gcd, triton="", flops=40),
     _row("neg", 1, torch.neg, "(-{0})", "(-{0})"),
     _row("abs", 1, torch.abs, triton="tl.abs({0})"),
-    _row("sign", 1, torch.sign),
-    _row("relu", 1, torch.relu, triton="tl.maximum({0}, 0, propagate_nan=tl.PropagateNan.ALL)"),
-    _row("sqrt", 1, torch.sqrt, triton="tl.sqrt_rn({0})", flops=6),
-    _row("rsqrt", 1, torch.rsqrt, triton="tl.rsqrt({0})", flops=8),
-    _row("reciprocal", 1, torch.reciprocal, "({T}(1) / {0})", "(1.0 / {0})", flops=4),
-    _row("exp", 1, torch.exp, triton="tl.exp({0})", flops=12),
-    _row("log", 1, torch.log, triton="tl.log({0})", flops=16),
-    _row("sin", 1, torch.sin, triton="tl.sin({0})", flops=20),
-    _row("cos", 1, torch.cos, triton="tl.cos({0})", flops=20),
-    _row("erf", 1, torch.erf, triton="tl.erf({0})", flops=25),
-    _row("one_plus_erf", 1, lambda x: torch.erf(x) + 1, triton="(1.0 + tl.erf({0}))", flops=22),
-    _row("sigmoid", 1, torch.sigmoid, triton="tl.sigmoid({0})", flops=16),
-    _row("floor", 1, torch.floor, triton="tl.floor({0})"),
-    _row("ceil", 1, torch.ceil, triton="tl.ceil({0})"),
+    _row(
+        "sign",
+        1,
+        torch.sign,
+        triton="(tl.cast({0} > 0, {T}) - tl.cast({0} < 0, {T}))",
+        triton_bool="({0})",
+    ),
+    _row("relu", 1, torch.relu, triton="largest({0}, tl.full([], 0, {T}))"),
+    _row("sqrt", 1, torch.sqrt, triton="tl.sqrt_rn({0})", flops=6, triton_double="tl.sqrt({0})"),
+    _row("rsqrt", 1, torch.rsqrt, flops=8),
+    _row("reciprocal", 1, torch.reciprocal, "({T}(1) / {0})", "reciprocal({0})", flops=4),
+    _row("exp", 1, torch.exp, flops=12),
+    _row("log", 1, torch.log, flops=16),
+    _row("sin", 1, torch.sin, flops=20),
+    _row("cos", 1, torch.cos, flops=20),
+    _row("erf", 1, torch.erf, flops=25),
+    _row("one_plus_erf", 1, lambda x: torch.erf(x) + 1, triton="(1.0 + libdevice.erf({0}))", flops=22),
+    _row("sigmoid", 1, torch.sigmoid, triton="sigmoid({0})", flops=16),
+    _row("floor", 1, torch.floor),
+    _row("ceil", 1, torch.ceil),
     _row("round", 1, torch.round, triton="libdevice.nearbyint({0})"),
     _row("trunc", 1, torch.trunc),
     _row("isnan", 1, torch.isnan, triton="({0} != {0})", result=BOOL),
-    _row("isinf", 1, torch.isinf, result=BOOL),
-    _row("signbit", 1, torch.signbit, result=BOOL),
-    _row("logaddexp", 2, torch.logaddexp, flops=30),
+    _row("isinf", 1, torch.isinf, triton='(tl.abs({0}) == float("inf"))', result=BOOL),
+    _row(
+        "signbit",
+        1,
+        torch.signbit,
+        triton="(libdevice.signbit({0}) != 0)",
+        result=BOOL,
+        triton_int="({0} < 0)",
+    ),
+    _row("logaddexp", 2, torch.logaddexp, triton="log_add_exp({0}, {1})", flops=30),
     _row("where", 3, torch.where, "({0} ? {1} : {2})", "tl.where({0}, {1}, {2})"),
     *_unary("exp2 expm1 log2 log10 log1p tanh erfc erfinv tan asin acos atan sinh cosh asinh acosh atanh", 20),
-    *_unary("lgamma digamma", 60),
-    *_unary("i0 i0e i1 i1e", 30, torch.special),
+    _row("lgamma", 1, torch.lgamma, flops=60),
+    _row("digamma", 1, torch.digamma, triton="", flops=60),
+    _row("i0", 1, torch.special.i0, triton="libdevice.cyl_bessel_i0({0})", flops=30),
+    _row("i0e", 1, torch.special.i0e, triton="", flops=30),
+    _row("i1", 1, torch.special.i1, triton="libdevice.cyl_bessel_i1({0})", flops=30),
+    _row("i1e", 1, torch.special.i1e, triton="", flops=30),
 ]
 
 OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}
@@ -118,6 +180,19 @@ FLOAT8 = frozenset(
     for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, n)
 )
+
+
+def triton_spelling(op: str, dtype: torch.dtype) -> str:
+    """The Triton text of a table operator on arguments of `dtype`; "" where there is none."""
+    spec = OPS[op]
+    kind: str | None = None
+    if dtype == torch.bool:
+        kind = spec.triton_bool if spec.triton_bool is not None else spec.triton_int
+    elif not dtype.is_floating_point:
+        kind = spec.triton_int
+    elif dtype == torch.float64:
+        kind = spec.triton_double
+    return spec.triton if kind is None else kind
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

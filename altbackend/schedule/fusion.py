@@ -16,8 +16,10 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Extern, Loop, Node, Program, Scatter, reads, writes
+from . import registers
 from .deps import Deps
 from .place import No, Placed, fit, natural_rows, placements, rechain, refine
+from .target import Target
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
@@ -40,7 +42,7 @@ class Group:
 Decision = Callable[[str, str, str, str], None]
 
 
-def fuse(p: Program, deps: Deps, cfg: Config, threads: int, decision: Decision) -> list[Group]:
+def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision) -> list[Group]:
     """Partition the nodes of `p` into kernels and library calls, in an order that respects `deps`."""
     groups: list[Group] = []
     home: dict[int, Group] = {}
@@ -48,24 +50,82 @@ def fuse(p: Program, deps: Deps, cfg: Config, threads: int, decision: Decision) 
         needs = {home[d].number for d in deps.before[k]}
         group = None
         if not isinstance(node, Extern) and cfg.fuse:
-            group = _join_best(p, deps, cfg, threads, decision, groups, home, k, node, needs)
+            group = _join_best(p, deps, cfg, target, decision, groups, home, k, node, needs)
         if group is None:
-            group = _open(len(groups), k, node, threads)
+            group = _open(len(groups), k, node, target)
             groups.append(group)
         group.needs |= needs - {group.number}
         group.reads.update(reads(node))
         group.writes.update(writes(node))
         home[k] = group
+    if target.registers and cfg.fuse:
+        groups = _merge(p, deps, cfg, target, decision, groups)
     return order(groups)
 
 
-def _open(number: int, k: int, node: Node, threads: int) -> Group:
+def _merge(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]) -> list[Group]:
+    """Join a kernel with one that it reads from, where a node between them brought the two together too late.
+
+    On a GPU a kernel that is saved is a launch and a pass over memory that are saved.
+    """
+    alive = {g.number: g for g in groups}
+    for number in range(len(groups)):
+        again = True
+        while again and number in alive:
+            again = False
+            late = alive[number]
+            for early in sorted((alive[n] for n in late.needs), key=lambda g: -g.number):
+                both = _joined(p, deps, cfg, target, groups, early, late)
+                subject = f"kernel of {_opener(p, late)} with kernel of {_opener(p, early)}"
+                if isinstance(both, No):
+                    decision("fusion", subject, "not fused", both.reason)
+                    continue
+                decision("fusion", subject, "fused", "the one reads from the other")
+                groups[number] = alive[number] = both
+                groups[early.number] = both
+                del alive[early.number]
+                for g in alive.values():
+                    if early.number in g.needs and g is not both:
+                        g.needs = (g.needs - {early.number}) | {number}
+                again = True
+                break
+    return list(alive.values())
+
+
+def _opener(p: Program, g: Group) -> str:
+    return writes(p.nodes[g.members[0]])[0] if writes(p.nodes[g.members[0]]) else "a library call"
+
+
+def _joined(
+    p: Program, deps: Deps, cfg: Config, target: Target, groups: list[Group], early: Group, late: Group
+) -> Group | No:
+    """One kernel of the nodes of both, placed anew in program order."""
+    if early.extern is not None or late.extern is not None:
+        return No("a library call")
+    others = late.needs - {early.number}
+    if (via := _path_back(groups, early, others)) is not None:
+        return No(f"it needs kernel {via}, which needs the other")
+    first, *rest = sorted((*early.members, *late.members))
+    both = _open(late.number, first, p.nodes[first], target)
+    for k in rest:
+        node = p.nodes[k]
+        assert not isinstance(node, Extern)
+        if (no := _try_join(p, deps, cfg, target, groups, both, k, node, set())) is not None:
+            return no
+    both.needs = (early.needs | others) - {early.number, late.number}
+    both.reads, both.writes = early.reads | late.reads, early.writes | late.writes
+    return both
+
+
+def _open(number: int, k: int, node: Node, target: Target) -> Group:
     if isinstance(node, Extern):
         return Group(number, 1, [], [k], node)
-    for rows in natural_rows(node):
-        got = fit(node, 1 if rows is None else rows)
-        if isinstance(got, Placed):
-            return Group(number, 1 if rows is None else rows, [got], [k])
+    for rows in natural_rows(node, kept=target.registers):
+        ways = placements(node, 1 if rows is None else rows)
+        if target.registers and not isinstance(ways, No):
+            ways = registers.openings(ways) or No("no result would be complete before the last row")
+        if not isinstance(ways, No):
+            return Group(number, 1 if rows is None else rows, [ways[0]], [k])
     got = fit(node, 1)
     assert isinstance(got, Placed), f"{node} fits no kernel"
     return Group(number, 1, [got], [k])
@@ -75,7 +135,7 @@ def _join_best(
     p: Program,
     deps: Deps,
     cfg: Config,
-    threads: int,
+    target: Target,
     decision: Decision,
     groups: list[Group],
     home: dict[int, Group],
@@ -92,7 +152,7 @@ def _join_best(
     )
     for shared, number in scored:
         group = groups[number]
-        refusal = _try_join(p, deps, cfg, threads, groups, group, k, node, needs)
+        refusal = _try_join(p, deps, cfg, target, groups, group, k, node, needs)
         subject = f"{node.out} with kernel of {group.placed[0].node.out}"
         if refusal is None:
             decision("fusion", subject, "fused", f"{shared} bytes shared")
@@ -114,7 +174,7 @@ def _try_join(
     p: Program,
     deps: Deps,
     cfg: Config,
-    threads: int,
+    target: Target,
     groups: list[Group],
     g: Group,
     k: int,
@@ -131,10 +191,10 @@ def _try_join(
     flexible = g.rows == 1 and all(q.kind == "point" or not q.node.dims for q in g.placed)
     options: list[Index] = [g.rows]
     if flexible:
-        options = [1 if r is None else r for r in natural_rows(node)] + [1]
+        options = [1 if r is None else r for r in natural_rows(node, kept=target.registers)] + [1]
     reason: No = No("no common rows")
     for rows in dict.fromkeys(options):
-        placed = _replace_all(p, deps, cfg, threads, g, node, rows)
+        placed = _replace_all(p, deps, cfg, target, g, node, rows)
         if isinstance(placed, No):
             reason = placed
             continue
@@ -163,7 +223,7 @@ def _path_back(groups: list[Group], g: Group, needs: set[int]) -> int | None:
 
 
 def _replace_all(
-    p: Program, deps: Deps, cfg: Config, threads: int, g: Group, node: Loop, rows: Index
+    p: Program, deps: Deps, cfg: Config, target: Target, g: Group, node: Loop, rows: Index
 ) -> list[Placed] | No:
     placed: list[Placed] = []
     for q in g.placed:
@@ -171,10 +231,10 @@ def _replace_all(
         if isinstance(got, No):
             return No(f"{q.node.out} on {ex.show(rows)} rows: {got.reason}")
         placed.append(got)
-    ways = placements(node, rows)
+    ways = placements(node, rows, any_order=target.registers)
     if isinstance(ways, No):
         return No(f"{node.out} on {ex.show(rows)} rows: {ways.reason}")
-    results = (_checked(p, deps, cfg, threads, g, [*placed, way], rows) for way in ways)
+    results = (_checked(p, deps, cfg, target, g, [*placed, way], rows) for way in ways)
     refusal: No | None = None
     for result in results:
         if not isinstance(result, No):
@@ -185,19 +245,24 @@ def _replace_all(
 
 
 def _checked(
-    p: Program, deps: Deps, cfg: Config, threads: int, g: Group, placed: list[Placed], rows: Index
+    p: Program, deps: Deps, cfg: Config, target: Target, g: Group, placed: list[Placed], rows: Index
 ) -> list[Placed] | No:
-    if rows == 1 and any(q.kind == "inner" and q.node.dims and _points(q) >= cfg.parallel_threshold for q in placed):
-        return No("with a single row it would run on one thread")
+    if rows == 1 and any(
+        q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target)
+        for q in placed
+    ):
+        return No(f"with a single row it would run on one {target.one}")
+    if target.registers and (no := registers.check(p, placed, rows, target)) is not None:
+        return no
     check = range(len(placed)) if rows != g.rows else (len(placed) - 1,)
     for n in check:
-        if (no := _check_edges(p, deps, placed, n, threads, cfg, rows)) is not None:
+        if (no := _check_edges(p, deps, placed, n, target, cfg, rows)) is not None:
             return no
-    return _check_size(p, placed, rows) or placed
+    return (None if target.registers else _check_size(p, placed, rows)) or placed
 
 
 def _check_edges(
-    p: Program, deps: Deps, placed: list[Placed], n: int, threads: int, cfg: Config, rows: Index
+    p: Program, deps: Deps, placed: list[Placed], n: int, target: Target, cfg: Config, rows: Index
 ) -> No | None:
     """Everything that member `n` reads from earlier members is there, in its row, when it reads it."""
     reader = placed[n]
@@ -205,28 +270,36 @@ def _check_edges(
         for writer in placed[:n]:
             if writer.node.out != b:
                 continue
-            if (no := _edge(p, deps, writer, reader, b, index, cfg, rows)) is not None:
+            if (no := _edge(deps, writer, reader, b, index, _alone(cfg, target), target, rows)) is not None:
                 return no
     return _check_overwrites(p, placed, n)
 
 
+def _alone(cfg: Config, target: Target) -> int:
+    """Points that a kernel without parallel rows may not reach."""
+    return target.row_limit if target.registers else cfg.parallel_threshold
+
+
 def _edge(
-    p: Program, deps: Deps, writer: Placed, reader: Placed, b: str, index: Index, cfg: Config, rows: Index
+    deps: Deps, writer: Placed, reader: Placed, b: str, index: Index, alone: int, target: Target, rows: Index
 ) -> No | None:
     if writer.kind == "outer":
         return No(f"{b} is complete only after the last row")
     if len(deps.writers[b]) > 1:
         return No(f"{b} is filled piece by piece")
-    if rows == 1 and writer.kind == "inner" and _points(writer) >= cfg.parallel_threshold:
-        return No(f"{b} reduces everything: fused, all of it would run on one thread")
+    if rows == 1 and writer.kind == "inner" and points(writer) >= alone:
+        return No(f"{b} reduces everything: fused, all of it would run on one {target.one}")
     if same_point(writer, reader):
         return None
-    if rows == 1 and writer.kind != "inner" and _points(writer) >= cfg.parallel_threshold:
-        return No(f"{b} is read at other points than it is written: fused, all of it would run on one thread")
+    if target.registers:
+        return registers.read_back(writer, reader, b, target) or row_local(writer, reader, b, index)
+    if rows == 1 and writer.kind != "inner" and points(writer) >= alone:
+        return No(f"{b} is read at other points than it is written: fused, all of it would run on one {target.one}")
     return row_local(writer, reader, b, index)
 
 
-def _points(q: Placed) -> int:
+def points(q: Placed) -> int:
+    """Points of all rows; a symbolic size counts as at most 1024."""
     total = ex.prod((q.row.args[1], *q.sizes))
     return ex.bounds(ex.substitute(total, {s: min(s.hi, 1024) for s in ex.syms_of(total)}))[1]
 

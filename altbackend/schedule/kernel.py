@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..config import Config
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
@@ -12,6 +11,7 @@ from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
 from .fusion import Group, row_local, same_point, split_row
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
+from .target import Target
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
 
@@ -45,10 +45,11 @@ class Kernel:
     in_place: tuple[tuple[str, str], ...] = ()
 
 
-def build(p: Program, deps: Deps, g: Group, cfg: Config, threads: int) -> Kernel:
+def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
     """The kernel of a fused group."""
-    placed = _spread_rows(g.placed, threads)
-    placed = _tile_transposed(p, _common_loops(placed))
+    placed = _common_loops(g.placed if target.registers else _spread_rows(g.placed))
+    if not target.registers:  # a GPU's tiles are cut when the code is generated
+        placed = _tile_transposed(p, placed)
     rows = placed[0].row.args[1]
     stages = _stages(p, placed)
     storage, stored, scratch = _storage(p, deps, g, placed, stages)
@@ -117,7 +118,7 @@ def _work(placed: list[Placed]) -> Index:
     return total
 
 
-def _spread_rows(placed: list[Placed], threads: int) -> list[Placed]:
+def _spread_rows(placed: list[Placed]) -> list[Placed]:
     """A pointwise kernel whose loops do not merge into one runs all but the fastest as rows."""
     if placed[0].row.args[1] != 1 or any(q.kind != "point" for q in placed):
         return placed

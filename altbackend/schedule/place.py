@@ -117,21 +117,28 @@ def _ordered_rows(node: Scan | Scatter) -> list[Index | None]:
     return [lead if enough else ex.mul(lead, _blocks(fast.args[1])), lead, 1]
 
 
-def natural_rows(node: Loop) -> list[Index | None]:
-    """Row counts to try when `node` opens a kernel, best first; None: a flat kernel without rows."""
+def natural_rows(node: Loop, kept: bool = False) -> list[Index | None]:
+    """Row counts to try when `node` opens a kernel, best first; None: a flat kernel without rows.
+
+    `kept`: one row for every result, the most rows that there can be.
+    """
     if isinstance(node, Pointwise):
         return [None]
+    if kept and (isinstance(node, Scatter) or not node.dims):
+        return [None, 1]
+    if kept:
+        return [ex.prod(v.args[1] for v in node.dims)]
     if isinstance(node, (Scan, Scatter)):
         return _ordered_rows(node)
-    kept = ex.prod(v.args[1] for v in node.dims)
+    results = ex.prod(v.args[1] for v in node.dims)
     order = ordered_vars(node)
     if not node.dims:
         return [None, 1]
     if order[-1] in node.rdims:
-        return [kept]
+        return [results]
     lead_reduced = _leading(order, frozenset(node.rdims))
     lead_kept = _leading(order, frozenset(node.dims))
-    return [lead_reduced, kept, 1] if lead_reduced != 1 else [lead_kept, kept, 1]
+    return [lead_reduced, results, 1] if lead_reduced != 1 else [lead_kept, results, 1]
 
 
 def _leading(order: Sequence[Atom], among: frozenset[Atom]) -> Index:
@@ -145,8 +152,11 @@ def fit(node: Loop, rows: Index) -> Placed | No:
     return found if isinstance(found, No) else found[0]
 
 
-def placements(node: Loop, rows: Index) -> list[Placed] | No:
-    """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first."""
+def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed] | No:
+    """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first.
+
+    `any_order`: rows may also be loops that are not the slowest in memory.
+    """
     if isinstance(node, (Scan, Scatter)):
         placed = _fit_ordered(node, rows)
         return placed if isinstance(placed, No) else [placed]
@@ -159,6 +169,8 @@ def placements(node: Loop, rows: Index) -> list[Placed] | No:
         tries = [kept_first, order, by_name, reduced_first]
         if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
             tries = [reduced_first, *tries]
+    if any_order and isinstance(node, Pointwise):
+        tries += _moved_to_front(order, rows)
     reason = No("no way to cut its loops into the kernel's rows")
     found: list[Placed] = []
     for attempt in tries:
@@ -176,9 +188,19 @@ def placements(node: Loop, rows: Index) -> list[Placed] | No:
             continue
         kind = "outer" if any(outer_reduced) else "inner" if reduced else "point"
         placed = _placed(node, kind, rows, outer, inner, inner_reduced, env)
-        if all(q.kind != placed.kind for q in found):
+        if placed.kind == "point" or all(q.kind != placed.kind for q in found):
             found.append(placed)
     return found or reason
+
+
+def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
+    """Orders in which neighbouring loops of just `rows` points together come first."""
+    out: list[list[Atom]] = []
+    for start in range(1, len(order)):
+        for end in range(start + 1, len(order) + 1):
+            if ex.prod(v.args[1] for v in order[start:end]) == rows:
+                out.append([*order[start:end], *order[:start], *order[end:]])
+    return out
 
 
 def _fit_ordered(node: Scan | Scatter, rows: Index) -> Placed | No:

@@ -1,0 +1,250 @@
+"""How a kernel is cut into programs and tiles on a GPU: the sizes, without any code.
+
+flat    one axis over all elements, a program computes one block of them
+rows    a program computes XBLOCK rows; a row is one tile, or blocks that every pass reads one after the other
+slices  programs walk over rows (or, flat, over elements) and keep totals, of which each leaves one in a workspace
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.loops import Program, reads, writes
+from ..schedule.kernel import Kernel
+from ..schedule.place import Placed
+from ..schedule.registers import inner_points, is_long
+from ..schedule.target import Target
+
+FLAT, ROWS, CROSSED, SLICES = "flat", "rows", "crossed", "slices"
+ALONE = 4096  # elements that one program reduces as fast as many programs and a second kernel do
+FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
+SLICE_BLOCK = 4096
+CROSS_BLOCK, SMALL_CROSS_BLOCK = 64, 32  # a side of a square: whole cache lines for loads and stores
+ROW_TILE = 2048  # elements of a tile of several short rows
+LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
+COLUMNS, COLUMN_BLOCK = 32, 64  # rows and points of a tile whose rows, not points, are neighbours in memory
+COLUMN_LIMIT = 512  # points of such a row that are kept in registers
+CACHE_BYTES = 64 << 20  # more than the L2 cache holds
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`points`: extent of the axis `x`; `rblocks`: block of every row length, `long` those read in several blocks.
+
+    `flat`: `x` runs over elements and there is no row axis. `programs`: launched programs. `wide`: positions need 64
+    bits. `streams`: what is read does not fit in the cache. `cross`: loops of the axis `x` from slow to fast, then the
+    one loop of the row axis.
+    """
+
+    form: str
+    flat: bool
+    points: Index
+    xblock: int
+    rblocks: dict[Index, int]
+    long: frozenset[Index]
+    programs: Index
+    warps: int
+    wide: bool
+    streams: bool
+    cross: tuple[Atom, ...] = ()
+
+    @property
+    def tiled_x(self) -> bool:
+        return self.xblock > 1
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.rblocks)
+
+    @property
+    def rank(self) -> int:
+        return max(self.tiled_x + self.has_rows, 1)
+
+    def looped(self, n: Index) -> bool:
+        return n in self.long
+
+    def name_of(self, n: Index) -> str:
+        return f"RBLOCK{list(self.rblocks).index(n) or ''}"
+
+    @property
+    def constexprs(self) -> dict[str, int]:
+        x = {"XBLOCK": self.xblock} if self.tiled_x else {}
+        return x | {self.name_of(n): b for n, b in self.rblocks.items()}
+
+
+def choose(p: Program, k: Kernel, target: Target) -> Blocks:
+    """The blocks of a kernel."""
+    members = [q for s in k.stages for q in s.members]
+    kinds = {q.kind for q in members}
+    lengths = list(dict.fromkeys(inner_points(q) for q in members))
+    if k.rows == 1:
+        totals = "inner" in kinds and "scan" not in kinds and not _reads_total(members)
+        few = all(isinstance(n, int) and n <= ALONE for n in lengths)
+        if (order := _crossing(k)) is not None:
+            return _crossed(p, k, order, target)
+        if kinds <= {"point", "scatter"}:
+            return _flat(p, k, lengths, target)
+        if totals and not few and len(lengths) == 1:
+            return _flat_slices(p, k, lengths[0], target)
+    return _rows(p, k, members, lengths, target)
+
+
+def _reads_total(members: list[Placed]) -> bool:
+    totals = {q.node.out for q in members if q.kind != "point"}
+    return any(b in totals for q in members for b, _ in va.loads(q.value))
+
+
+def ceil_div(n: Index, d: int) -> Index:
+    return ex.floordiv(ex.add(n, d - 1), d)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less than `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _warps(tile: int) -> int:
+    for limit, warps in ((256, 1), (512, 2), (2048, 4), (8192, 8)):
+        if tile <= limit:
+            return warps
+    return 16
+
+
+def _is_wide(p: Program, k: Kernel, walked: Index) -> bool:
+    """Whether a position in a buffer, or on the axis `x`, may pass 31 bits."""
+    names = {b for m in k.members for b in (*reads(p.nodes[m]), *writes(p.nodes[m]))} if k.members else set()
+    extents = [walked, *(p.buffers[b].extent for b in names)]
+    return any(ex.bounds(n)[1] >= 2**31 - 2**24 for n in extents)
+
+
+def _flat(p: Program, k: Kernel, lengths: list[Index], target: Target) -> Blocks:
+    points = _longest(lengths)
+    xblock = FLAT_BLOCK
+    if isinstance(points, int):
+        xblock = min(xblock, power_of_two(points))
+        while xblock > 128 and points < xblock * target.parallel // 4:
+            xblock //= 2
+    programs = ceil_div(points, xblock)
+    return Blocks(FLAT, True, points, xblock, {}, frozenset(), programs, _warps(xblock), _is_wide(p, k, points), False)
+
+
+def _crossing(k: Kernel) -> tuple[Atom, ...] | None:
+    """Loops with that along which loads are contiguous next to last and that of the stores last, if they differ."""
+    if len(k.stages) != 1 or any(q.kind != "point" for q in k.stages[0].members):
+        return None
+    inner = k.stages[0].inner
+    for q in k.stages[0].members:
+        stored = _contiguous(q.index, inner)
+        for _, index in va.loads(q.value):
+            read = _contiguous(index, inner)
+            if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
+                continue
+            if all(isinstance(v.args[1], int) and v.args[1] >= SMALL_CROSS_BLOCK // 2 for v in (read, stored)):
+                return (*(v for v in inner if v is not read and v is not stored), read, stored)
+    return None
+
+
+def _contiguous(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
+    return next((v for v in loops if ex.coefficient(index, v) == 1), None)
+
+
+def _crossed(p: Program, k: Kernel, order: tuple[Atom, ...], target: Target) -> Blocks:
+    """Squares over two loops; the other loops are further rows of squares."""
+    points, width = ex.prod(v.args[1] for v in order[:-1]), order[-1].args[1]
+    full = ex.mul(points, width)
+    large = isinstance(full, int) and full >= target.parallel * CROSS_BLOCK * CROSS_BLOCK // 4
+    side = CROSS_BLOCK if large else SMALL_CROSS_BLOCK
+    programs = ex.mul(ceil_div(points, side), ceil_div(width, side))
+    return Blocks(
+        CROSSED,
+        False,
+        points,
+        side,
+        {width: side},
+        frozenset(),
+        programs,
+        _warps(side * side),
+        _is_wide(p, k, full),
+        False,
+        order,
+    )
+
+
+def _longest(lengths: list[Index]) -> Index:
+    out = lengths[0]
+    for n in lengths[1:]:
+        out = ex.maximum(out, n)
+    return out
+
+
+def _flat_slices(p: Program, k: Kernel, n: Index, target: Target) -> Blocks:
+    programs = _at_most(ceil_div(n, SLICE_BLOCK), target.parallel)
+    wide = _is_wide(p, k, ex.add(n, target.parallel * SLICE_BLOCK))
+    return Blocks(SLICES, True, n, SLICE_BLOCK, {}, frozenset(), programs, _warps(SLICE_BLOCK), wide, False)
+
+
+def _at_most(n: Index, limit: int) -> Index:
+    """How many programs share `n` turns; a number, since the second kernel's tile depends on it."""
+    return min(n, limit) if isinstance(n, int) else limit
+
+
+def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], target: Target) -> Blocks:
+    rows = [n for n in lengths if n != 1]
+    columns = _rows_are_neighbours(members)
+    sliced = any(q.kind == "outer" for q in members)
+    limit = target.row_limit
+    if columns and not sliced and _repeats_freely(p, members):
+        limit = COLUMN_LIMIT
+    long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
+    block = min(COLUMN_BLOCK if columns else LONG_BLOCK, target.row_limit)
+    rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
+    widest = max(rblocks.values(), default=1)
+    xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, ROW_TILE // widest)
+    if isinstance(k.rows, int):
+        xblock = min(xblock, power_of_two(k.rows))
+        while xblock > (COLUMNS if columns else 1) and k.rows < xblock * target.parallel // 4:
+            xblock //= 2
+    if k.rows == 1:
+        xblock = 1
+    programs = ceil_div(k.rows, xblock)
+    if sliced:
+        programs = _at_most(programs, target.parallel // 4)
+    size = ex.mul(k.rows, *lengths[:1])
+    streams = not long and isinstance(size, int) and size * 4 > CACHE_BYTES
+    walked = ex.add(ex.mul(k.rows, _longest(lengths)), target.parallel * xblock)
+    return Blocks(
+        SLICES if sliced else ROWS,
+        False,
+        k.rows,
+        xblock,
+        rblocks,
+        long,
+        programs,
+        _warps(xblock * widest),
+        _is_wide(p, k, walked),
+        streams,
+    )
+
+
+def _repeats_freely(p: Program, members: list[Placed]) -> bool:
+    """Whether the passes over a row may compute its values again."""
+    written = {q.node.out for q in members if p.buffers[q.node.out].kind != "temp"}
+    read = {b for q in members for b, _ in va.loads(q.value)}
+    return not written & read and all(q.kind != "scan" for q in members)
+
+
+def _rows_are_neighbours(members: list[Placed]) -> bool:
+    """Whether memory is contiguous from row to row, as in a reduction over columns, and not along the rows."""
+    along = across = 0
+    for q in members:
+        if not q.inner or inner_points(q) == 1:
+            continue
+        for index in (*(i for _, i in va.loads(q.value)), q.index):
+            steps = [ex.coefficient(index, v) for v in q.inner]
+            along += any(s == 1 for s in steps)
+            here = ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0}))
+            across += here == 1 and all(s not in (0, 1) for s in steps)
+    return across > along

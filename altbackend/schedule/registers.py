@@ -1,0 +1,103 @@
+"""Rules for a device whose programs keep rows in registers: a value is found only at the point that computed it.
+
+A program holds whole rows as one tile of at most `row_limit` points a row. A row that is longer, or of symbolic
+length, is read in blocks by one pass after the other, and every pass computes again what an earlier one had.
+"""
+
+from __future__ import annotations
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.loops import Program
+from .place import No, Placed
+from .target import Target
+
+AGAIN = 256  # float additions that a pass over a long row may repeat
+
+
+def inner_points(q: Placed) -> Index:
+    return ex.prod(q.sizes)
+
+
+def kept_points(q: Placed) -> Index:
+    """Results of one row."""
+    return ex.prod(v.args[1] for v in q.inner if v not in q.reduced)
+
+
+def is_long(n: Index, target: Target) -> bool:
+    """A row that is read in blocks."""
+    return not isinstance(n, int) or n > target.row_limit
+
+
+def openings(ways: list[Placed]) -> list[Placed]:
+    """The placements with which a kernel starts: totals over rows are only for kernels that others opened."""
+    return [q for q in ways if q.kind != "outer"]
+
+
+def read_back(writer: Placed, reader: Placed, b: str, target: Target) -> No | None:
+    """None where the reader's program holds the value; the caller has excluded reads of just the same point."""
+    if writer.kind == "scan" and writer.sizes == reader.sizes and not is_long(inner_points(writer), target):
+        return None
+    if writer.kind in ("point", "inner") and kept_points(writer) == 1:
+        return None
+    return No(f"{b} is read at other points of the row than it is written: needs shared memory")
+
+
+def check(p: Program, placed: list[Placed], rows: Index, target: Target) -> No | None:
+    """Whether tiles can express these members together."""
+    for q in placed:
+        if (no := _member(q, target)) is not None:
+            return no
+    if rows == 1:
+        return _check_single(placed, target)
+    lengths = [inner_points(q) for q in placed]
+    long = [n for n in lengths if is_long(n, target)]
+    if long and any(q.kind == "outer" for q in placed):
+        return No("totals over rows need rows that fit in registers")
+    few = isinstance(rows, int) and rows < target.parallel // 8
+    if few and any(q.kind == "point" and is_long(inner_points(q), target) for q in placed):
+        return No(f"{rows} rows would leave most of the device idle")
+    return _check_passes(p, placed) if long else None
+
+
+def _member(q: Placed, target: Target) -> No | None:
+    name, kept = q.node.out, kept_points(q)
+    if q.kind == "inner" and kept != 1:
+        return No(f"{name} has several results in a row: needs shared memory")
+    if q.kind == "scan" and any(v not in q.scanned and v.args[1] != 1 for v in q.inner):
+        return No(f"{name} is several scans in a row: needs shared memory")
+    if q.kind != "outer":
+        return None
+    if kept != 1 and q.reduced:
+        return No(f"{name} is reduced across rows and within them, and keeps points of the row")
+    if not isinstance(kept, int) or kept > target.row_limit // 2:
+        return No(f"{name} keeps {ex.show(kept)} totals, more than fit in registers")
+    return None
+
+
+def _check_single(placed: list[Placed], target: Target) -> No | None:
+    """Without rows: points in parallel and totals of all of them, or everything in one program."""
+    lengths = dict.fromkeys(inner_points(q) for q in placed)
+    if all(q.kind == "point" for q in placed):
+        return None
+    if any(is_long(n, target) for n in lengths) and any(q.kind == "scan" for q in placed):
+        return No("a scan without rows would run on one program")
+    if len(lengths) > 1 and any(is_long(n, target) for n in lengths):
+        return No("totals of different sizes")
+    return None
+
+
+def _check_passes(p: Program, placed: list[Placed]) -> No | None:
+    """Long rows: what an earlier pass computed is computed again from unchanged inputs, at a bounded cost."""
+    again: dict[str, int] = {}
+    for q in placed:
+        read = {b for b, _ in va.loads(q.value)}
+        if any(p.buffers[w.node.out].kind != "temp" and w.node.out in read for w in placed):
+            return No(f"{q.node.out} reads what a long row overwrites")
+        cost = va.flops(q.value) + sum(again.get(b, 0) for b in read)
+        if q.kind == "point":
+            again[q.node.out] = cost
+        if cost > AGAIN:
+            return No(f"{q.node.out} would repeat {cost} operations in every pass over a long row")
+    return None

@@ -1,0 +1,132 @@
+"""Runs scheduled graphs through the Triton code generator: kernels interpreted, library calls by torch."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from altbackend.codegen import triton
+from altbackend.codegen.triton import TritonKernel
+from altbackend.config import Config, resolve
+from altbackend.ir import interp
+from altbackend.ir.loops import Extern, Program
+from altbackend.schedule import target
+from test import triton_worker
+from test.graphs import Scheduled, backend, schedule
+
+TARGET = target.cuda()
+Step = Any  # an Extern, or (TritonKernel, names of its buffers)
+
+
+@cache
+def _worker(interpret: bool) -> ProcessPoolExecutor:
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with patch.dict(os.environ, TRITON_INTERPRET=str(int(interpret))):  # read when triton is imported
+        pool.submit(triton_worker.start, interpret).result()
+    atexit.register(pool.shutdown, wait=False, cancel_futures=True)
+    return pool
+
+
+_compiling: dict[tuple[str, int], Future[int]] = {}
+
+
+def compile_later(kernel: TritonKernel, capabilities: Sequence[int]) -> None:
+    """Start building machine code; `compile_errors` waits for it."""
+    for k in (kernel, *(f.kernel for f in kernel.finish)):
+        for c in capabilities:
+            if (k.source, c) not in _compiling:
+                job = (k.source, k.signature, k.constexprs, k.num_warps, k.num_stages, c)
+                _compiling[k.source, c] = _worker(False).submit(triton_worker.compile_cubin, *job)
+
+
+def compile_errors() -> list[str]:
+    """One text for every kernel that did not compile, of all that were started."""
+    done = dict(_compiling)
+    _compiling.clear()
+    return [f"sm_{c}: {e}\n{source}" for (source, c), f in done.items() if (e := f.exception()) is not None]
+
+
+def steps_of(s: Scheduled, chosen: target.Target = TARGET) -> list[Step]:
+    return [k if isinstance(k, Extern) else triton.emit(s.program, k, chosen) for k in s.steps]
+
+
+def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dict[str, Any]) -> list[Any]:
+    """Outputs of the program; inputs that it mutates are mutated. Raises IndexError where a kernel finds one."""
+    symbols = {n: x for n, x in zip(p.inputs, inputs, strict=True) if not isinstance(x, torch.Tensor)}
+    state = interp.State(p, symbols)
+    for name, x in [*zip(p.inputs, inputs, strict=True), *((n, x) for n, x in constants.items() if n in p.buffers)]:
+        if isinstance(x, torch.Tensor):
+            extent = state.size(p.buffers[name].extent)
+            state.flat[name] = x.detach().as_strided((extent,), (1,), x.storage_offset())
+    for step in steps:
+        if isinstance(step, Extern):
+            interp._run_extern(step, state)
+        else:
+            _launch(*step, state)
+    return [interp._output(o, state) for o in p.outputs]
+
+
+def _launch(kernel: TritonKernel, buffers: Sequence[str], state: interp.State) -> None:
+    held = dict(zip((q.name for q in (*kernel.params, *kernel.totals)), buffers, strict=True))
+    for b in held.values():
+        if b not in state.flat:  # what no kernel writes must not look right by chance
+            flat = state.allocate(b)
+            flat.fill_(float("nan") if flat.is_floating_point() else 77)
+    memory = {n: state.flat[b] for n, b in held.items()}
+    memory |= {w.name: torch.empty(state.size(w.numel), dtype=w.dtype).fill_(77) for w in kernel.workspace}
+    _call(kernel, [q.name for q in (*kernel.params, *kernel.workspace)], memory, state)
+    for f in kernel.finish:
+        _call(f.kernel, f.arguments, memory, state)
+
+
+def _call(kernel: TritonKernel, names: Sequence[str], memory: dict[str, torch.Tensor], state: interp.State) -> None:
+    pointers = [memory[n] for n in names]
+    error = torch.zeros(1, dtype=torch.int32)
+    pointers += [error] if kernel.checks else []
+    symbols = [state.symbols[s] for s in kernel.symbols]
+    (grid,) = (state.size(g) for g in kernel.grid)
+    job = (kernel.source, [triton_worker.pack(t) for t in pointers], symbols, kernel.constexprs, grid)
+    after = _worker(True).submit(triton_worker.launch, *job).result(timeout=100)
+    for t, a in zip(pointers, after, strict=True):
+        t.copy_(triton_worker.unpack(a))
+    if error.item():
+        raise IndexError("index out of range")
+
+
+def compiled(
+    fn: Callable[..., Any],
+    *,
+    dynamic: bool = False,
+    cfg: Config | None = None,
+    capabilities: Sequence[int] = (90,),
+    seen: list[Step] | None = None,
+    chosen: target.Target = TARGET,
+) -> Callable[..., Any]:
+    """`fn` through the Triton path. `seen` collects the steps of its graphs."""
+
+    def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        s = schedule(gm, cfg or resolve(), chosen)
+        steps = steps_of(s, chosen)
+        if seen is not None:
+            seen.extend(steps)
+        for step in steps:
+            if not isinstance(step, Extern):
+                compile_later(step[0], capabilities)
+
+        def call(args: list[Any]) -> list[Any]:
+            xs = list(args)
+            args.clear()
+            return run(s.program, steps, xs, s.constants)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return torch.compile(fn, backend=backend(lower), dynamic=dynamic, fullgraph=True)

@@ -1,0 +1,161 @@
+"""What runs in processes of their own: Triton's interpreter, and its compiler.
+
+Triton decides when it is imported whether it interprets, for its own library functions too. So neither the tests nor
+torch import it: one process interprets kernels, another compiles them. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = tuple[Any, str]  # bytes of a tensor as numpy uint8, and its dtype's name
+
+
+def pack(x: torch.Tensor) -> Array:
+    return x.contiguous().view(torch.uint8).numpy().copy(), str(x.dtype).removeprefix("torch.")
+
+
+def unpack(a: Array) -> torch.Tensor:
+    return torch.from_numpy(a[0].copy()).view(getattr(torch, a[1]))
+
+
+def start(interpret: bool) -> None:
+    """First thing in a worker."""
+    torch.set_num_threads(1)
+    if not interpret:
+        os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="altbackend-triton-")
+        return
+    np.seterr(all="ignore")
+    _complete_interpreter()
+
+
+_modules: dict[str, Any] = {}
+
+
+def _module(source: str) -> Any:
+    """Triton reads a function's text from its file."""
+    key = hashlib.sha256(source.encode()).hexdigest()[:16]
+    if key not in _modules:
+        path = Path(tempfile.mkdtemp(prefix="altbackend-kernel-")) / f"kernel_{key}.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        _modules[key] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(_modules[key])
+    return _modules[key]
+
+
+def launch(
+    source: str, pointers: list[Array], symbols: list[int], constexprs: dict[str, int], grid: int
+) -> list[Array]:
+    """The pointers' contents after the kernel ran in the interpreter."""
+    tensors = [unpack(a) for a in pointers]
+    if grid:
+        _module(source).kernel[(grid,)](*tensors, *symbols, **constexprs)
+    return [pack(t) for t in tensors]
+
+
+def compile_cubin(
+    source: str, signature: dict[str, str], constexprs: dict[str, int], warps: int, stages: int, capability: int
+) -> int:
+    """Bytes of the kernel's machine code. Pointers are taken to be aligned, as the launcher finds them."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    aligned = {(k,): [["tt.divisibility", 16]] for k, t in enumerate(signature.values()) if t.startswith("*")}
+    made = triton.compile(
+        ASTSource(_module(source).kernel, signature, constexprs, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "num_stages": stages},
+    )
+    return len(made.asm["cubin"])
+
+
+# --- what the interpreter lacks --------------------------------------------------------------------------------------
+
+_TORCH_NAMES = {
+    "div_rn": "true_divide",
+    "sqrt_rn": "sqrt",
+    "nearbyint": "round",
+    "cyl_bessel_i0": "i0",
+}
+_LIBDEVICE = """abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh cyl_bessel_i0 cyl_bessel_i1 div_rn erf erfc
+erfinv exp exp2 expm1 floor fmod hypot lgamma log log10 log1p log2 nearbyint nextafter pow rsqrt signbit sin sinh sqrt
+sqrt_rn tan tanh trunc""".split()
+
+
+def _complete_interpreter() -> None:
+    """libdevice by torch's functions, and reductions by the project's combiners, which it would do point by point."""
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    for name in _LIBDEVICE:
+        reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
+        setattr(libdevice, name, _elementwise(reference))
+    interpreter.InterpreterBuilder.create_splat = _splat
+    _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
+    _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
+
+
+def _splat(self: Any, kind: Any, x: Any) -> Any:
+    """A scalar spread to a block. The interpreter's own takes a comparison's bool for the dtype that was compared."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(np.full(kind.shape, x.data.reshape(-1)[0], dtype=x.data.dtype), x.dtype.scalar)
+
+
+def _elementwise(reference: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def call(*args: Any) -> Any:
+        arrays = [torch.from_numpy(np.array(a.handle.data)) for a in args]
+        out = reference(*arrays)
+        result = (out.to(torch.int32) if out.dtype == torch.bool else out).numpy()
+        scalar = tl.int32 if out.dtype == torch.bool else args[0].dtype.scalar
+        shape = args[0].type.get_block_shapes() if result.ndim and result.shape == args[0].shape else result.shape
+        kind = tl.block_type(scalar, list(shape)) if args[0].type.is_block() or result.size > 1 else scalar
+        return tl.tensor(TensorHandle(result, scalar), kind)
+
+    return call
+
+
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "largest": np.max,
+    "smallest": np.min,
+    "product": np.prod,
+    "parity": np.bitwise_xor.reduce,
+    "log_add_exp": np.logaddexp.reduce,
+}
+_ACCUMULATE: dict[str, Callable[..., Any]] = {
+    "largest": np.maximum.accumulate,
+    "smallest": np.minimum.accumulate,
+    "product": np.multiply.accumulate,
+    "log_add_exp": np.logaddexp.accumulate,
+}
+
+
+def _patch_combiners(ops: Any, method: str, table: dict[str, Callable[..., Any]]) -> None:
+    original = getattr(ops, method)
+
+    def apply(self: Any, values: Any) -> Any:
+        way = table.get(getattr(getattr(self.combine_fn, "fn", None), "__name__", ""))
+        if way is None:
+            return original(self, values)
+        keep = {"keepdims": self.keep_dims} if hasattr(self, "keep_dims") else {}
+        (x,) = values
+        data = way(x.handle.data, axis=self.axis, **keep).astype(x.handle.data.dtype)
+        return [self.to_tensor(data, x.dtype)]
+
+    setattr(ops, method, apply)
