@@ -53,7 +53,8 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     with trace.stage("schedule"):
         target = cpu(cfg.threads or torch.get_num_threads())
-        program = check(split.split_reductions(program, target), cfg)
+        whole = fusion.totals_over_rows(program, cfg, target)
+        program = check(split.split_reductions(program, target, whole), cfg)
         edges = dependencies.analyse(program)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]

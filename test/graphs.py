@@ -87,7 +87,7 @@ def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, target: Target
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a))
     verify(program)
     if target.kind == "cuda":
-        program = verify(split.split_reductions(program, target))
+        program = verify(split.split_reductions(program, target, fusion.totals_over_rows(program, cfg, target)))
     deps = dependencies.analyse(program)
     groups = fusion.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
     steps = [g.extern or kernel.build(program, deps, g, target) for g in groups]

@@ -1,7 +1,9 @@
+# ruff: noqa: PLC0415
 """What runs in processes of their own: Triton's interpreter, and its compiler.
 
 Triton decides when it is imported whether it interprets, for its own library functions too. So neither the tests nor
-torch import it: one process interprets kernels, another compiles them. Nothing here needs a GPU.
+torch import it: one process interprets kernels, another compiles them. Nothing here needs a GPU. Imports of
+triton stand inside functions for that reason.
 """
 
 from __future__ import annotations
@@ -90,9 +92,49 @@ _TORCH_NAMES = {
     "nearbyint": "round",
     "cyl_bessel_i0": "i0",
 }
-_LIBDEVICE = """abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh cyl_bessel_i0 cyl_bessel_i1 div_rn erf erfc
-erfinv exp exp2 expm1 floor fmod hypot lgamma log log10 log1p log2 nearbyint nextafter pow rsqrt signbit sin sinh sqrt
-sqrt_rn tan tanh trunc""".split()
+_LIBDEVICE = (
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "ceil",
+    "copysign",
+    "cos",
+    "cosh",
+    "cyl_bessel_i0",
+    "cyl_bessel_i1",
+    "div_rn",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "fmod",
+    "hypot",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "nearbyint",
+    "nextafter",
+    "pow",
+    "rsqrt",
+    "signbit",
+    "sin",
+    "sinh",
+    "sqrt",
+    "sqrt_rn",
+    "tan",
+    "tanh",
+    "trunc",
+)
 
 
 def _complete_interpreter() -> None:
@@ -104,8 +146,19 @@ def _complete_interpreter() -> None:
         reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
         setattr(libdevice, name, _elementwise(reference))
     interpreter.InterpreterBuilder.create_splat = _splat
+    interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
+
+
+def _with_index(patch: Callable[..., None]) -> Callable[..., None]:
+    """Bounds of a loop as numbers: Triton 3.6 asks numpy for more than new versions of it do."""
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return patch_tensor
 
 
 def _splat(self: Any, kind: Any, x: Any) -> Any:

@@ -15,10 +15,10 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Extern, Loop, Node, Program, Scatter, reads, writes
+from ..ir.loops import Buffer, Extern, Loop, Node, Program, Reduction, Scatter, reads, writes
 from . import registers
-from .deps import Deps
-from .place import No, Placed, fit, natural_rows, placements, rechain, refine
+from .deps import Deps, analyse
+from .place import No, Placed, fit, natural_rows, ordered_vars, placements, rechain, refine
 from .target import Target
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
@@ -61,6 +61,18 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
     if target.registers and cfg.fuse:
         groups = _merge(p, deps, cfg, target, decision, groups)
     return order(groups)
+
+
+def totals_over_rows(p: Program, cfg: Config, target: Target) -> frozenset[str]:
+    """Buffers that a GPU kernel of whole rows totals as it goes (a LayerNorm's weight gradients).
+
+    Splitting them would take them out of that kernel, to read everything once more.
+    """
+    few = [n for n in p.nodes if isinstance(n, Reduction) and n.dims and ordered_vars(n)[-1] not in n.rdims]
+    if not (target.registers and few):
+        return frozenset()
+    groups = fuse(p, analyse(p), cfg, target, lambda *a: None)
+    return frozenset(q.node.out for g in groups for q in g.placed if q.kind == "outer")
 
 
 def _merge(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]) -> list[Group]:
@@ -247,10 +259,7 @@ def _replace_all(
 def _checked(
     p: Program, deps: Deps, cfg: Config, target: Target, g: Group, placed: list[Placed], rows: Index
 ) -> list[Placed] | No:
-    if rows == 1 and any(
-        q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target)
-        for q in placed
-    ):
+    if rows == 1 and any(q.kind == "inner" and q.node.dims and points(q) >= _alone(cfg, target) for q in placed):
         return No(f"with a single row it would run on one {target.one}")
     if target.registers and (no := registers.check(p, placed, rows, target)) is not None:
         return no

@@ -13,9 +13,10 @@ from .target import Target
 LONG = 1 << 16  # elements per result from which a split pays
 
 
-def split_reductions(p: Program, target: Target) -> Program:
+def split_reductions(p: Program, target: Target, whole: frozenset[str] = frozenset()) -> Program:
     """`p` with every reduction of few, long rows replaced by partial results and their reduction.
 
+    `whole`: buffers whose reductions stay as they are.
     Full reductions need none of it: a flat kernel already runs them on all threads.
     """
     if target.parallel < 2:
@@ -23,7 +24,7 @@ def split_reductions(p: Program, target: Target) -> Program:
     buffers = dict(p.buffers)
     nodes: list[Node] = []
     for node in p.nodes:
-        parts = _split(node, buffers, target) if isinstance(node, Reduction) else None
+        parts = _split(node, buffers, target) if isinstance(node, Reduction) and node.out not in whole else None
         nodes += parts or [node]
     return replace(p, buffers=buffers, nodes=tuple(nodes))
 
