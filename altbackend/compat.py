@@ -48,3 +48,15 @@ def functorch_settings() -> Iterator[None]:
 def real_tensors() -> contextlib.AbstractContextManager[object]:
     """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
     return unset_fake_temporarily()
+
+
+def cuda_capability(device: torch.device) -> int:
+    """Compute capability as one number, 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes `device` the current one."""
+    guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)
+    return guard

@@ -9,22 +9,26 @@ from typing import Any
 
 import torch
 
-from . import fx_passes
-from .codegen import emit, host
+from . import compat, fx_passes
+from .codegen import emit, host, host_cuda, triton
 from .compile_pool import cpp
+from .compile_pool import cuda as compile_cuda
 from .config import Config
 from .debug import Trace
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
-from .lowering.graph import lower_graph
+from .lowering.graph import device_of, lower_graph
 from .report import stats
+from .runtime import cuda as cuda_runtime
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
 from .schedule import fusion, kernel, split
-from .schedule.target import cpu
+from .schedule import target as targets
+from .schedule.deps import Deps
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
+Constants = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
     Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
     hoisted = None
+    cuda = device_of(gm).type == "cuda"
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
-        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
+        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs and not cuda:
             hoisted = fx_passes.cpu_inference(gm, job.static_inputs, cfg, trace)
         gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
@@ -51,26 +56,63 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         program, constants = lower_graph(gm, cfg, trace.decision)
         check(program, cfg)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
+    target = targets.cuda() if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
     with trace.stage("schedule"):
-        target = cpu(cfg.threads or torch.get_num_threads())
         whole = fusion.totals_over_rows(program, cfg, target)
         program = check(split.split_reductions(program, target, whole), cfg)
         edges = dependencies.analyse(program)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
+    call = (_cuda if cuda else _cpu)(program, edges, kernels, constants, cfg, trace)
+    trace.finish()
+    return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
+
+
+def _cpu(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants, cfg: Config, trace: Trace) -> Compiled:
+    """OpenMP C++: one library and one host program per graph."""
     with trace.stage("codegen"):
-        steps = [_step(program, k, n) for n, k in enumerate(kernels)]
-        printed = host.build(program, edges, steps, cfg, constants)
+        steps = [_step(p, k, n) for n, k in enumerate(kernels)]
+        printed = host.build(p, edges, steps, cfg, constants)
     trace.artifact("kernels.cpp", lambda: printed.cpp, "kernel_code")
     trace.artifact("host.py", lambda: printed.python, "output_code")
     with trace.stage("build"):
         library = Library(str(cpp.build(printed.cpp, cfg))) if printed.segments else None
     with trace.stage("load"):
-        call = load(printed.python, library, callables(steps, constants), cfg)
+        threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
+        call = load(printed.python, library, callables(steps, constants), threads)
     stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
-    trace.finish()
-    return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
+    return call
+
+
+def _cuda(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants, cfg: Config, trace: Trace) -> Compiled:
+    """Triton: kernels are compiled in worker processes while the host program is printed."""
+    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
+    capability = compat.cuda_capability(device)
+    with trace.stage("codegen"):
+        steps: list[host_cuda.Step] = []
+        for n, k in enumerate(kernels):
+            if isinstance(k, Extern):
+                steps.append(k)
+                continue
+            made, buffers = triton.emit(p, k, targets.cuda())
+            p, found = host_cuda.launches(p, made, buffers, k.origins, n)
+            steps += found
+        printed = host_cuda.build(p, edges, steps)
+        jobs = [compile_cuda.submit(compile_cuda.job_of(k, hints, capability), cfg) for k, hints in printed.launches]
+    trace.artifact(
+        "kernels.txt", lambda: "\n".join(dict.fromkeys(k.source for k, _ in printed.launches)), "kernel_code"
+    )
+    trace.artifact("host.py", lambda: printed.python, "output_code")
+    with trace.stage("build"):
+        cubins = [j.result() for j in jobs]
+    with trace.stage("load"), compat.cuda_device(device), compat.real_tensors():
+        loaded: dict[int, Any] = {}
+        for n, c in enumerate(cubins):
+            loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
+        call = load(printed.python, [loaded[id(c)] for c in cubins], callables(steps, constants))
+    stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
+    return call
 
 
 def check(p: Program, cfg: Config) -> Program:
@@ -89,7 +131,7 @@ def _step(p: Program, k: Any, n: int) -> host.Step:
     return host.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
 
 
-def callables(steps: Sequence[host.Step], constants: dict[str, Any]) -> dict[str, Any]:
+def callables(steps: Sequence[Any], constants: Constants) -> dict[str, Any]:
     """Constants by name, with the call targets that have no importable name."""
     out = dict(constants)
     for s in steps:
@@ -101,15 +143,14 @@ def callables(steps: Sequence[host.Step], constants: dict[str, Any]) -> dict[str
 _loaded = 0
 
 
-def load(python: str, library: Library | None, constants: dict[str, Any], cfg: Config) -> Compiled:
-    """Execute the printed host program and bind it to its library and constants."""
+def load(python: str, *bound: Any) -> Compiled:
+    """Execute the printed host program and bind it: to its library or kernels, its constants, on a CPU its threads."""
     global _loaded
     _loaded += 1
     name = f"<altbackend graph {_loaded}>"
     linecache.cache[name] = (len(python), None, python.splitlines(keepends=True), name)
     space: dict[str, Any] = {"__name__": name}
     exec(compile(python, name, "exec"), space)
-    threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
-    call: Compiled = space["bind"](library, constants, threads)
+    call: Compiled = space["bind"](*bound)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

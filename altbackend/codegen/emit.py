@@ -190,7 +190,7 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
 
 
 def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:
-    """a / d in a loop that keeps d: its reciprocal is taken outside, scaled so that it neither overflows nor vanishes."""
+    """a / d in a loop that keeps d: its reciprocal is taken outside, scaled to neither overflow nor vanish."""
     f32 = torch.float32
     scale = _bind(e, s, va.make("divisor_scale", (d,), f32))
     scaled = _bind(e, s, va.make("mul", (d, scale), f32))

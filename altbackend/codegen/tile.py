@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 import torch
 
@@ -113,7 +113,7 @@ class Comment:
     text: str
 
 
-TileStmt = Union[Let, Points, Mask, Accumulator, Fold, TileStore, TileLoop, Comment]
+TileStmt: TypeAlias = "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Comment"
 
 
 @dataclass(frozen=True)

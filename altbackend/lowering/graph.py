@@ -131,11 +131,10 @@ def lower_graph(
 
     Raises Unsupported for what neither a lowering nor a library call can express.
     """
-    ctx = Ctx(cfg=cfg, decision=decision)
+    ctx = Ctx(cfg=cfg, device=device_of(gm), decision=decision)
     outputs: tuple[Any, ...] = ()
     for node in gm.graph.nodes:
         ctx.graph_node = node
-        _check_device(node)
         match node.op:
             case "placeholder":
                 ctx.env[node] = _placeholder(ctx, node)
@@ -151,11 +150,27 @@ def lower_graph(
     return program, ctx.constants
 
 
-def _check_device(node: torch.fx.Node) -> None:
-    val = node.meta.get("val")
-    for v in val if isinstance(val, (tuple, list)) else (val,):
-        if isinstance(v, torch.Tensor) and v.device.type != "cpu":
-            raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU only")
+def device_of(gm: torch.fx.GraphModule) -> torch.device:
+    """The device of a graph's tensors; single numbers on the CPU may stand beside those of a GPU.
+
+    Raises Unsupported for a second GPU, for larger CPU tensors beside a GPU's, and for other kinds of device.
+    """
+    found = torch.device("cpu")
+    large: torch.fx.Node | None = None
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for v in val if isinstance(val, (tuple, list)) else (val,):
+            if not isinstance(v, torch.Tensor) or v.device.type == "meta":
+                continue
+            if v.device.type == "cpu":
+                large = node if v.dim() else large
+                continue
+            if v.device.type != "cuda" or (found.type == "cuda" and found != v.device):
+                raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU or for one GPU")
+            found = v.device
+    if large is not None and found.type == "cuda":
+        raise Unsupported(large, f"a CPU tensor of more than one element in a graph on {found}")
+    return found
 
 
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:

@@ -195,12 +195,12 @@ def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed]
 
 def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
     """Orders in which neighbouring loops of just `rows` points together come first."""
-    out: list[list[Atom]] = []
-    for start in range(1, len(order)):
-        for end in range(start + 1, len(order) + 1):
-            if ex.prod(v.args[1] for v in order[start:end]) == rows:
-                out.append([*order[start:end], *order[:start], *order[end:]])
-    return out
+    return [
+        [*order[start:end], *order[:start], *order[end:]]
+        for start in range(1, len(order))
+        for end in range(start + 1, len(order) + 1)
+        if ex.prod(v.args[1] for v in order[start:end]) == rows
+    ]
 
 
 def _fit_ordered(node: Scan | Scatter, rows: Index) -> Placed | No:

@@ -307,7 +307,14 @@ def test_exact_double_functions_equal_torch(doubles: Library, name: str) -> None
 def test_loops_vectorise(built: tuple[Isa, Library]) -> None:
     """g++ reports a vectorised loop for each function that promises it."""
     isa, library = built
-    names = [case.name for case in UNARY if case.vectorised] + ["one_plus_erf", *EXACT_UNARY, *PREDICATES, *BINARY, *EXTREMA, *COMPOSED]
+    names = [case.name for case in UNARY if case.vectorised] + [
+        "one_plus_erf",
+        *EXACT_UNARY,
+        *PREDICATES,
+        *BINARY,
+        *EXTREMA,
+        *COMPOSED,
+    ]
     missing = {name for name in names if f"{name}_float32" not in library.vectorised}
     assert missing <= ({"atanh"} if isa == "generic" else set())
 

@@ -1,0 +1,249 @@
+"""The host program for CUDA: a readable Python file that allocates, launches, calls libraries and returns.
+
+Every buffer is a tensor of its own from torch's caching allocator, which knows streams and graph capture; it is
+dropped after its last use, and its memory goes to the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..ir import expr as ex
+from ..ir.loops import Buffer, Extern, Origin, Program, View, reads, writes
+from ..schedule.deps import Deps
+from .ast import Param
+from .host import _arg, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
+from .triton import TritonKernel
+
+
+@dataclass(frozen=True)
+class CudaLaunch:
+    """One kernel on named buffers; `finish` steps follow it as launches of their own."""
+
+    kernel: TritonKernel
+    params: tuple[Param, ...]
+    buffers: tuple[str, ...]
+    origins: tuple[Origin, ...]
+
+
+Step = CudaLaunch | Extern
+
+
+@dataclass(frozen=True)
+class CudaHost:
+    """`launches`: per launch its kernel and the numbers of its pointers that are multiples of 16 bytes."""
+
+    python: str
+    launches: tuple[tuple[TritonKernel, tuple[int, ...]], ...]
+    kernels: int
+    library_calls: int
+
+
+def launches(
+    p: Program, kernel: TritonKernel, buffers: tuple[str, ...], origins: tuple[Origin, ...], number: int
+) -> tuple[Program, list[CudaLaunch]]:
+    """A kernel and its finishing kernels as launches; their partial results become buffers of the program."""
+    held = dict(zip((q.name for q in (*kernel.params, *kernel.totals)), buffers, strict=True))
+    device = p.buffers[buffers[0]].device
+    added = {}
+    for w in kernel.workspace:
+        held[w.name] = f"parts{number}_{w.name}"
+        added[held[w.name]] = Buffer(held[w.name], w.dtype, (w.numel,), (1,), device)
+    if added:
+        p = replace(p, buffers={**p.buffers, **added})
+    params = (*kernel.params, *(Param(w.name, w.dtype, True) for w in kernel.workspace))
+    out = [CudaLaunch(kernel, params, tuple(held[q.name] for q in params), origins)]
+    for f in kernel.finish:
+        names = tuple(held[a] for a in f.arguments)
+        out.append(CudaLaunch(f.kernel, f.kernel.params, names, origins))
+    return p, out
+
+
+def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
+    """Print the host program."""
+    steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
+    found = [s for s in steps if isinstance(s, CudaLaunch)]
+    names = _names(p, steps)
+    hints = tuple((s.kernel, _aligned(p, s)) for s in found)
+    return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
+
+
+def _names(p: Program, steps: Sequence[Step]) -> _Names:
+    slots: dict[str, int] = {}
+    symbols: set[str] = set()
+    for s in steps:
+        if isinstance(s, CudaLaunch):
+            symbols.update(s.kernel.symbols)
+            for b in s.buffers:
+                slots.setdefault(b, len(slots))
+    used = {o.buffer for o in p.outputs if isinstance(o, View)}
+    used.update(b for s in steps for b in (s.buffers if isinstance(s, CudaLaunch) else reads(s)))
+    temporary = {b for b, buf in p.buffers.items() if buf.kind == "temp"}
+    return _Names(slots, {}, {}, {b: b for b in sorted(used)}, temporary, tuple(sorted(symbols)))
+
+
+def _aligned(p: Program, s: CudaLaunch) -> tuple[int, ...]:
+    """Pointers known to be multiples of 16: all but inputs that the kernel writes, which cannot be copied."""
+    written = {b for q, b in zip(s.params, s.buffers, strict=True) if q.written}
+    return tuple(k for k, b in enumerate(s.buffers) if p.buffers[b].kind == "temp" or b not in written)
+
+
+def _written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
+    return {
+        b
+        for s in steps
+        if isinstance(s, CudaLaunch)
+        for q, b in zip(s.params, s.buffers, strict=True)
+        if q.written and p.buffers[b].kind == "input"
+    }
+
+
+def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
+    """Per step the buffers that nothing needs after it; storage shared with a library result lives on."""
+    last: dict[str, int] = {}
+    for k, s in enumerate(steps):
+        for b in s.buffers if isinstance(s, CudaLaunch) else (*reads(s), *writes(s)):
+            last[b] = k
+    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+    out: dict[int, list[str]] = {}
+    for b, k in last.items():
+        if b in p.buffers and b not in kept and p.buffers[b].kind != "const":
+            out.setdefault(k, []).append(b)
+    return out
+
+
+def _python(p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunch], names: _Names) -> str:
+    w = _Python()
+    checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
+    flagged = any(s.kernel.checks for s in found)
+    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
+    _prologue(w, p, names, _written_inputs(p, steps), flagged)
+    last = _last_uses(p, steps)
+    number = 0
+    for k, s in enumerate(steps):
+        if isinstance(s, CudaLaunch):
+            _launch(w, p, names, s, number)
+            number += 1
+        else:
+            _extern(w, p, names, s)
+        if k in last:
+            w.add(f"del {', '.join(last[k])}")
+    w.add("tables.give(t)")
+    outs = ", ".join(_output(p, o) for o in p.outputs)
+    w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
+    return _file(p, names, found, w, device.index or 0, sorted(set(checks)), flagged)
+
+
+def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged: bool) -> None:
+    if p.inputs:
+        w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
+    w.add("args.clear()")
+    if flagged:
+        w.add("flag.check()")
+    bound = set(p.inputs)
+    for b in p.inputs:
+        if b not in p.buffers:
+            continue
+        for axis, n in enumerate(p.buffers[b].sizes):
+            text = ex.show(n)
+            if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
+                bound.add(text)
+                w.add(f"{text} = {b}.size({axis})")
+    w.add("t = tables.take()")
+    w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
+    for k, s in enumerate(names.symbols):
+        w.add(f"S[{k}] = {s}")
+    for b in p.inputs:
+        if b not in names.slots:
+            continue
+        if p.buffers[b].device.type == "cpu":  # a number in a tensor
+            w.add(f"{b}_there = {b}.to(f'cuda:{{DEVICE}}', non_blocking=True)")
+            w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
+            continue
+        if b not in written:
+            w.add(f"{b} = aligned({b})")
+        w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
+    w.targets[b] = b
+    buf = p.buffers[b]
+    w.add(f"{b} = empty_cuda({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})")
+    w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _launch(w: _Python, p: Program, names: _Names, s: CudaLaunch, number: int) -> None:
+    for b in s.buffers:
+        if b in names.fresh and b not in w.targets:
+            _allocate(w, p, names, b)
+            if any(q.name in s.kernel.zeroed for q, c in zip(s.params, s.buffers, strict=True) if c == b):
+                w.add(f"{b}.zero_()")
+    (grid,) = s.kernel.grid
+    w.add(f"kernel{number}({ex.show(grid)}, stream, L[{number}])  # {_provenance(s.origins)}")
+
+
+def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
+    fn = _target_name(w, s.target)
+    args = [_arg(p, names, a) for a in s.args] + [f"{k}={_arg(p, names, v)}" for k, v in s.kwargs]
+    labels = [o or "_" for o in s.outs]
+    left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
+    w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    for o in s.outs:
+        if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None
+            continue
+        assert o is not None
+        w.targets[o] = o
+        b = p.buffers[o]
+        if b.sizes or o in names.slots:
+            w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+        if o in names.slots:
+            w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
+
+
+def _arguments(s: CudaLaunch, names: _Names, flag: int) -> str:
+    out = [("p", names.slots[b]) for b in s.buffers]
+    out += [("p", flag)] if s.kernel.checks else []
+    out += [("s", names.symbols.index(x)) for x in s.kernel.symbols]
+    return repr(tuple(out))
+
+
+def _file(
+    p: Program, names: _Names, found: list[CudaLaunch], w: _Python, device: int, checks: list[str], flagged: bool
+) -> str:
+    flag = len(names.slots)
+    fixed = {names.slots[b]: f"const[{b!r}]" for b in names.slots if p.buffers[b].kind == "const"}
+    fixed |= {flag: "flag"} if flagged else {}
+    fixed_text = ", ".join(f"{slot}: {text}" for slot, text in fixed.items())
+    functions = list(dict.fromkeys(s.kernel.source for s in found))
+    sources = [f"SOURCE{n} = r'''\n{text}'''\n" for n, text in enumerate(functions)]
+    which = [functions.index(s.kernel.source) for s in found]
+    lines = [
+        "import torch",
+        "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
+        "from altbackend.runtime.cuda import stream as current_stream",
+        "",
+        f"DEVICE = {device}",
+        "",
+        "",
+        "def bind(kernels, const):",
+        '    """`kernels`: one launch function per launch, in order; `const`: constants by name."""',
+        *([f"    flag = ErrorFlag({checks!r})"] if flagged else []),
+        "    launches = [",
+        *(f"        {_arguments(s, names, flag)},  # SOURCE{n}" for s, n in zip(found, which, strict=True)),
+        "    ]",
+        f"    tables = Tables({flag + 1}, {len(names.symbols)}, launches, {{{fixed_text}}})",
+        *([f"    {', '.join(f'kernel{n}' for n in range(len(found)))}, = kernels"] if found else []),
+        *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
+        "",
+        "    def call(args):",
+        *w.body,
+        "",
+        "    return on_device(call, DEVICE)",
+        "",
+        "",
+        *sources,
+        f"# inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""Triton kernels to machine code, in worker processes, and kept in the cache folder."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import functools
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .. import folders
+from ..codegen.triton import TritonKernel
+from ..config import Config
+from ..errors import CompilerFailed, Unsupported
+from ..runtime.cuda import Cubin
+from .cpp import usable_folder
+
+MOST_WORKERS = 8
+ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
+
+
+@dataclass(frozen=True)
+class Job:
+    """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16."""
+
+    source: str
+    signature: tuple[tuple[str, str], ...]
+    constexprs: tuple[tuple[str, int], ...]
+    aligned: tuple[int, ...]
+    warps: int
+    stages: int
+    capability: int
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(repr((self, triton_version())).encode()).hexdigest()[:40]
+
+
+def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job:
+    return Job(
+        kernel.source,
+        tuple(kernel.signature.items()),
+        tuple(kernel.constexprs.items()),
+        tuple(aligned),
+        kernel.num_warps,
+        kernel.num_stages,
+        capability,
+    )
+
+
+@functools.cache
+def triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        raise Unsupported("a graph on a GPU", "triton is not installed", todo="pip install triton") from None
+
+
+def submit(job: Job, cfg: Config) -> Future[Cubin]:
+    """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
+    triton_version()
+    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin")
+
+
+@functools.lru_cache(maxsize=4096)
+def _submit(job: Job, folder: Path) -> Future[Cubin]:
+    return _threads().submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_count(), thread_name_prefix="altbackend-compile")
+
+
+def _count() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, usable))
+
+
+def _build(job: Job, path: Path) -> Cubin:
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    made = _ask(job)
+    if "error" in made:
+        raise CompilerFailed("triton.compile", made["error"], str(_keep_source(path, job)))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made["digest"] = hashlib.sha256(made["cubin"].encode()).hexdigest()
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as f:
+            json.dump(made, f)
+        os.replace(temporary, path)
+    except OSError:
+        pass  # a full disk costs the next process a compilation
+    return _cubin(made, job.warps)
+
+
+def _read(path: Path) -> Cubin | None:
+    """The entry, if it is whole; anything else is a miss and will be replaced."""
+    try:
+        held = json.loads(path.read_text())
+        if held["digest"] != hashlib.sha256(held["cubin"].encode()).hexdigest():
+            return None
+        return _cubin(held, int(held["warps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _cubin(held: dict[str, Any], warps: int) -> Cubin:
+    return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps)
+
+
+def _keep_source(path: Path, job: Job) -> Path:
+    text = path.with_suffix(".py")
+    try:
+        text.parent.mkdir(parents=True, exist_ok=True)
+        text.write_text(job.source)
+    except OSError:
+        pass
+    return text
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+_idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+
+
+def _worker() -> subprocess.Popen[str]:
+    try:
+        return _idle.get_nowait()
+    except queue.Empty:
+        pass
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    made = subprocess.Popen(
+        [sys.executable, "-m", "altbackend.compile_pool.cubin_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    atexit.register(made.kill)
+    return made
+
+
+def _ask(job: Job) -> dict[str, Any]:
+    question = {
+        "key": job.key,
+        "source": job.source,
+        "signature": dict(job.signature),
+        "constexprs": dict(job.constexprs),
+        "aligned": job.aligned,
+        "warps": job.warps,
+        "stages": job.stages,
+        "capability": job.capability,
+    }
+    reason = ""
+    for _ in range(ATTEMPTS):
+        worker = _worker()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            worker.stdin.write(json.dumps(question) + "\n")
+            worker.stdin.flush()
+            answer = worker.stdout.readline()
+        except OSError as cause:
+            answer, reason = "", str(cause)
+        if answer:
+            _idle.put(worker)
+            made: dict[str, Any] = json.loads(answer)
+            return made | {"warps": job.warps}
+        worker.kill()
+        reason = f"a compile worker ended with exit status {worker.wait()} {reason}"
+    return {"error": reason}

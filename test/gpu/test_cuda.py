@@ -1,0 +1,146 @@
+"""Compiled code on a real GPU against eager: `python -m pytest test/gpu`. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend import alt
+from altbackend.report import stats
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+T = torch.Tensor
+
+
+def norms(x: T, w: T, b: T) -> T:
+    for _ in range(4):
+        y = F.layer_norm(x, (x.shape[-1],), w, b)
+        x = x + torch.softmax(F.gelu(y) * torch.sigmoid(y), -1)
+    return x
+
+
+def mixed(x: T, w: T, b: T) -> tuple[T, ...]:
+    y = F.gelu(x @ w.t()[: x.shape[1]] if w.dim() == 2 else x * w + b)
+    return y.sum(0), y.amax(1), y.t().contiguous(), x.argmax(-1), y.cumsum(1), (y > 0).any(), y.std(0)
+
+
+def losses(x: T, w: T, b: T) -> T:
+    return F.cross_entropy(F.layer_norm(x, (x.shape[-1],), w, b), torch.arange(x.shape[0], device=x.device) % 7)
+
+
+def build(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=alt, options={"strict": True}, **options)
+
+
+def check_close(got: Any, want: Any, exact: Any) -> None:
+    """No further from the float64 answer than eager twice over, norm-wise, and some roundings."""
+    for g, w, e in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want, exact)), strict=True):
+        assert g.dtype == w.dtype
+        assert g.shape == w.shape
+        assert g.stride() == w.stride()
+        if not g.is_floating_point():
+            assert (g == w).double().mean() > 0.999
+            continue
+        size = float(e.norm()) + 1e-30
+        mine, eager = float((g.double() - e).norm()) / size, float((w.double() - e).norm()) / size
+        assert mine <= 2 * eager + 4 * torch.finfo(g.dtype).eps, (mine, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(64, 256), (33, 1000), (8, 4096), (5, 20000), (3000, 7)], ids=str)
+@pytest.mark.parametrize("fn", [norms, mixed, losses])
+def test_forward(fn: Callable[..., Any], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    w, b = torch.rand(shape[1], device="cuda", dtype=dtype) + 0.5, torch.randn(shape[1], device="cuda", dtype=dtype)
+    check_close(build(fn)(x, w, b), fn(x, w, b), fn(x.double(), w.double(), b.double()))
+
+
+@pytest.mark.parametrize("fn", [norms, losses])
+def test_gradients(fn: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(512, 768, device="cuda"), torch.rand(768, device="cuda"), torch.randn(768, device="cuda")]
+
+    def gradients(f: Callable[..., Any], *xs: T) -> tuple[T, ...]:
+        leaves = [x.detach().clone().requires_grad_() for x in xs]
+        f(*leaves).square().sum().backward()
+        return tuple(x.grad for x in leaves)  # type: ignore[misc]
+
+    check_close(gradients(build(fn), *inputs), gradients(fn, *inputs), gradients(fn, *(x.double() for x in inputs)))
+
+
+def test_norm_chain_is_one_kernel() -> None:
+    x, w = torch.randn(256, 4096, device="cuda"), torch.ones(4096, device="cuda")
+    stats.reset()
+    with torch.no_grad():
+        build(norms)(x, w, w)
+    assert stats.snapshot().kernels == 1
+
+
+def test_attention_is_a_library_call() -> None:
+    def fn(q: T, k: T, v: T) -> T:
+        return F.scaled_dot_product_attention(q.sin(), k, v, is_causal=True).cos()
+
+    q, k, v = (torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    stats.reset()
+    check_close(build(fn)(q, k, v), fn(q, k, v), fn(q.double(), k.double(), v.double()))
+    assert stats.snapshot().library_calls == 1
+
+
+def test_dynamic_sizes_compile_once() -> None:
+    run = build(norms, dynamic=True)
+    stats.reset()
+    for n, m in ((16, 256), (17, 256), (3, 1000), (128, 64)):
+        x, w = torch.randn(n, m, device="cuda"), torch.ones(m, device="cuda")
+        check_close(run(x, w, w), norms(x, w, w), norms(x.double(), w.double(), w.double()))
+    assert stats.snapshot().graphs == 1
+
+
+def test_misaligned_inputs_mutation_and_numbers_on_the_cpu() -> None:
+    def fn(x: T, y: T, k: T) -> T:
+        y.mul_(2).add_(x)
+        return x * k + y
+
+    base = torch.randn(1025, device="cuda")
+    x, k = base[1:], torch.tensor(3.0)
+    y, z = torch.randn(1026, device="cuda")[2:], torch.empty(0)
+    z = y.clone()
+    got, want = build(fn)(x, y, k), fn(x, z, k)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(y, z)
+
+
+def test_index_out_of_range_is_reported_by_the_next_call() -> None:
+    run = build(lambda x, i: x[i] * 2)
+    x = torch.randn(8, device="cuda")
+    run(x, torch.tensor([9], device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexError, match="out of range"):
+        run(x, torch.tensor([1], device="cuda"))
+
+
+def test_no_synchronisation_streams_and_capture() -> None:
+    run = build(norms)
+    x, w = torch.randn(64, 256, device="cuda"), torch.ones(256, device="cuda")
+    want = run(x, w, w)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(x, w, w)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.testing.assert_close(run(x, w, w), want)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(x, w, w)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out, want)
