@@ -23,7 +23,7 @@ setup(
     install_requires=["torch>=2.11,<2.14", "sympy", "filelock"],
     extras_require={
         "triton": ['triton>=3.6,<3.8; sys_platform == "linux"'],
-        "test": ["pytest", "pytest-xdist", "pytest-timeout", "expecttest", "hypothesis"],
+        "test": ["pytest", "pytest-xdist", "pytest-timeout", "expecttest", "hypothesis", "numpy"],
         "lint": ["ruff", "mypy"],
         "bench": ["transformers", "timm", "matplotlib"],
     },

@@ -160,7 +160,7 @@ def device_of(gm: torch.fx.GraphModule) -> torch.device:
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for v in val if isinstance(val, (tuple, list)) else (val,):
-            if not isinstance(v, torch.Tensor) or v.device.type == "meta":
+            if not isinstance(v, torch.Tensor):
                 continue
             if v.device.type == "cpu":
                 large = node if v.dim() else large
