@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import compat, decomp
+from . import compat, decomp, fx_passes
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
@@ -32,8 +32,7 @@ def alt(
     for name, reason in notes(options):
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
-    for user_pass in cfg.pre_grad_custom_pass:
-        user_pass(gm.graph)
+    fx_passes.pre_grad(gm, cfg)
     build = compat.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward"),
         bw_compiler=_compiler(cfg, number, "backward"),

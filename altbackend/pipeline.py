@@ -48,15 +48,16 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
     cuda = device_of(gm).type == "cuda"
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
-        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs and not cuda:
-            hoisted = fx_passes.cpu_inference(gm, job.static_inputs, cfg, trace)
+        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
+            passes = fx_passes.cuda_inference if cuda else fx_passes.cpu_inference
+            hoisted = passes(gm, job.static_inputs, cfg, trace)
         gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
         check(program, cfg)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
-    target = targets.cuda() if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
+    target = targets.cuda(fast=cfg.numerics != "eager") if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
     with trace.stage("schedule"):
         whole = fusion.totals_over_rows(program, cfg, target)
         program = check(split.split_reductions(program, target, whole), cfg)
@@ -64,12 +65,20 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
-    call = (_cuda if cuda else _cpu)(program, edges, kernels, constants, cfg, trace)
+    call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)
     trace.finish()
     return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
 
 
-def _cpu(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants, cfg: Config, trace: Trace) -> Compiled:
+def _cpu(
+    p: Program,
+    edges: Deps,
+    kernels: Sequence[Any],
+    target: targets.Target,
+    constants: Constants,
+    cfg: Config,
+    trace: Trace,
+) -> Compiled:
     """OpenMP C++: one library and one host program per graph."""
     with trace.stage("codegen"):
         steps = [_step(p, k, n) for n, k in enumerate(kernels)]
@@ -85,7 +94,15 @@ def _cpu(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants, 
     return call
 
 
-def _cuda(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants, cfg: Config, trace: Trace) -> Compiled:
+def _cuda(
+    p: Program,
+    edges: Deps,
+    kernels: Sequence[Any],
+    target: targets.Target,
+    constants: Constants,
+    cfg: Config,
+    trace: Trace,
+) -> Compiled:
     """Triton: kernels are compiled in worker processes while the host program is printed."""
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
     capability = compat.cuda_capability(device)
@@ -95,7 +112,7 @@ def _cuda(p: Program, edges: Deps, kernels: Sequence[Any], constants: Constants,
             if isinstance(k, Extern):
                 steps.append(k)
                 continue
-            made, buffers = triton.emit(p, k, targets.cuda())
+            made, buffers = triton.emit(p, k, target)
             p, found = host_cuda.launches(p, made, buffers, k.origins, n)
             steps += found
         printed = host_cuda.build(p, edges, steps)

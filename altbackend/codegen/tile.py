@@ -29,8 +29,8 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Program, Reduction, Scan, Scatter
-from ..ir.ops import triton_spelling
+from ..ir.loops import Program, Reduction, Scan, Scatter, reads, writes
+from ..ir.ops import LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
 from ..schedule.place import Placed
@@ -173,6 +173,7 @@ class Emitter:
     symbols: set[Atom] = field(default_factory=set)
     counter: dict[str, int] = field(default_factory=dict)
     checks: bool = False
+    fast: bool = False
 
     def fresh(self, prefix: str) -> str:
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
@@ -196,7 +197,7 @@ def refusal(node: object, reason: str) -> Unsupported:
 
 def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
     """The tile AST of a kernel. Raises Unsupported where tiles cannot express it."""
-    e = Emitter(p, k, choose(p, k, target))
+    e = Emitter(p, k, choose(p, k, target), fast=target.fast and only_low_precision(p, k))
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
@@ -214,6 +215,17 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
         body=tuple(top.body),
         totals=tuple(e.totals),
     )
+
+
+def only_low_precision(p: Program, k: Kernel) -> bool:
+    """Whether every float that the kernel reads or stores is rounded to 16 bits.
+
+    Then functions may err by an eighth of that rounding, which is far more than the cheap forms of float32 do.
+    """
+    made = {b for m in k.members for b in writes(p.nodes[m])}
+    names = {b for m in k.members for b in reads(p.nodes[m])} - made | k.stored
+    floats = {p.buffers[b].dtype for b in names if p.buffers[b].dtype.is_floating_point}
+    return bool(floats) and floats <= LOW_PRECISION
 
 
 # --- axes --------------------------------------------------------------------------------------------------------
@@ -358,7 +370,8 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
     text = triton_spelling(v.op, kind)
     if not text or ("libdevice" in text and not kind.is_floating_point):
         raise refusal(v.op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
-    return _let(e, scope, va.make(v.op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
+    op = f"fast_{v.op}" if e.fast and kind == torch.float32 and OPS[v.op].triton_fast else v.op
+    return _let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
 
 
 def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:

@@ -16,7 +16,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Origin, Program, Reduction
-from ..ir.ops import LOW_PRECISION, triton_spelling
+from ..ir.ops import LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import SCALAR, Kernel, Stage
 from ..schedule.place import Placed
@@ -337,6 +337,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return _scanned(v)
         case "combined":
             return _COMBINE[v.attr].format(*(scalar(a) for a in v.args))
+    if v.op.startswith("fast_"):
+        return (OPS[v.op[5:]].triton_fast or "").format(*(scalar(a) for a in v.args))
     weak_ones = v.op in _WEAK and any(a.op != "const" for a in v.args[-2:])
     text = triton_spelling(v.op, v.args[0].dtype if v.op != "where" else v.dtype)
     return text.format(*(scalar(a, weak_ones) for a in v.args), T=TYPES[v.dtype], bits=v.dtype.itemsize * 8)

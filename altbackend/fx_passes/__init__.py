@@ -9,7 +9,25 @@ from torch.fx import GraphModule
 
 from ..config import Config
 from ..debug import Trace
-from . import channels_last, constants, conv_bn, onednn, patchify, shared_input, simplify
+from . import (
+    attention_mask,
+    channels_last,
+    constants,
+    conv_bias,
+    conv_bn,
+    onednn,
+    pad_matmul,
+    patchify,
+    shared_input,
+    simplify,
+)
+
+
+def pre_grad(gm: GraphModule, cfg: Config) -> None:
+    """Passes over the graph as Dynamo captured it, in place."""
+    for user_pass in cfg.pre_grad_custom_pass:
+        user_pass(gm.graph)
+    attention_mask.run(gm)
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
@@ -54,5 +72,24 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
         trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
         packed = onednn.run(gm, constant)
         trace.decision("freezing", "linears and convolutions", "prepacked", f"{packed} for oneDNN")
+    gm.graph.eliminate_dead_code()
+    return constants.split(gm, static)
+
+
+def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
+    """Inference on a GPU: fold, choose layouts; then split off what depends only on parameters."""
+    constant = constants.constant_nodes(gm, static)
+    folded = conv_bn.run(gm, constant)
+    trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+    patches = patchify.run(gm)
+    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
+    constant = constants.constant_nodes(gm, static)
+    if cfg.channels_last and channels_last.run(gm, constant):
+        trace.decision("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes")
+    constants.move_up(gm, constant)
+    padded = pad_matmul.run(gm, constant)
+    trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")
+    biases = conv_bias.run(gm)
+    trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions")
     gm.graph.eliminate_dead_code()
     return constants.split(gm, static)

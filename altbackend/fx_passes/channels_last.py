@@ -5,17 +5,22 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from .graph import aten, is_call, propagate, val
+from .graph import aten, insert, is_call, propagate, val
+
+_LOW = (torch.bfloat16, torch.float16)
 
 
-def run(gm: GraphModule) -> bool:
+def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
     """Rearrange the inputs of convolutions that are not channels-last yet; True if the graph changed.
 
-    Strides follow by propagation, so an operator between two convolutions keeps the layout.
+    Strides follow by propagation, so an operator between two convolutions keeps the layout. `constant`: weights among
+    these nodes are rearranged too, for libraries that would do it in every call.
     """
     convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
-    if not convs or not all(_suits(n) for n in convs):
+    if not convs or not all(_suits(n, constant is not None) for n in convs):
         return False
+    for n in convs:
+        _rearrange_weight(gm, n, constant or set())
     changed = False
     for n in convs:
         x = n.args[0]
@@ -32,6 +37,16 @@ def run(gm: GraphModule) -> bool:
     return changed
 
 
-def _suits(n: Node) -> bool:
+def _suits(n: Node, low: bool) -> bool:
     x = val(n.args[0])
-    return x.dim() == 4 and not n.args[6] and all(isinstance(s, int) for s in x.shape) and x.dtype == torch.float32
+    known = x.dtype == torch.float32 or (low and x.dtype in _LOW)
+    return known and x.dim() == 4 and not n.args[6] and all(isinstance(s, int) for s in x.shape)
+
+
+def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:
+    w = n.args[1]
+    if not isinstance(w, Node) or w not in constant or val(w).is_contiguous(memory_format=torch.channels_last):
+        return
+    moved = insert(gm.graph, n, aten.clone.default, (w,), {"memory_format": torch.channels_last})
+    n.replace_input_with(w, moved)
+    constant.add(moved)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from .graph import aten, insert, is_call, only_user, val
@@ -50,16 +51,31 @@ def _fold(bn: Node, constant: set[Node]) -> int:
         new.append(insert(bn.graph, conv, target, args))
         return new[-1]
 
+    low = val(w).dtype not in (torch.float32, torch.float64)
+
+    def wide(p: Any) -> Any:
+        new.append(insert(bn.graph, conv, aten._to_copy.default, (p,), {"dtype": torch.float32}))
+        return new[-1]
+
+    if low:  # the products are rounded once
+        b, gamma, beta, mean, var = (None if p is None else wide(p) for p in (b, gamma, beta, mean, var))
     scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
     if gamma is not None:
         scale = call(aten.mul.Tensor, scale, gamma)
     shape = [-1] + [1] * (val(w).dim() - 1)
-    weight = call(aten.mul.Tensor, w, call(aten.view.default, scale, shape))
+    weight = call(aten.mul.Tensor, wide(w) if low else w, call(aten.view.default, scale, shape))
     centre = call(aten.neg.default, mean) if b is None else call(aten.sub.Tensor, b, mean)
     shift = call(aten.mul.Tensor, centre, scale)
     if beta is not None:
         shift = call(aten.add.Tensor, shift, beta)
+    if low:
+        weight, shift = (_narrow(bn, conv, new, p, val(w).dtype) for p in (weight, shift))
     constant.update(new)
     conv.args = (x, weight, shift, *rest)
     result.replace_all_uses_with(conv)
     return 1
+
+
+def _narrow(bn: Node, before: Node, new: list[Node], p: Node, dtype: torch.dtype) -> Node:
+    new.append(insert(bn.graph, before, aten._to_copy.default, (p,), {"dtype": dtype}))
+    return new[-1]

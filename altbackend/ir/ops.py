@@ -4,7 +4,9 @@ The interpreter, the printers, dtype propagation and the fuzzer read these rows 
 `ref` is the torch function that defines the meaning; `cpp` and `triton` are spellings with `{0}`, `{1}`...
 for the arguments and `{T}` for the result's type in that language. Arguments arrive already promoted to one dtype.
 `triton` is for floats; `triton_double`, `triton_int` and `triton_bool` stand in for it where the argument is float64,
-an integer or a bool, and "" means that there is no spelling. A name without a module is from `runtime.tile_math`.
+an integer or a bool, and "" means that there is no spelling. `triton_fast` is a cheaper form for float32, whose
+relative error is below 2^-15, an eighth of float16's rounding (in a sum: of its largest term). A name without a module
+is from `runtime.tile_math`.
 Functions of libdevice are those that eager's CUDA kernels call.
 """
 
@@ -33,6 +35,7 @@ class OpSpec:
     triton_double: str | None = None
     triton_int: str | None = None
     triton_bool: str | None = None
+    triton_fast: str | None = None
 
 
 def _row(
@@ -66,7 +69,16 @@ _ROWS: list[OpSpec] = [
     _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})"),
     _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})"),
     _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})"),
-    _row("truediv", 2, torch.true_divide, "({0} / {1})", "tl.div_rn({0}, {1})", flops=4, triton_double="({0} / {1})"),
+    _row(
+        "truediv",
+        2,
+        torch.true_divide,
+        "({0} / {1})",
+        "tl.div_rn({0}, {1})",
+        flops=4,
+        triton_double="({0} / {1})",
+        triton_fast="({0} / {1})",
+    ),
     _row(
         "floor_divide",
         2,
@@ -137,16 +149,39 @@ _ROWS: list[OpSpec] = [
         triton_bool="({0})",
     ),
     _row("relu", 1, torch.relu, triton="largest({0}, tl.full([], 0, {T}))"),
-    _row("sqrt", 1, torch.sqrt, triton="tl.sqrt_rn({0})", flops=6, triton_double="tl.sqrt({0})"),
+    _row(
+        "sqrt",
+        1,
+        torch.sqrt,
+        triton="tl.sqrt_rn({0})",
+        flops=6,
+        triton_double="tl.sqrt({0})",
+        triton_fast="tl.sqrt({0})",
+    ),
     _row("rsqrt", 1, torch.rsqrt, flops=8),
-    _row("reciprocal", 1, torch.reciprocal, "({T}(1) / {0})", "reciprocal({0})", flops=4),
-    _row("exp", 1, torch.exp, flops=12),
+    _row(
+        "reciprocal",
+        1,
+        torch.reciprocal,
+        "({T}(1) / {0})",
+        "reciprocal({0})",
+        flops=4,
+        triton_fast="(1.0 / {0})",
+    ),
+    _row("exp", 1, torch.exp, flops=12, triton_fast="tl.exp({0})"),
     _row("log", 1, torch.log, flops=16),
     _row("sin", 1, torch.sin, flops=20),
     _row("cos", 1, torch.cos, flops=20),
     _row("erf", 1, torch.erf, flops=25),
-    _row("one_plus_erf", 1, lambda x: torch.erf(x) + 1, triton="(1.0 + libdevice.erf({0}))", flops=22),
-    _row("sigmoid", 1, torch.sigmoid, triton="sigmoid({0})", flops=16),
+    _row(
+        "one_plus_erf",
+        1,
+        lambda x: torch.erf(x) + 1,
+        triton="(1.0 + libdevice.erf({0}))",
+        flops=22,
+        triton_fast="one_plus_erf_fast({0})",
+    ),
+    _row("sigmoid", 1, torch.sigmoid, triton="sigmoid({0})", flops=16, triton_fast="sigmoid_fast({0})"),
     _row("floor", 1, torch.floor),
     _row("ceil", 1, torch.ceil),
     _row("round", 1, torch.round, triton="libdevice.nearbyint({0})"),

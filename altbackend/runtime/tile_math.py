@@ -75,3 +75,23 @@ def sigmoid(x):
 @triton.jit
 def reciprocal(x):
     return libdevice.div_rn(tl.full([], 1, x.dtype), x)
+
+
+@triton.jit
+def sigmoid_fast(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def one_plus_erf_fast(x):
+    # erfc |x| = exp(-|x| Q(|x|)); Q as in the C++ header, where the error of the sum is 2^-25.9
+    s = tl.abs(x)
+    q = 3.14398931e-05 * s - 0.000308800023
+    q = q * s + 0.00103239482
+    q = q * s + 0.000536944368
+    q = q * s - 0.0195839703
+    q = q * s + 0.102919616
+    q = q * s + 0.636597753
+    q = q * s + 1.1283803
+    tail = tl.where(s > 4.0, 0.0, tl.exp(-s * q))
+    return tl.where(x < 0, tail, 2.0 - tail)

@@ -22,12 +22,13 @@ class Target:
     row_limit: int = 0
     registers: bool = False
     one: str = "thread"  # what a kernel of a single row runs on
+    fast: bool = True  # cheap functions where 16-bit rounding hides their errors
 
 
 def cpu(threads: int) -> Target:
     return Target("cpu", threads)
 
 
-def cuda(multiprocessors: int = 132) -> Target:
+def cuda(multiprocessors: int = 132, fast: bool = True) -> Target:
     """A GPU of so many streaming multiprocessors."""
-    return Target("cuda", multiprocessors * PROGRAMS_PER_SM, REGISTER_ROW, registers=True, one="program")
+    return Target("cuda", multiprocessors * PROGRAMS_PER_SM, REGISTER_ROW, registers=True, one="program", fast=fast)

@@ -144,3 +144,27 @@ def test_no_synchronisation_streams_and_capture() -> None:
     graph.replay()
     torch.cuda.synchronize()
     torch.testing.assert_close(out, want)
+
+
+def every_value(dtype: torch.dtype) -> T:
+    """All finite values of a 16-bit dtype but the subnormal ones."""
+    x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16, device="cuda").view(dtype)
+    return x[x.isfinite() & ((x == 0) | (x.abs() >= torch.finfo(dtype).tiny))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "fn",
+    [torch.exp, torch.sigmoid, torch.sqrt, torch.reciprocal, F.gelu, lambda x: x / 3.0],
+    ids=["exp", "sigmoid", "sqrt", "reciprocal", "gelu", "divide"],
+)
+def test_cheap_functions_err_by_an_eighth_of_the_rounding(fn: Callable[[T], T], dtype: torch.dtype) -> None:
+    """Of every 16-bit value: the result is no further from float64's than half a unit and an eighth."""
+    x = every_value(dtype)
+    got, exact = build(fn)(x).double(), fn(x.double())
+    info = torch.finfo(dtype)
+    fits = exact.isfinite() & (exact.abs() <= info.max)
+    # GELU is x/2 * (1 + erf): the rounding of that sum, in float32, counts
+    unit = exact.abs() * info.eps + info.tiny * info.eps + (x.double().abs() * 2.0**-22 if fn is F.gelu else 0)
+    error = ((got - exact).abs() / unit)[fits & ((exact.abs() >= info.tiny) | (exact == 0))]
+    assert float(error.max()) <= 0.5 + 0.125

@@ -1,0 +1,145 @@
+"""Attention masks that say nothing: dropped, or replaced by `is_causal`, before AOTAutograd chooses attention's kernel.
+
+Libraries build masks from positions (`arange(n) <= arange(n)[:, None]`). Such a mask depends on no input, so it is
+computed here, once; torch's fused kernels take a causal flag, and take no mask, faster than any mask.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from .. import compat
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_LIMIT = 1 << 26  # elements of a mask that is worth computing
+_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "empty")
+
+
+def run(gm: GraphModule) -> dict[str, int]:
+    """Simplify the attention calls of a graph that Dynamo captured; gives how many masks were dropped or causal."""
+    counts = {"dropped": 0, "causal": 0}
+    known: dict[Node, Any] = {}
+    for n in list(gm.graph.nodes):
+        if n.op != "call_function" or n.target is not _ATTENTION:
+            continue
+        mask = _argument(n, 3, "attn_mask")
+        if not isinstance(mask, Node) or _argument(n, 5, "is_causal"):
+            continue
+        meaning = _meaning(_value(mask, known))
+        if meaning:
+            _replace(n, causal=meaning == "causal")
+            counts[meaning] += 1
+    if any(counts.values()):
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return counts
+
+
+def _argument(n: Node, position: int, name: str) -> Any:
+    return n.args[position] if len(n.args) > position else n.kwargs.get(name)
+
+
+def _replace(n: Node, causal: bool) -> None:
+    args = list(n.args)
+    kwargs = dict(n.kwargs)
+    if len(args) > 3:
+        args[3] = None
+    else:
+        kwargs.pop("attn_mask", None)
+    if causal and len(args) > 5:
+        args[5] = True
+    elif causal:
+        kwargs["is_causal"] = True
+    n.args, n.kwargs = tuple(args), kwargs
+
+
+def _meaning(mask: Any) -> str:
+    """ "dropped" for a mask that lets everything through, "causal" for the lower triangle, else ""."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
+        return ""
+    if mask.dtype == torch.bool:
+        open_ = mask
+    else:
+        closed = mask <= torch.finfo(mask.dtype).min / 2
+        if not (closed | (mask == 0)).all():
+            return ""
+        open_ = ~closed
+    if open_.all():
+        return "dropped"
+    rows, columns = mask.shape[-2:]
+    triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
+    return "causal" if rows == columns and bool((open_ == triangle).all()) else ""
+
+
+def _value(n: Node, known: dict[Node, Any]) -> Any:
+    """What `n` computes if that depends on no input, on the CPU; else None."""
+    order = _ancestors(n)
+    if order is None:
+        return None
+    with compat.real_tensors(), torch.no_grad():
+        for m in order:
+            if m not in known:
+                try:
+                    known[m] = _compute(m, known)
+                except Exception:  # whatever it is, the mask stays
+                    return None
+    return known[n]
+
+
+def _compute(n: Node, known: dict[Node, Any]) -> Any:
+    def here(x: Any) -> Any:
+        if isinstance(x, Node):
+            return known[x]
+        return torch.device("cpu") if isinstance(x, torch.device) else x
+
+    args, kwargs = pytree.tree_map(here, (tuple(n.args), dict(n.kwargs)), is_leaf=lambda x: isinstance(x, Node))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    if n.op == "call_method":
+        return getattr(args[0], str(n.target))(*args[1:], **kwargs)
+    return n.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _ancestors(n: Node) -> list[Node] | None:
+    """`n` and all that it is computed from, in order; None if an input, a random number or a write is among them."""
+    seen: set[Node] = set()
+    stack = [n]
+    while stack:
+        m = stack.pop()
+        if m in seen:
+            continue
+        if not _plain(m):
+            return None
+        seen.add(m)
+        stack.extend(m.all_input_nodes)
+    return [m for m in n.graph.nodes if m in seen]
+
+
+def _plain(n: Node) -> bool:
+    if n.op not in ("call_function", "call_method") or any(_writes(u) for u in n.users):
+        return False
+    name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
+    if _writes(n) or any(r in name for r in _RANDOM):
+        return False
+    shape = n.meta.get("example_value", None)
+    if isinstance(shape, torch.Tensor):
+        return all(isinstance(s, int) for s in shape.shape) and shape.numel() <= _LIMIT
+    return not isinstance(shape, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+_OPERATOR_WRITES = frozenset(
+    getattr(operator, n)
+    for n in "setitem delitem iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor".split()
+)
+
+
+def _writes(n: Node) -> bool:
+    if n.op == "call_function" and getattr(n.target, "__module__", "") == "_operator":
+        return n.target in _OPERATOR_WRITES  # and_, or_ and not_ end as in-place methods do
+    name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "out" in n.kwargs

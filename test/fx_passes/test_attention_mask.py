@@ -1,0 +1,82 @@
+"""Masks that depend on no input are dropped or become `is_causal`; any other stays, and results stay eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend.fx_passes import attention_mask
+from test.compare import check
+
+T = torch.Tensor
+attend = F.scaled_dot_product_attention
+
+
+def every_position(x: T) -> T:
+    n = x.shape[-2]
+    return (torch.arange(n, device=x.device) + 0 >= 0)[None, None, :, None].expand(2, 1, n, n)
+
+
+def lower_triangle(x: T) -> T:
+    at = torch.arange(x.shape[-2], device=x.device)
+    packed = (torch.diff(at, prepend=at[:1] - 1) != 1).cumsum(-1)
+    return ((at[None] <= at[:, None]) & (packed[None] == packed[:, None]))[None, None]
+
+
+def additive_triangle(x: T) -> T:
+    low = torch.finfo(x.dtype).min
+    return torch.triu(torch.full((x.shape[-2], x.shape[-2]), low, dtype=x.dtype, device=x.device), diagonal=1)
+
+
+def window(x: T) -> T:
+    at = torch.arange(x.shape[-2], device=x.device)
+    return (at[None] - at[:, None]).abs() < 3
+
+
+def from_input(x: T) -> T:
+    return (x.sum((0, 1, 3)) > -1e9).expand(x.shape[-2], -1)
+
+
+def written(x: T) -> T:
+    mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device)
+    mask[0, 3:] = False
+    return mask
+
+
+def drawn(x: T) -> T:
+    return torch.rand(x.shape[-2], x.shape[-2], device=x.device) >= 0
+
+
+CASES = [
+    (every_position, {"dropped": 1, "causal": 0}),
+    (lower_triangle, {"dropped": 0, "causal": 1}),
+    (additive_triangle, {"dropped": 0, "causal": 1}),
+    (window, {"dropped": 0, "causal": 0}),
+    (from_input, {"dropped": 0, "causal": 0}),
+    (written, {"dropped": 0, "causal": 0}),
+    (drawn, {"dropped": 0, "causal": 0}),
+]
+
+
+@pytest.mark.parametrize(("mask", "expected"), CASES, ids=[m.__name__ for m, _ in CASES])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_masks(mask: Callable[[T], T], expected: dict[str, int], by_name: bool) -> None:
+    found = []
+
+    def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
+        found.append(attention_mask.run(gm))
+        return gm.forward
+
+    def fn(q: T, k: T, v: T) -> T:
+        return attend(q, k, v, attn_mask=mask(q)) if by_name else attend(q, k, v, mask(q), 0.0, False)
+
+    q, k, v = (torch.randn(2, 3, 8, 16) for _ in range(3))
+    torch.testing.assert_close(torch.compile(fn, backend=look)(q, k, v), fn(q, k, v))
+    assert found == [expected]
+
+
+def test_through_the_backend() -> None:
+    check(lambda q, k, v: attend(q.sin(), k, v, lower_triangle(q)).cos(), *(torch.randn(2, 3, 8, 16) for _ in range(3)))

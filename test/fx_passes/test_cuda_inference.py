@@ -1,0 +1,81 @@
+"""Passes that only GPU inference uses rewrite graphs without changing what they compute; run here on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from altbackend import decomp
+from altbackend.config import resolve
+from altbackend.debug import Trace
+from altbackend.fx_passes import conv_bias, cuda_inference, pad_matmul
+from altbackend.fx_passes.constants import constant_nodes
+
+T = torch.Tensor
+
+
+def traced(fn: Callable[..., Any], *inputs: T) -> torch.fx.GraphModule:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in inputs]
+        return make_fx(fn, decomposition_table=decomp.table())(*fakes)
+
+
+def targets(gm: torch.fx.GraphModule) -> list[str]:
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def test_wide_projections_are_padded() -> None:
+    def fn(x: T, w: T, b: T) -> tuple[T, T]:
+        return F.linear(x, w, b) * 2, (x @ w.t()).view(2, 1024, 131)
+
+    x, w, b = (torch.randn(s).bfloat16() for s in ((2048, 1024), (131, 1024), (131,)))
+    gm = traced(fn, x, w, b)
+    assert pad_matmul.run(gm, constant_nodes(gm, (1, 2))) == 2
+    gm.recompile()
+    gm.graph.lint()
+    for got, want in zip(gm(x, w, b), fn(x, w, b), strict=True):
+        torch.testing.assert_close(got, want)
+    widths = [n.meta["val"].shape[1] for n in gm.graph.nodes if "mm" in str(n.target)]
+    assert widths == [136, 136]
+    for other in (torch.randn(2048, 1024), x[:8]):  # float32 is not padded, nor what is small
+        w_, b_ = w.to(other.dtype), b.to(other.dtype)
+        gm = traced(fn if len(other) == 2048 else lambda x, w, b: F.linear(x, w, b), other, w_, b_)
+        assert pad_matmul.run(gm, constant_nodes(gm, (1, 2))) == 0
+
+
+def test_convolution_biases_stand_alone() -> None:
+    x, w, b = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+    gm = traced(lambda x, w, b: F.conv2d(x, w, b, padding=1).relu(), x, w, b)
+    assert conv_bias.run(gm) == 1
+    gm.recompile()
+    torch.testing.assert_close(gm(x, w, b), F.conv2d(x, w, b, padding=1).relu())
+
+
+def test_block_in_bfloat16_is_folded_and_channels_last() -> None:
+    def fn(x: T, w: T, gamma: T, beta: T, mean: T, var: T) -> T:
+        return F.batch_norm(F.conv2d(x, w, padding=1), mean, var, gamma, beta).relu()
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 16, 16).bfloat16(), torch.randn(16, 8, 3, 3).bfloat16()
+    gamma, beta, mean, var = (torch.rand(16).bfloat16() + 0.5 for _ in range(4))
+    gm = traced(fn, x, w, gamma, beta, mean, var)
+    cfg = resolve()
+    split = cuda_inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg))
+    assert split is not None
+    names = targets(split.main)
+    assert not any("batch_norm" in n for n in names)
+    conv = next(n for n in split.main.graph.nodes if "convolution" in str(n.target))
+    assert conv.args[2] is None
+    assert conv.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    given = [x, w, gamma, beta, mean, var]
+    folded = split.prologue(*(given[k] for k in split.watched))
+    split.main.recompile()
+    got = split.main(*(given[k] for k in split.kept), *folded)
+    exact = fn(*(t.double() for t in given))
+    eager = fn(*given)
+    assert float((got.double() - exact).norm()) <= 2 * float((eager.double() - exact).norm()) + 1e-3
