@@ -134,7 +134,7 @@ def _plain(n: Node) -> bool:
 
 _OPERATOR_WRITES = frozenset(
     getattr(operator, n)
-    for n in "setitem delitem iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor".split()
+    for n in ["setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imod", "imul", "imatmul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor"]
 )
 
 
