@@ -134,7 +134,10 @@ def _plain(n: Node) -> bool:
 
 _OPERATOR_WRITES = frozenset(
     getattr(operator, n)
-    for n in ["setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imod", "imul", "imatmul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor"]
+    for n in (
+        *("setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imod", "imul", "imatmul"),
+        *("ior", "ipow", "irshift", "isub", "itruediv", "ixor"),
+    )
 )
 
 
