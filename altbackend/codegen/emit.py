@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +13,7 @@ from ..ir.loops import Program, Reduction, Scan, Scatter
 from ..ir.value import Value
 from ..schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ..schedule.place import Placed
-from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, name
+from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
 
 SUM_BLOCK = 4096  # float32 sums run this long before they are added to a float64 total
 
@@ -268,19 +267,6 @@ def _point(e: Emitter, s: Scope, q: Placed) -> None:
         s.before[depth].append(Store(e.param(b, written=True), at, value))
 
 
-def _identity(op: str, dtype: torch.dtype) -> Value:
-    if op in ("sum", "any", "xor"):
-        return va.const(0, dtype)
-    if op in ("prod", "all"):
-        return va.const(1, dtype)
-    if dtype == torch.bool:
-        return va.const(op == "min", dtype)
-    if dtype.is_floating_point:  # max, min, logaddexp
-        return va.const(math.inf if op == "min" else -math.inf, dtype)
-    limits = torch.iinfo(dtype)
-    return va.const(limits.max if op == "min" else limits.min, dtype)
-
-
 def _kept_first(q: Placed) -> int | None:
     """How many leading inner loops are kept when all kept ones precede all reduced ones, else None."""
     flags = [v in q.reduced for v in q.inner]
@@ -303,7 +289,7 @@ def _accumulate(e: Emitter, s: Scope, q: Placed, level: int) -> Value:
         s.sums.append(("sum", part))
         s.before[depth].append(Update(part, None, "sum", value))
         return va.make("cast", (name(acc, torch.float64),), torch.float32)
-    s.before[level].append(Declare(acc, value.dtype, _identity(node.op, value.dtype)))
+    s.before[level].append(Declare(acc, value.dtype, identity(node.op, value.dtype)))
     s.before[depth].append(Update(acc, None, node.op, value))
     if depth and level < depth:
         s.sums.append((node.op, acc))
@@ -348,7 +334,7 @@ def _array_reduction(e: Emitter, s: Scope, q: Placed) -> None:
     direct = e.kernel.storage[b] == SCRATCH
     target = _scratch(e, b, numel) if direct else _temp(e, b, numel)
     at = scratch_index(q, q.index) if direct else slot
-    s.before[0].append(_over(kept, Store(target, at, _identity(node.op, dtype))))
+    s.before[0].append(_over(kept, Store(target, at, identity(node.op, dtype))))
     value = _bind(e, s, q.value)
     s.before[len(s.stage.inner)].append(Update(target, at, node.op, value))
     s.serial |= s.stage.inner[-1] in q.reduced
@@ -382,7 +368,7 @@ def _across_rows(e: Emitter, s: Scope, q: Placed) -> None:
     target = e.param(b, written=True)
     e.note(numel)
     e.note(q.index)
-    e.partials.append(Partial(acc, wide, numel, node.op, _identity(node.op, wide), kept, slot, target, q.index))
+    e.partials.append(Partial(acc, wide, numel, node.op, identity(node.op, wide), kept, slot, target, q.index))
     lead = _kept_first(q)
     if lead is not None and any(v in q.reduced for v in q.inner):
         result = _accumulate(e, s, q, lead)
@@ -410,13 +396,13 @@ def _scan(e: Emitter, s: Scope, q: Placed) -> None:
         slot = ex.flatten([v.args[1] for v in after], [ex.ix(v) for v in after])
         acc = e.fresh("w")
         e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(v.args[1] for v in after))
-        s.before[first].append(_over(after, Store(acc, slot, _identity(node.op, wide))))
+        s.before[first].append(_over(after, Store(acc, slot, identity(node.op, wide))))
         s.before[depth].append(Update(acc, slot, node.op, _widen(value, wide)))
         result = _widen(va.load(acc, slot, wide), value.dtype)
         s.serial |= s.stage.inner[-1] in q.scanned
     else:
         acc = e.fresh("r")
-        s.before[first].append(Declare(acc, wide, _identity(node.op, wide)))
+        s.before[first].append(Declare(acc, wide, identity(node.op, wide)))
         s.before[depth].append(Update(acc, None, node.op, _widen(value, wide)))
         result = _widen(name(acc, wide), value.dtype)
         s.serial = True

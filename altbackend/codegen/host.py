@@ -264,10 +264,8 @@ class _Liveness:
             w.add(f"del {', '.join(self.at[k])}")
 
 
-def _prologue(w: _Python, p: Program, names: _Names) -> None:
-    if p.inputs:
-        w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
-    w.add("args.clear()")
+def _bind_sizes(w: _Python, p: Program) -> None:
+    """Names for the symbolic sizes that inputs carry."""
     bound = set(p.inputs)
     for b in p.inputs:
         if b not in p.buffers:
@@ -277,6 +275,13 @@ def _prologue(w: _Python, p: Program, names: _Names) -> None:
             if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
                 bound.add(text)
                 w.add(f"{text} = {b}.size({axis})")
+
+
+def _prologue(w: _Python, p: Program, names: _Names) -> None:
+    if p.inputs:
+        w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
+    w.add("args.clear()")
+    _bind_sizes(w, p)
     w.add(f"ws = spaces.take({', '.join(names.symbols)})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
     w.add("threads = num_threads()")

@@ -13,7 +13,7 @@ from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, reads, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
+from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
 from .triton import TritonKernel
 
 
@@ -65,7 +65,8 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
-    hints = tuple((s.kernel, _aligned(p, s)) for s in found)
+    written = _written_inputs(p, steps)
+    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in written)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
 
 
@@ -83,20 +84,15 @@ def _names(p: Program, steps: Sequence[Step]) -> _Names:
     return _Names(slots, {}, {}, {b: b for b in sorted(used)}, temporary, tuple(sorted(symbols)))
 
 
-def _aligned(p: Program, s: CudaLaunch) -> tuple[int, ...]:
-    """Pointers known to be multiples of 16: all but inputs that the kernel writes, which cannot be copied."""
-    written = {b for q, b in zip(s.params, s.buffers, strict=True) if q.written}
-    return tuple(k for k, b in enumerate(s.buffers) if p.buffers[b].kind == "temp" or b not in written)
-
-
 def _written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
-    return {
-        b
-        for s in steps
-        if isinstance(s, CudaLaunch)
-        for q, b in zip(s.params, s.buffers, strict=True)
-        if q.written and p.buffers[b].kind == "input"
-    }
+    """Inputs that any step writes: they cannot be copied to an aligned place, so nothing is promised of them."""
+    written: set[str] = set()
+    for s in steps:
+        if isinstance(s, CudaLaunch):
+            written.update(b for q, b in zip(s.params, s.buffers, strict=True) if q.written)
+        else:
+            written.update(writes(s))
+    return {b for b in written if b in p.buffers and p.buffers[b].kind == "input"}
 
 
 def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
@@ -141,15 +137,7 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     w.add("args.clear()")
     if flagged:
         w.add("flag.check()")
-    bound = set(p.inputs)
-    for b in p.inputs:
-        if b not in p.buffers:
-            continue
-        for axis, n in enumerate(p.buffers[b].sizes):
-            text = ex.show(n)
-            if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
-                bound.add(text)
-                w.add(f"{text} = {b}.size({axis})")
+    _bind_sizes(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
     for k, s in enumerate(names.symbols):

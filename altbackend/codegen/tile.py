@@ -19,7 +19,6 @@ operands are names, with these operators beside those of the IR:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -35,7 +34,7 @@ from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
 from ..schedule.place import Placed
 from ..schedule.target import Target
-from .ast import Let, Param, name
+from .ast import Let, Param, identity, name
 from .blocks import CROSSED, SLICES, Blocks, ceil_div, choose
 
 Shape = tuple[str, ...]
@@ -529,20 +528,6 @@ def _store(e: Emitter, scope: Scope, q: Placed, value: Value, op: str = "") -> N
 def _row_length(e: Emitter, q: Placed) -> Index:
     """Points of the row axis, or of all where there are no rows."""
     return e.blocks.cross[-1].args[1] if e.blocks.cross else ex.prod(q.sizes)
-
-
-def identity(op: str, dtype: torch.dtype) -> Value:
-    """The value that `op` leaves others unchanged with."""
-    if op in ("sum", "any", "xor"):
-        return va.const(0, dtype)
-    if op in ("prod", "all"):
-        return va.const(1, dtype)
-    if dtype == torch.bool:
-        return va.const(op == "min", dtype)
-    if dtype.is_floating_point:  # max, min, logaddexp
-        return va.const(math.inf if op == "min" else -math.inf, dtype)
-    limits = torch.iinfo(dtype)
-    return va.const(limits.max if op == "min" else limits.min, dtype)
 
 
 def _row_mask(e: Emitter, q: Placed) -> str | None:
