@@ -38,18 +38,21 @@ def alt(
         bw_compiler=_compiler(cfg, number, "backward"),
         inference_compiler=_compiler(cfg, number, "inference"),
         decompositions=decomp.table(),
-        partition_fn=_partition(cfg),
+        partition_fn=_partition(cfg, number),
         keep_inference_input_mutations=True,
     )
     with compat.functorch_settings():
         return build(gm, example_inputs)  # type: ignore[no-any-return]
 
 
-def _partition(cfg: Config) -> Callable[..., Any]:
+def _partition(cfg: Config, number: int) -> Callable[..., Any]:
     cut = compat.joint_partition()
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-        for user_pass in (*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass):
+        for user_pass in cfg.joint_custom_pre_pass:
+            user_pass(joint.graph)
+        fx_passes.joint(joint, cfg, Trace(f"graph{number}_joint", cfg))
+        for user_pass in cfg.joint_custom_post_pass:
             user_pass(joint.graph)
         return cut(joint, inputs, **kwargs)
 

@@ -71,8 +71,11 @@ def eager(case: Case, built: Built, request: Request) -> Subject:
 
 
 def compiled(case: Case, built: Built, request: Request) -> Subject:
-    """The case through torch.compile(backend=request.backend)."""
-    options = dict(request.options)
+    """The case through torch.compile(backend=request.backend).
+
+    Strict for alt: a graph that runs operator by operator must not be measured as if it were compiled.
+    """
+    options = ({"strict": True} if request.backend == "alt" else {}) | dict(request.options)
     mode = options.pop("mode", None)
 
     def through_compiler(module: nn.Module) -> Callable[..., Any]:

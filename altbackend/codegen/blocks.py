@@ -15,7 +15,7 @@ from ..ir.expr import Atom, Index
 from ..ir.loops import Program, reads, writes
 from ..schedule.kernel import Kernel
 from ..schedule.place import Placed
-from ..schedule.registers import inner_points, is_long
+from ..schedule.registers import COLUMNS, inner_points, is_long, rows_are_neighbours
 from ..schedule.target import Target
 
 FLAT, ROWS, CROSSED, SLICES = "flat", "rows", "crossed", "slices"
@@ -25,7 +25,7 @@ SLICE_BLOCK = 4096
 CROSS_BLOCK, SMALL_CROSS_BLOCK = 64, 32  # a side of a square: whole cache lines for loads and stores
 ROW_TILE = 2048  # elements of a tile of several short rows
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
-COLUMNS, COLUMN_BLOCK = 32, 64  # rows and points of a tile whose rows, not points, are neighbours in memory
+COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has COLUMNS rows
 COLUMN_LIMIT = 512  # points of such a row that are kept in registers
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
 
@@ -193,7 +193,7 @@ def _at_most(n: Index, limit: int) -> Index:
 
 def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], target: Target) -> Blocks:
     rows = [n for n in lengths if n != 1]
-    columns = _rows_are_neighbours(members)
+    columns = rows_are_neighbours(members)
     sliced = any(q.kind == "outer" for q in members)
     limit = target.row_limit
     if columns and not sliced and _repeats_freely(p, members):
@@ -234,17 +234,3 @@ def _repeats_freely(p: Program, members: list[Placed]) -> bool:
     written = {q.node.out for q in members if p.buffers[q.node.out].kind != "temp"}
     read = {b for q in members for b, _ in va.loads(q.value)}
     return not written & read and all(q.kind != "scan" for q in members)
-
-
-def _rows_are_neighbours(members: list[Placed]) -> bool:
-    """Whether memory is contiguous from row to row, as in a reduction over columns, and not along the rows."""
-    along = across = 0
-    for q in members:
-        if not q.inner or inner_points(q) == 1:
-            continue
-        for index in (*(i for _, i in va.loads(q.value)), q.index):
-            steps = [ex.coefficient(index, v) for v in q.inner]
-            along += any(s == 1 for s in steps)
-            here = ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0}))
-            across += here == 1 and all(s not in (0, 1) for s in steps)
-    return across > along

@@ -16,6 +16,7 @@ from . import (
     conv_bias,
     conv_bn,
     onednn,
+    output_layouts,
     pad_matmul,
     patchify,
     shared_input,
@@ -28,6 +29,27 @@ def pre_grad(gm: GraphModule, cfg: Config) -> None:
     for user_pass in cfg.pre_grad_custom_pass:
         user_pass(gm.graph)
     attention_mask.run(gm)
+
+
+def joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
+    """Passes over a joint graph, in place, before it is split."""
+    if any(n.op == "placeholder" and _on_gpu(n.meta.get("val")) for n in gm.graph.nodes):
+        cuda_joint(gm, cfg, trace)
+
+
+def _on_gpu(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "cuda"
+
+
+def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
+    """Layouts of a GPU's training graph, chosen before it is split, so that both halves agree on what is saved."""
+    before = output_layouts.of(joint)
+    padded = pad_matmul.run_joint(joint)
+    trace.decision("layout", "matmuls", "padded", f"{padded} with a side that is odd to the library")
+    if cfg.channels_last and channels_last.run_joint(joint):
+        trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
+    output_layouts.restore(joint, before)
+    joint.graph.eliminate_dead_code()
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:

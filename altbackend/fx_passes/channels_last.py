@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, insert, is_call, propagate, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -35,6 +35,34 @@ def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
         propagate(gm, [moved])
         changed = True
     return changed
+
+
+def run_joint(gm: GraphModule) -> bool:
+    """Rearrange every convolution of a joint graph, forward and backward, in 16 bits; True if the graph changed."""
+    convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default, aten.convolution_backward.default)]
+    if not convs or not all(_suits_joint(n) for n in convs):
+        return False
+    moved: dict[Node, Node] = {}
+    changed: set[Node] = set()
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten.convolution.default, aten.convolution_backward.default):
+            for k in range(2 if n.target is aten.convolution.default else 3):
+                x = n.args[k]
+                assert isinstance(x, Node)
+                if val(x).is_contiguous(memory_format=torch.channels_last):
+                    continue
+                if x not in moved:
+                    moved[x] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": torch.channels_last})
+                    changed.add(moved[x])
+                n.update_arg(k, moved[x])
+        update(n, changed)  # in graph order, so the next convolution sees what lies channels-last already
+    return bool(moved)
+
+
+def _suits_joint(n: Node) -> bool:
+    backward = n.target is aten.convolution_backward.default
+    x, transposed = val(n.args[1 if backward else 0]), n.args[7 if backward else 6]
+    return x.dtype in _LOW and x.dim() == 4 and not transposed and all(isinstance(s, int) for s in x.shape)
 
 
 def _suits(n: Node, low: bool) -> bool:

@@ -68,18 +68,35 @@ def propagate(gm: GraphModule, nodes: Iterable[Node] | None = None) -> None:
     """Recompute the fake values of calls whose arguments' strides changed; the rest keep theirs."""
     changed: set[Node] = set(nodes or ())
     for n in gm.graph.nodes:
-        if n.op != "call_function" or n.meta.get("fixed_val") or not any(a in changed for a in n.all_input_nodes):
-            continue
-        new = fake_call(n)
-        if _layout(new) != _layout(n.meta.get("val")):
-            changed.add(n)
-        n.meta["val"] = new
+        update(n, changed)
 
 
-def _layout(x: Any) -> Any:
+def update(n: Node, changed: set[Node]) -> None:
+    """Recompute the fake value of one call if an argument is among `changed`; adds it there if its layout is new."""
+    if n.op != "call_function" or n.meta.get("fixed_val") or not any(a in changed for a in n.all_input_nodes):
+        return
+    new = _again(n)
+    if layout(new) != layout(n.meta.get("val")):
+        changed.add(n)
+    n.meta["val"] = new
+
+
+def _again(n: Node) -> Any:
+    """The fake value of a call under its arguments' new strides; a view that they rule out becomes a reshape."""
+    if n.target not in (aten.view.default, aten._unsafe_view.default):
+        return fake_call(n)
+    try:
+        return fake_call(n)
+    except (RuntimeError, ValueError):
+        n.target = aten.reshape.default
+        return fake_call(n)
+
+
+def layout(x: Any) -> Any:
+    """Shape, strides and dtype of a fake value, or of each of several."""
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), tuple(x.stride()) if x.layout == torch.strided else None, x.dtype
-    return tuple(_layout(y) for y in x) if isinstance(x, (tuple, list)) else x
+    return tuple(layout(y) for y in x) if isinstance(x, (tuple, list)) else x
 
 
 def dtype_of(n: Node) -> torch.dtype:

@@ -1,7 +1,8 @@
-"""Matmuls with a constant weight whose width is odd to the library's alignment: computed wider, then cut.
+"""Matmuls with a side that is odd to the library's alignment: computed with zeros around it, then cut.
 
-cuBLAS falls back to kernels several times slower when rows of the result are not multiples of 16 bytes, as with a
-vocabulary of 50257. The weight is padded once, among the work that depends only on parameters.
+cuBLAS falls back to kernels several times slower when rows in memory are not multiples of 16 bytes, as with a
+vocabulary of 50257. In inference the weight is padded once, among the work that depends only on parameters. In training
+the operands of all three products are padded where they are computed, and the cut is a view.
 """
 
 from __future__ import annotations
@@ -68,3 +69,72 @@ def _widen(gm: GraphModule, n: Node, constant: set[Node]) -> None:
     n.replace_all_uses_with(cut)
     gm.graph.erase_node(n)
     propagate(gm, [cut])
+
+
+def run_joint(gm: GraphModule) -> int:
+    """Pad the large matmuls of a joint graph, forward and backward; gives their number.
+
+    Every dimension along which an operand or the result lies in memory is widened. Zeros along the summed dimension
+    change nothing, along the others they add rows or columns that are cut off again.
+    """
+    padded: dict[tuple[Node, int, int], Node] = {}
+    products = [n for n in gm.graph.nodes if is_call(n, aten.mm.default, aten.addmm.default)]
+    cuts = [_surround(gm, n, more, padded) for n in products if (more := _missing(n))]
+    propagate(gm, cuts)
+    return len(cuts)
+
+
+def _missing(n: Node) -> tuple[int, int, int] | None:
+    """Elements that rows, depth and width of a matmul lack; None where padding does not pay."""
+    a, b, bias = _operands(n)
+    sizes = (*val(a).shape, val(b).shape[1])
+    if val(a).dtype not in _LOW or n.kwargs or not all(isinstance(s, int) for s in sizes):
+        return None
+    if bias is not None and val(bias).dim() != 1:
+        return None
+    rows, depth, width = sizes
+    turned = val(a).stride(0) == 1 and val(a).stride(1) != 1
+    more = (-rows % _MULTIPLE if turned else 0, -depth % _MULTIPLE, -width % _MULTIPLE)
+    return more if any(more) and rows * depth * width >= _LEAST else None
+
+
+def _surround(gm: GraphModule, n: Node, more: tuple[int, int, int], padded: dict[tuple[Node, int, int], Node]) -> Node:
+    """Replace a matmul by the cut of a padded one; gives the cut."""
+    a, b, bias = _operands(n)
+    rows, depth, width = more
+    operands = (_padded(gm, a, rows, depth, padded), _padded(gm, b, depth, width, padded))
+    if bias is None:
+        cut = insert(gm.graph, n, aten.mm.default, operands)
+    else:
+        wide = insert(gm.graph, n, aten.constant_pad_nd.default, (bias, [0, width])) if width else bias
+        cut = insert(gm.graph, n, aten.addmm.default, (wide, *operands))
+    for dim, extra in ((0, rows), (1, width)):
+        if extra:
+            cut = insert(gm.graph, n, aten.slice.Tensor, (cut, dim, 0, val(n).shape[dim]))
+    n.replace_all_uses_with(cut)
+    gm.graph.erase_node(n)
+    return cut
+
+
+def _padded(gm: GraphModule, x: Node, rows: int, columns: int, held: dict[tuple[Node, int, int], Node]) -> Node:
+    """`x` with zero rows and columns added; one padded copy serves a matrix and its transpose."""
+    if not rows and not columns:
+        return x
+    if is_call(x, *_TURNS):
+        source = x.args[0]
+        assert isinstance(source, Node)
+        made = _padded(gm, source, columns, rows, held)
+        return insert(gm.graph, _following(x), aten.t.default, (made,))
+    if (x, rows, columns) not in held:
+        held[x, rows, columns] = insert(
+            gm.graph, _following(x), aten.constant_pad_nd.default, (x, [0, columns, 0, rows])
+        )
+    return held[x, rows, columns]
+
+
+def _following(x: Node) -> Node:
+    """The first node after `x` that is not an input."""
+    after = x.next
+    while after.op == "placeholder":
+        after = after.next
+    return after

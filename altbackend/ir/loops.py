@@ -12,7 +12,7 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -176,6 +176,18 @@ def writes(node: Node) -> tuple[str, ...]:
     if isinstance(node, Extern):
         return tuple(o for o in node.outs if o) + node.mutates
     return (node.out,)
+
+
+def without_dead(p: Program) -> Program:
+    """`p` without the loops whose results nobody reads: what a later store fills whole, for one."""
+    needed = {o.buffer for o in p.outputs if isinstance(o, View)}
+    needed.update(b.name for b in p.buffers.values() if b.kind != "temp")
+    kept: list[Node] = []
+    for node in reversed(p.nodes):
+        if isinstance(node, Extern) or needed.intersection(writes(node)):
+            kept.append(node)
+            needed.update(reads(node))
+    return replace(p, nodes=tuple(reversed(kept)))
 
 
 def views(node: Extern) -> list[View]:

@@ -16,7 +16,7 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Program, View
+from ..ir.loops import Buffer, Program, View, without_dead
 from ..ir.value import Value
 from . import (
     extern,
@@ -147,7 +147,7 @@ def lower_graph(
             case _:
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
     program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, ctx.symbols)
-    return program, ctx.constants
+    return without_dead(program), ctx.constants
 
 
 def device_of(gm: torch.fx.GraphModule) -> torch.device:

@@ -46,6 +46,24 @@ def _check(status: int, what: str) -> None:
         raise RuntimeError(f"CUDA error {status} in {what}: {(text.value or b'?').decode()}")
 
 
+_thread = threading.local()
+
+
+def bind_context(device: int) -> None:
+    """Give this thread the context of `device` if it has none: unlike torch's own calls, the driver's do not make one.
+
+    The threads that run a backward start without.
+    """
+    if getattr(_thread, "bound", False):
+        return
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the context")
+    if not context.value:
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "making a context")
+        _check(driver.cuCtxSetCurrent(context), "binding a context")
+    _thread.bound = True
+
+
 def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
     """A function `launch(programs, stream, arguments)` on the current device; `name` is what errors say.
 
@@ -53,6 +71,7 @@ def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     driver = _driver()
+    bind_context(torch.cuda.current_device())
     _check(driver.cuModuleLoadData(ctypes.byref(module), cubin.code), f"loading {name}")
     _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"), f"loading {name}")
     if cubin.shared > _SHARED_LIMIT:
@@ -131,8 +150,10 @@ def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[A
 
     def run(args: list[Any]) -> Any:
         if current() == device:
+            bind_context(device)
             return call(args)
         with guard:
+            bind_context(device)
             return call(args)
 
     return run

@@ -6,6 +6,8 @@ length, is read in blocks by one pass after the other, and every pass computes a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -14,6 +16,8 @@ from .place import No, Placed
 from .target import Target
 
 AGAIN = 256  # float additions that a pass over a long row may repeat
+COLUMNS = 32  # rows of a program where rows, not the points in them, are neighbours in memory
+MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
 
 
 def inner_points(q: Placed) -> Index:
@@ -27,7 +31,11 @@ def kept_points(q: Placed) -> Index:
 
 def is_long(n: Index, target: Target) -> bool:
     """A row that is read in blocks."""
-    return not isinstance(n, int) or n > target.row_limit
+    return _above(n, target.row_limit)
+
+
+def _above(n: Index, most: int) -> bool:
+    return not isinstance(n, int) or n > most
 
 
 def openings(ways: list[Placed]) -> list[Placed]:
@@ -55,8 +63,10 @@ def check(p: Program, placed: list[Placed], rows: Index, target: Target) -> No |
     long = [n for n in lengths if is_long(n, target)]
     if long and any(q.kind == "outer" for q in placed):
         return No("totals over rows need rows that fit in registers")
-    few = isinstance(rows, int) and rows < target.parallel // 8
-    if few and any(q.kind == "point" and is_long(inner_points(q), target) for q in placed):
+    columns = rows_are_neighbours(placed)
+    few = isinstance(rows, int) and rows < (COLUMNS if columns else 1) * target.parallel // 8
+    most = MOST_OF_COLUMNS if columns else target.row_limit
+    if few and any(q.kind == "point" and _above(inner_points(q), most) for q in placed):
         return No(f"{rows} rows would leave most of the device idle")
     return _check_passes(p, placed) if long else None
 
@@ -101,3 +111,17 @@ def _check_passes(p: Program, placed: list[Placed]) -> No | None:
         if cost > AGAIN:
             return No(f"{q.node.out} would repeat {cost} operations in every pass over a long row")
     return None
+
+
+def rows_are_neighbours(members: Sequence[Placed]) -> bool:
+    """Whether memory is contiguous from row to row, as in a reduction over columns, and not along the rows."""
+    along = across = 0
+    for q in members:
+        if not q.inner or inner_points(q) == 1:
+            continue
+        for index in (*(i for _, i in va.loads(q.value)), q.index):
+            steps = [ex.coefficient(index, v) for v in q.inner]
+            along += any(s == 1 for s in steps)
+            here = ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0}))
+            across += here == 1 and all(s not in (0, 1) for s in steps)
+    return across > along

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ..ir import expr as ex
 from ..ir import value as va
+from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Node, Program, Reduction
 from .place import ordered_vars
+from .registers import COLUMNS
 from .target import Target
 
 LONG = 1 << 16  # elements per result from which a split pays
@@ -38,7 +41,7 @@ def _pieces(kept: int, long: int, total: int, target: Target) -> int | None:
 
 
 LONG_COLUMN = 1024  # elements of a column from which a split pays: a program reads it in few, dependent steps
-COLUMN_BLOCK = 64  # results of neighbouring columns that one GPU program computes
+SHORTEST_COLUMN = 64  # elements of a piece of it
 
 
 def _has_columns(node: Reduction) -> bool:
@@ -46,43 +49,70 @@ def _has_columns(node: Reduction) -> bool:
     return ordered_vars(node)[-1] not in node.rdims
 
 
-def _pieces_on_gpu(node: Reduction, kept: int, long: int, total: int, target: Target) -> int | None:
-    """Enough pieces for one program each: a program takes one row, or a block of columns."""
-    columns = _has_columns(node)
-    programs = -(-kept // COLUMN_BLOCK) if columns else kept
-    shortest = COLUMN_BLOCK if columns else 4096
+def _cuts_on_gpu(node: Reduction, kept: int, sizes: tuple[int, ...], target: Target) -> tuple[int, ...] | None:
+    """Into how many pieces to cut each reduced loop, the first ones whole: one piece for each program.
+
+    A program takes one row, or a block of columns.
+    """
+    columns, total = _has_columns(node), math.prod(sizes)
+    programs = -(-kept // COLUMNS) if columns else kept
+    shortest = SHORTEST_COLUMN if columns else 4096
     wanted = -(-target.parallel // programs)
     if programs >= target.parallel // 2 or total < (LONG_COLUMN if columns else LONG):
         return None
-    fits = [n for n in range(2, min(long, 2 * wanted) + 1) if long % n == 0 and total // n >= shortest]
-    return min(fits, key=lambda n: abs(n - wanted), default=None)
+    cuts: list[int] = []
+    for n in sizes:
+        done = math.prod(cuts)
+        fits = [c for c in range(1, min(n, 2 * wanted // done) + 1) if n % c == 0 and total // (done * c) >= shortest]
+        cuts.append(min(fits, key=lambda c: abs(done * c - wanted), default=1))
+        if cuts[-1] != n:  # later loops stay whole
+            break
+    cuts += [1] * (len(sizes) - len(cuts))
+    return tuple(cuts) if math.prod(cuts) > 1 else None
+
+
+def _cuts(node: Reduction, target: Target) -> tuple[int, ...] | None:
+    kept, sizes = ex.prod(v.args[1] for v in node.dims), tuple(v.args[1] for v in node.rdims)
+    if not node.dims or not sizes or not isinstance(kept, int) or node.op.startswith("arg"):
+        return None
+    if not all(isinstance(n, int) for n in sizes):
+        return None
+    if target.registers:
+        return _cuts_on_gpu(node, kept, sizes, target)
+    pieces = _pieces(kept, sizes[0], math.prod(sizes), target)
+    return None if pieces is None else (pieces, *(1 for _ in sizes[1:]))
 
 
 def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[Node] | None:
-    kept = ex.prod(v.args[1] for v in node.dims)
-    long = node.rdims[0].args[1] if node.rdims else 1
-    total = ex.prod(v.args[1] for v in node.rdims)
-    if not (isinstance(kept, int) and isinstance(total, int) and isinstance(long, int)) or not node.dims:
+    cuts = _cuts(node, target)
+    if cuts is None:
         return None
-    if node.op.startswith("arg"):
-        return None
-    pieces = _pieces_on_gpu(node, kept, long, total, target) if target.registers else _pieces(kept, long, total, target)
-    if pieces is None:
-        return None
+    kept, pieces = ex.prod(v.args[1] for v in node.dims), math.prod(cuts)
     out = buffers[node.out]
     # neighbouring columns stay neighbours where a GPU's program takes a block of them
     across = target.registers and _has_columns(node)
     sizes = (pieces, kept) if across else (kept, pieces)
     part = Buffer(f"{node.out}_parts", out.dtype, sizes, (sizes[1], 1), out.device)
     buffers[part.name] = part
-    high, low = ex.var("d90", pieces), ex.var("d91", long // pieces)
-    env = {node.rdims[0]: ex.add(ex.mul(ex.ix(high), long // pieces), ex.ix(low))}
+    high = ex.var("d90", pieces)
+    env: dict[Atom, Index] = {}
+    inner: list[Atom] = []
+    piece: Index = ex.ix(high)
+    for k, (v, n) in reversed(list(enumerate(zip(node.rdims, cuts, strict=True)))):
+        if n == 1:
+            inner.insert(0, v)
+            continue
+        here, piece = (piece, 0) if n == pieces else (ex.mod(piece, n), ex.floordiv(piece, n))
+        length = v.args[1] // n
+        low = ex.var(f"d{91 + k}", length)
+        env[v] = ex.add(ex.mul(here, length), ex.ix(low))
+        inner.insert(0, low)
     row = ex.flatten([v.args[1] for v in node.dims], [ex.ix(v) for v in node.dims])
     slot = ex.flatten(sizes, (ex.ix(high), row) if across else (row, ex.ix(high)))
     first = Reduction(
         part.name,
         (high, *node.dims) if across else (*node.dims, high),
-        (low, *node.rdims[1:]),
+        tuple(inner),
         slot,
         node.op,
         node.value.substitute(env),

@@ -74,6 +74,50 @@ def test_gradients(fn: Callable[..., Any]) -> None:
     check_close(gradients(build(fn), *inputs), gradients(fn, *inputs), gradients(fn, *(x.double() for x in inputs)))
 
 
+def gradients_of_loss(run: Callable[..., T], *leaves: T) -> tuple[T, ...]:
+    """Loss and gradients; the loss is compiled too, so nothing of eager runs in the thread of the backward before."""
+    for x in leaves:
+        x.grad = None
+    loss = run(*leaves)
+    loss.backward()
+    return loss.detach(), *(x.grad for x in leaves)  # type: ignore[misc]
+
+
+def test_backward_starts_in_a_thread_without_a_context() -> None:
+    def fn(x: T, w: T) -> T:
+        return F.gelu(x * w).square().mean()
+
+    def leaves(dtype: torch.dtype) -> list[T]:
+        torch.manual_seed(0)
+        return [torch.randn(64, 256, device="cuda").to(dtype).requires_grad_() for _ in range(2)]
+
+    got, want = gradients_of_loss(build(fn), *leaves(torch.float32)), gradients_of_loss(fn, *leaves(torch.float32))
+    check_close(got, want, gradients_of_loss(fn, *leaves(torch.float64)))
+
+
+def test_training_pads_wide_projections_and_runs_convolutions_channels_last() -> None:
+    def projection(x: T, w: T, v: T) -> T:
+        return F.cross_entropy(x @ w.t() @ v.t(), torch.arange(x.shape[0], device=x.device) % 7)
+
+    def convolution(x: T, w: T, v: T) -> T:
+        y = F.conv2d(F.relu(F.conv2d(x, w, padding=1)), v, stride=2)
+        return F.max_pool2d(y.sigmoid(), 2).square().mean()
+
+    for fn, shapes in (
+        (projection, ((2048, 512), (512, 512), (1027, 512))),
+        (convolution, ((8, 16, 32, 32), (32, 16, 3, 3), (24, 32, 3, 3))),
+    ):
+
+        def leaves(dtype: torch.dtype, shapes: Any = shapes) -> list[T]:
+            torch.manual_seed(0)
+            return [(torch.randn(s, device="cuda") / 8).bfloat16().to(dtype).requires_grad_() for s in shapes]
+
+        low = leaves(torch.bfloat16)
+        got, want = gradients_of_loss(build(fn), *low), gradients_of_loss(fn, *leaves(torch.bfloat16))
+        check_close(got, want, gradients_of_loss(fn, *leaves(torch.float64)))
+        assert all(x.grad is not None and x.grad.stride() == x.stride() for x in low)
+
+
 def test_norm_chain_is_one_kernel() -> None:
     x, w = torch.randn(256, 4096, device="cuda"), torch.ones(4096, device="cuda")
     stats.reset()

@@ -1,0 +1,42 @@
+"""What a graph returns keeps the strides that were traced, whatever layouts passes choose inside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from .graph import aten, insert, layout, val
+
+
+def of(gm: GraphModule) -> list[Any]:
+    """The fake values of the results, in order."""
+    return [val(n) for n in pytree.tree_leaves(gm.graph.output_node().args)]
+
+
+def restore(gm: GraphModule, wanted: list[Any]) -> int:
+    """Copy every result whose layout is no longer that of its value in `wanted`; gives the number of copies."""
+    out = gm.graph.output_node()
+    results, spec = pytree.tree_flatten(out.args)
+    copies: dict[Node, Node] = {}
+    for k, (n, fake) in enumerate(zip(results, wanted, strict=True)):
+        if isinstance(n, Node) and isinstance(fake, torch.Tensor) and layout(val(n)) != layout(fake):
+            if n not in copies:
+                copies[n] = _copy(gm, out, n, fake)
+            results[k] = copies[n]
+    out.args = pytree.tree_unflatten(results, spec)
+    return len(copies)
+
+
+def _copy(gm: GraphModule, out: Node, n: Node, fake: torch.Tensor) -> Node:
+    for format_ in (torch.contiguous_format, torch.channels_last):
+        if (fake.dim() == 4 or format_ is torch.contiguous_format) and fake.is_contiguous(memory_format=format_):
+            copied = insert(gm.graph, out, aten.clone.default, (n,), {"memory_format": format_})
+            if layout(val(copied)) == layout(fake):
+                return copied
+            gm.graph.erase_node(copied)
+    kind = {"dtype": fake.dtype, "device": fake.device}
+    room = insert(gm.graph, out, aten.empty_strided.default, (list(fake.shape), list(fake.stride())), kind)
+    return insert(gm.graph, out, aten.copy.default, (room, n))
