@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch._dynamo.utils  # here, so that importing Dynamo counts in no backen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from benchmarks.cases import find
-from benchmarks.records import Measurement, Request
+from benchmarks.cases import Case, find
+from benchmarks.records import CHECK_TOLERANCE, Measurement, Request
 from benchmarks.subject import Subject, build, compiled, eager, surroundings
 
 MINIMUM_REPETITIONS = 15
@@ -106,10 +106,41 @@ def _check(request: Request) -> Measurement:
             _roll_inputs(side)
         want_again = _state(plain, plain.run())
         got_again = _state(fast, fast.run())
-    outputs = _worst([output_error(got.outputs, want.outputs), output_error(got_again.outputs, want_again.outputs)])
-    gradients = [gradient_error(a.gradients, b.gradients) for a, b in ((got, want), (got_again, want_again))]
+    compared = ((got, want), (got_again, want_again))
+    outputs = _worst([output_error(a.outputs, b.outputs) for a, b in compared])
+    gradients = [gradient_error(a.gradients, b.gradients) for a, b in compared]
     found = [error for error in gradients if error is not None]
-    return Measurement(seconds, (), (), outputs, _worst(found) if found else None, *_graphs())
+    answer = Measurement(seconds, (), (), outputs, _worst(found) if found else None, *_graphs())
+    if answer.worst_error <= CHECK_TOLERANCE or request.mode == "step":
+        return answer
+    exact = _exact(case, request)
+    distances = _distance((want, want_again), exact), _distance((got, got_again), exact)
+    return replace(answer, exact_errors=distances)
+
+
+def _exact(case: Case, request: Request) -> tuple[State, State]:
+    """What the two calls of a check leave behind in float64, computed by eager from the same values."""
+    module, args, kwargs = build(case, request.preset, request)
+    args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, (args, kwargs))
+    side = eager(case, (module.double(), args, kwargs), request)
+    with surroundings(request):
+        first = _state(side, side.run())
+        _roll_inputs(side)
+        return first, _state(side, side.run())
+
+
+def _distance(states: tuple[State, State], exact: tuple[State, State]) -> float:
+    """The largest error of outputs and gradients of two calls, against float64's."""
+    found: list[float] = []
+    for s, e in zip(states, exact, strict=True):
+        found.append(output_error(tuple(map(_wide, s.outputs)), tuple(map(_wide, e.outputs))))  # a loss may be float32
+        gradients = gradient_error(s.gradients, e.gradients)
+        found += [] if gradients is None else [gradients]
+    return _worst(found)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
 
 
 def _worst(errors: list[float]) -> float:

@@ -31,6 +31,9 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+CHECK_TOLERANCE = 1e-4  # relative error of float32 results that a check passes without asking float64
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The answer of one process.
@@ -42,6 +45,7 @@ class Measurement:
     graphs, graph_breaks: as Dynamo counts them.
     eager_peak_bytes, compiled_peak_bytes: device memory that one call takes above what
         was held before it; None on the CPU.
+    exact_errors: in a check whose errors are above the tolerance, how far eager and compiled are from float64.
     """
 
     compile_seconds: float
@@ -53,6 +57,7 @@ class Measurement:
     graph_breaks: int
     eager_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None
+    exact_errors: tuple[float, float] | None = None
 
     @property
     def speedup(self) -> float:
@@ -136,4 +141,5 @@ def read_answer(path: Path) -> Measurement | Failure:
     data = json.loads(path.read_text())
     if "summary" in data:
         return Failure(**data)
-    return Measurement(**{**data, "eager_ms": tuple(data["eager_ms"]), "compiled_ms": tuple(data["compiled_ms"])})
+    lists = ("eager_ms", "compiled_ms", "exact_errors")
+    return Measurement(**{k: tuple(v) if k in lists and v is not None else v for k, v in data.items()})

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import check, machine, runner
+from benchmarks import measure as measuring
 from benchmarks.cases import SUITES, Case, choose, find
 from benchmarks.chart import draw
 from benchmarks.measure import gradient_error, measure, output_error, relative_error, repetitions
@@ -245,6 +246,14 @@ def test_check_in_this_process(mode: str) -> None:
     assert (found.gradient_error is None) == (mode == "inference")
 
 
+def test_check_asks_float64_where_eager_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "CHECK_TOLERANCE", -1.0)
+    found = measure(Request("norm_chain", "eager", "training", "tiny", task="check"))
+    assert found.exact_errors is not None
+    eager, compiled = found.exact_errors
+    assert 0 < eager == compiled < 1e-5
+
+
 def test_a_run_writes_its_files_and_goes_on_after_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--cases", "norm_chain", "--backends", "no_such_backend,aot_eager", "--preset", "tiny"]
     assert command.main([*argv, "--reps", "2", "--no-warm", "--out", str(tmp_path)]) == 1
@@ -306,6 +315,10 @@ def test_check_passes_only_within_the_tolerance() -> None:
     assert check.line(case, "inference", measured(error=1e-4))[-1] == "ok"
     for error in (1.1e-4, math.inf, math.nan):
         assert check.line(case, "inference", measured(error=error))[-1] == "FAILED"
+        beside = replace(measured(error=error), exact_errors=(2e-3, error))
+        assert check.line(case, "inference", beside)[-1].startswith("ok" if error == 1.1e-4 else "FAILED")
+    worse = replace(measured(error=3e-3), exact_errors=(2e-3, 3e-3))
+    assert check.line(case, "inference", worse)[-1].startswith("FAILED")
     assert check.line(case, "inference", Failure("SIGSEGV"))[-1] == "FAILED SIGSEGV"
     assert list(check.runs((case, find("adam")), None)) == [
         (case, "inference"),

@@ -1,0 +1,96 @@
+"""Passes over a GPU's joint graph change layouts, not results; run here on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from altbackend.config import resolve
+from altbackend.debug import Trace
+from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul
+from altbackend.ir.loops import Extern, writes
+from altbackend.lowering.graph import lower_graph
+from test.fx_passes.test_cuda_inference import T, targets, traced
+
+
+def joint(fn: Callable[..., T]) -> Callable[..., tuple[T, ...]]:
+    """Loss and gradients as one function, as AOTAutograd's joint graph has them."""
+
+    def run(*leaves: T) -> tuple[T, ...]:
+        inputs = [x.detach().requires_grad_() for x in leaves]
+        loss = fn(*inputs)
+        return loss.detach(), *torch.autograd.grad(loss, inputs)
+
+    return run
+
+
+def same(got: tuple[T, ...], want: tuple[T, ...]) -> None:
+    for g, w in zip(got, want, strict=True):
+        assert g.stride() == w.stride()
+        assert float((g.double() - w.double()).norm()) <= 0.02 * float(w.double().norm())
+
+
+def test_all_three_products_of_a_wide_projection_are_padded() -> None:
+    fn = joint(lambda x, w: F.linear(x, w).float().logsumexp(1).mean())
+    x, w = ((torch.randn(s) / 16).bfloat16() for s in ((1024, 1024), (131, 1024)))
+    gm = traced(fn, x, w)
+    want = gm(x, w)
+    assert pad_matmul.run_joint(gm) == 3
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    gm.graph.lint()
+    same(gm(x, w), want)
+    sides = [n.meta["val"].shape for n in gm.graph.nodes if str(n.target) == "aten.mm.default"]
+    assert sorted(map(tuple, sides)) == [(136, 1024), (1024, 136), (1024, 1024)]
+    pads = [n.args[0] for n in gm.graph.nodes if "constant_pad" in str(n.target)]
+    assert len(pads) == len(set(pads)) == 2  # the weight and the gradient of the logits, once each
+    gm = traced(fn, x[:64], w)
+    assert pad_matmul.run_joint(gm) == 0  # too small to gain
+
+
+def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, stride=2)
+        return y.flatten(1).float().square().mean()
+
+    inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (8, 16, 3, 3))]
+    gm = traced(joint(fn), *inputs)
+    want = gm(*inputs)
+    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    gm.recompile()
+    gm.graph.lint()
+    same(gm(*inputs), want)
+    for n in gm.graph.nodes:
+        if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
+            given = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
+            assert all(x.is_contiguous(memory_format=torch.channels_last) for x in given)
+    wide = traced(joint(fn), *(x.float() for x in inputs))
+    assert not channels_last.run_joint(wide)  # float32 stays as it is
+
+
+def test_results_keep_their_strides() -> None:
+    gm = traced(lambda x: (x * 2, x + 1), torch.randn(2, 3, 4, 5))
+    wanted = output_layouts.of(gm)
+    assert output_layouts.restore(gm, wanted) == 0
+    other = [w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for w in wanted]
+    assert output_layouts.restore(gm, other) == 2
+    gm.recompile()
+    x = torch.randn(2, 3, 4, 5)
+    for got, want, layout in zip(gm(x), (x * 2, x + 1), other, strict=True):
+        assert torch.equal(got, want)
+        assert got.stride() == layout.stride()
+
+
+def test_loops_that_nobody_reads_are_dropped() -> None:
+    def fn(x: T) -> T:
+        return torch.as_strided_scatter(torch.zeros(12), x * 2, (3, 4), (4, 1))
+
+    gm = traced(fn, torch.randn(3, 4))
+    assert "aten.as_strided_scatter.default" in targets(gm)
+    program, _ = lower_graph(gm, resolve())
+    loops = [n for n in program.nodes if not isinstance(n, Extern)]
+    read = {o.buffer for o in program.outputs}
+    assert all(set(writes(n)) & read for n in loops)
+    assert len(loops) == 1
