@@ -51,12 +51,28 @@ def _partition(cfg: Config, number: int) -> Callable[..., Any]:
     def partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         for user_pass in cfg.joint_custom_pre_pass:
             user_pass(joint.graph)
-        fx_passes.joint(joint, cfg, Trace(f"graph{number}_joint", cfg))
+        if fx_passes.on_gpu(joint):
+            _choose_layouts(joint, cfg, Trace(f"graph{number}_joint", cfg))
         for user_pass in cfg.joint_custom_post_pass:
             user_pass(joint.graph)
         return cut(joint, inputs, **kwargs)
 
     return partition
+
+
+def _choose_layouts(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
+    """The joint passes of a GPU; if one fails, the graph as it was traced, with one warning, unless `strict`."""
+    traced = copy.deepcopy(joint.graph)
+    try:
+        with trace.stage("joint"):
+            fx_passes.cuda_joint(joint, cfg, trace)
+    except Exception as cause:
+        if cfg.strict:
+            raise
+        joint.graph = traced
+        error = internal_error("choosing layouts in", trace.graph_name, cause, str(trace.folder or ""))
+        warnings.warn(f"{trace.graph_name} keeps its traced layouts: {error}", FallbackWarning, stacklevel=2)
+    trace.finish()
 
 
 def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:

@@ -31,14 +31,10 @@ def pre_grad(gm: GraphModule, cfg: Config) -> None:
     attention_mask.run(gm)
 
 
-def joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
-    """Passes over a joint graph, in place, before it is split."""
-    if any(n.op == "placeholder" and _on_gpu(n.meta.get("val")) for n in gm.graph.nodes):
-        cuda_joint(gm, cfg, trace)
-
-
-def _on_gpu(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.device.type == "cuda"
+def on_gpu(gm: GraphModule) -> bool:
+    """Whether an input of the graph is a tensor on a GPU."""
+    held = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
 
 
 def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:

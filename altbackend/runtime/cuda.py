@@ -52,7 +52,7 @@ _thread = threading.local()
 def bind_context(device: int) -> None:
     """Give this thread the context of `device` if it has none: unlike torch's own calls, the driver's do not make one.
 
-    The threads that run a backward start without.
+    The threads that run a backward start without. Raises RuntimeError if the driver refuses.
     """
     if getattr(_thread, "bound", False):
         return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend import backend
 from altbackend.config import resolve
 from altbackend.debug import Trace
+from altbackend.errors import FallbackWarning
 from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul
 from altbackend.ir.loops import Extern, writes
 from altbackend.lowering.graph import lower_graph
@@ -68,6 +71,25 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
             assert all(x.is_contiguous(memory_format=torch.channels_last) for x in given)
     wide = traced(joint(fn), *(x.float() for x in inputs))
     assert not channels_last.run_joint(wide)  # float32 stays as it is
+
+
+def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(gm: torch.fx.GraphModule) -> int:
+        for n in gm.graph.nodes:
+            n.meta.clear()
+        raise ValueError("broken pass")
+
+    monkeypatch.setattr(pad_matmul, "run_joint", broken)
+    gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
+    with pytest.raises(ValueError, match="broken pass"):
+        backend._choose_layouts(gm, resolve(options={"strict": True}), Trace("joint", resolve()))
+    gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
+    held = [dict(n.meta) for n in gm.graph.nodes]
+    with pytest.warns(FallbackWarning, match="broken pass"):
+        backend._choose_layouts(gm, resolve(), Trace("joint", resolve()))
+    assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in held]
+    x = torch.randn(4)
+    torch.testing.assert_close(gm(x)[1], x.cos())
 
 
 def test_results_keep_their_strides() -> None:
