@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import warnings
@@ -15,7 +14,9 @@ from . import compat, decomp, fx_passes
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
+from .fx_passes.graph import duplicate
 from .pipeline import Job, compile_graph
+from .runtime.cuda_graphs import ALL
 
 _graphs = itertools.count()
 
@@ -62,7 +63,7 @@ def _partition(cfg: Config, number: int) -> Callable[..., Any]:
 
 def _choose_layouts(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
     """The joint passes of a GPU; if one fails, the graph as it was traced, with one warning, unless `strict`."""
-    traced = copy.deepcopy(joint.graph)
+    traced = duplicate(joint.graph)
     try:
         with trace.stage("joint"):
             fx_passes.cuda_joint(joint, cfg, trace)
@@ -80,9 +81,9 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         # what runs if a pass or the build fails; the passes change gm's graph in place
-        traced = copy.deepcopy(gm.graph)
+        traced = duplicate(gm.graph)
         try:
-            return compile_graph(gm, cfg, trace, Job(kind, _static_inputs()))
+            return compile_graph(gm, cfg, trace, Job(kind, *_inputs_and_outputs(kind)))
         except Exception as cause:
             if cfg.strict:
                 raise
@@ -110,7 +111,11 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, cause: Exception)
     return call
 
 
-def _static_inputs() -> tuple[int, ...]:
+def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:
+    """Which inputs of a graph keep their address, and how many of its results a user sees."""
     context = torch._guards.TracingContext.try_get()
     meta = getattr(context, "fw_metadata", None)
-    return tuple(getattr(meta, "static_input_indices", None) or ())
+    if meta is None or kind == "backward":  # a backward takes what its forward left
+        return (), ALL
+    static = tuple(getattr(meta, "static_input_indices", None) or ())
+    return static, meta.num_forward if kind == "forward" else ALL

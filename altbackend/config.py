@@ -109,6 +109,9 @@ class Config:
     cxx: str = _option("", "path or name of the C++ compiler; empty looks for one", "code")
     # tuning
     cudagraphs: bool = _option(False, "replay CUDA kernels from a CUDA graph; no effect on a CPU", "runtime")
+    cudagraph_limit: int = _option(
+        16, "most CUDA graphs of one compiled graph; a call of further sizes runs without", "runtime", low=0
+    )
     max_autotune: bool = _option(False, "measure candidate kernels and keep the fastest; no effect on a CPU", "code")
     # folders and debugging
     cache_dir: str = _option("", "folder of compiled code; empty means the user's cache folder", "runtime")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import compat, fx_passes
-from .codegen import emit, host, host_cuda, triton
+from .codegen import emit, host, host_cuda, replay, triton
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
 from .config import Config
@@ -20,6 +20,7 @@ from .ir.verify import verify
 from .lowering.graph import device_of, lower_graph
 from .report import stats
 from .runtime import cuda as cuda_runtime
+from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
@@ -33,10 +34,15 @@ Constants = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a graph is compiled for. `kind`: "inference", "forward" or "backward"."""
+    """What a graph is compiled for. `kind`: "inference", "forward" or "backward".
+
+    `static_inputs`: inputs whose address stays. `user_outputs`: results that a user sees, the first ones; a forward's
+    others are for its backward.
+    """
 
     kind: str
     static_inputs: tuple[int, ...] = ()
+    user_outputs: int = ALL
 
 
 def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Compiled:
@@ -66,8 +72,15 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)
+    if cuda and cfg.cudagraphs:
+        kept = tuple(range(len(program.inputs))) if hoisted is None else hoisted.kept
+        static = [k for k, original in enumerate(kept) if original in job.static_inputs]
+        signature = replay.Given(tuple(static), len(kept), job.user_outputs, job.kind == "backward")
+        call = replay.recorded(call, program, signature, cfg, trace)
     trace.finish()
-    return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
+    if hoisted is None:
+        return call
+    return Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched, in_place=cuda and cfg.cudagraphs)
 
 
 def _cpu(

@@ -65,7 +65,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
-    written = _written_inputs(p, steps)
+    written = written_inputs(p, steps)
     hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in written)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
 
@@ -84,7 +84,7 @@ def _names(p: Program, steps: Sequence[Step]) -> _Names:
     return _Names(slots, {}, {}, {b: b for b in sorted(used)}, temporary, tuple(sorted(symbols)))
 
 
-def _written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
+def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
     """Inputs that any step writes: they cannot be copied to an aligned place, so nothing is promised of them."""
     written: set[str] = set()
     for s in steps:
@@ -114,7 +114,7 @@ def _python(p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunc
     checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
     flagged = any(s.kernel.checks for s in found)
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    _prologue(w, p, names, _written_inputs(p, steps), flagged)
+    _prologue(w, p, names, written_inputs(p, steps), flagged)
     last = _last_uses(p, steps)
     number = 0
     for k, s in enumerate(steps):
@@ -227,6 +227,7 @@ def _file(
         "    def call(args):",
         *w.body,
         "",
+        *(["    call.check = flag.check"] if flagged else []),
         "    return on_device(call, DEVICE)",
         "",
         "",
