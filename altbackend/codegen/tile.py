@@ -36,6 +36,7 @@ from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, identity, name
 from .blocks import CROSSED, SLICES, Blocks, ceil_div, choose
+from .online import Online, plan
 
 Shape = tuple[str, ...]
 Masks = tuple[str, ...]
@@ -200,8 +201,12 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
-    for stage in k.stages:
-        _stage(e, body, stage)
+    long = [s for s in k.stages if not e.blocks.flat and e.blocks.looped(_flat_points(s))]
+    for part in plan(k.stages, long, k.stored):
+        if isinstance(part, Stage):
+            _stage(e, body, part)
+        else:
+            _online(e, body, part)
     if body is not top:
         _close_rows_loop(e, top, body)
     e.note(e.blocks.points, *(t.numel for t in e.totals))
@@ -238,7 +243,8 @@ def _program_axis(e: Emitter, top: Scope) -> None:
         program, wide = ex.sym("program"), ceil_div(b.cross[-1].args[1], *b.rblocks.values())
         for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
             top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, at)))
-        top.body.append(Points("x", "across * XBLOCK", "XBLOCK", 0, b.rank))
+        base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)
+        top.body.append(Points("x", base, block, 0, b.rank))
     elif b.tiled_x:
         top.body.append(Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
     else:
@@ -480,6 +486,59 @@ def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
         e.note(n)
         scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
     scope.body.extend(after.body)
+
+
+def _online(e: Emitter, scope: Scope, part: Online) -> None:
+    """One pass for a maximum and the sums of exponentials below it.
+
+    m' = max(m, max v);  s' = s exp(m - m') + sum exp(v - m'), where exp(-inf - -inf) counts as 0.
+    """
+    n, rank = _row_length(e, part.top), e.blocks.rank
+    _row_axis(e, scope, n)
+    inner, after = Scope(scope, "r"), Scope(scope)
+    _row_points(e, inner, n, "base")
+    for q in part.passed:
+        e.writers[q.node.out] = _on_tile(e, inner, q)
+    inner.body.append(Comment(provenance(part.top)))
+    top = _on_tile(e, inner, part.top)
+    axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
+    value = bind(e, inner, top.value)
+    kind = value.dtype
+    best, sums = _running(e, scope, "best", "max", kind, axes), []
+    block = va.make("reduced", (_whole(e, inner, top, value, "max"),), kind, ("max", rank - 1, rank))
+    new = _let(e, inner, va.make("combined", (best, _let(e, inner, block, axes)), kind, "max"), axes)
+    floor = va.apply("where", va.apply("eq", new, identity("max", kind)), va.const(0.0, kind), new)
+    floor = _let(e, inner, floor, axes)
+    scale = _let(e, inner, _exp(e, va.apply("sub", best, floor)), axes)
+    for q in part.sums:
+        inner.body.append(Comment(provenance(q)))
+        total = _running(e, scope, "sum", "sum", kind, axes)
+        terms = _let(e, inner, _exp(e, va.apply("sub", value, floor)), axes | {"r"})
+        held = va.make("reduced", (_whole(e, inner, top, terms, "sum"),), kind, ("sum", rank - 1, rank))
+        grown = va.apply("add", va.apply("mul", total, scale), _let(e, inner, held, axes))
+        inner.body.append(Let(total.attr, grown))
+        sums.append(total)
+    inner.body.append(Let(best.attr, new))
+    e.note(n)
+    scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
+    for q, result in zip((part.top, *part.sums), (best, *sums), strict=True):
+        placed = _on_tile(e, scope, q)
+        e.results[q.node.out], e.writers[q.node.out] = result, placed
+        if q.node.out in e.kernel.stored:
+            _store(e, after, placed, result)
+    scope.body.extend(after.body)
+
+
+def _running(e: Emitter, scope: Scope, prefix: str, op: str, dtype: torch.dtype, axes: frozenset[str]) -> Value:
+    """A number a row that a loop carries."""
+    out = name(e.fresh(prefix), dtype)
+    e.axes[out] = axes
+    scope.body.append(Accumulator(out.attr, dtype, identity(op, dtype), _shape(e, axes, None)))
+    return out
+
+
+def _exp(e: Emitter, x: Value) -> Value:
+    return va.make("fast_exp" if e.fast and x.dtype == torch.float32 else "exp", (x,), x.dtype)
 
 
 def _members(e: Emitter, scope: Scope, stage: Stage, after: Scope) -> None:

@@ -329,11 +329,26 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8)
+    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8) or _cheap_on_gpu(ctx, t)
     if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
+
+
+AGAIN_ON_GPU = 16  # float additions an element that cost a GPU less than reading it once more
+BROADCAST = 16  # reads of so many times fewer elements than results come from the cache
+
+
+def _cheap_on_gpu(ctx: Ctx, t: Tensor) -> bool:
+    """Whether computing a value again moves no more memory than reading it would: it reads one tensor of its size."""
+    if ctx.device.type != "cuda" or va.flops(t.value) > AGAIN_ON_GPU:
+        return False
+    n = ex.prod(t.sizes)
+    if not isinstance(n, int):
+        return False
+    sizes = [ctx.buffers[b].numel for b, _ in va.loads(t.value)]
+    return sum(not isinstance(m, int) or m * BROADCAST > n for m in sizes) <= 1
 
 
 def _is_view(node: torch.fx.Node) -> bool:

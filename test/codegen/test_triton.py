@@ -63,6 +63,12 @@ def _same(got: list[Any], want: list[Any], exact: list[Any]) -> None:
         assert difference(g, w, e, TOLERANCE if single else None) == ""
 
 
+def with_specials(x: torch.Tensor) -> torch.Tensor:
+    """Rows of -inf, that begin with -inf, with +inf, with NaN."""
+    x[0], x[1, :70], x[2, 50], x[3, 99], x[4, :] = -float("inf"), -float("inf"), float("inf"), float("nan"), -88.0
+    return x
+
+
 def norm_chain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     for _ in range(4):
         x = x + torch.softmax(F.gelu(F.layer_norm(x, x.shape[-1:], w, b)), -1)
@@ -99,6 +105,13 @@ POINTWISE: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda x: (x.relu(), x.clamp(-1, 1), x.maximum(x.flip(0)), x.isnan(), x.isinf(), x.sign(), x.round()),
         lambda: [torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.5, 1.5, 2.5, -2.0])],
         1,
+    ),
+    "one number a row": (lambda a, b: (a - b).exp() * b, lambda: [r(5, 2000), r(5, 1)], 1),
+    "one number a row, three loops": (lambda a, b: a * b, lambda: [r(3, 2, 1032), r(3, 1, 1)], 1),
+    "one hot": (
+        lambda a, i: (torch.zeros(9, 40).scatter(1, i, 2.0) * a, torch.ones(9, 40).scatter(1, i, -1.0).sum(1)),
+        lambda: [r(9, 1), ints(0, 40, 9, 1)],
+        2,
     ),
     "transpose": (lambda x: x.t().contiguous() + 1, lambda: [r(40, N)], 1),
     "transpose and row": (lambda x, y: x.t() + y, lambda: [r(64, 96), r(96, 64)], 1),
@@ -149,6 +162,19 @@ ROWS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "logcumsumexp": (lambda x: x.logcumsumexp(-1), lambda: [r(6, 100)], 1),
 }
 LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
+    "logsumexp": (lambda x: torch.logsumexp(x * 3, -1), lambda: [r(5, 70)], 1),
+    "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 2),
+    "cross entropy": (F.cross_entropy, lambda: [r(30, 150), ints(0, 150, 30)], 2),
+    "rising and falling rows": (
+        lambda x: torch.logsumexp(x, -1),
+        lambda: [torch.stack([torch.arange(100.0), -torch.arange(100.0), torch.full((100,), 1e4)])],
+        1,
+    ),
+    "infinities and NaN": (
+        lambda x: (torch.logsumexp(x, -1), x.log_softmax(-1)),
+        lambda: [with_specials(r(6, 100))],
+        1,
+    ),
     "norm chain": (norm_chain, lambda: [r(4, 70), r(70), r(70)], 2),  # passes would repeat too much in one
     "softmax": (lambda x: x.softmax(-1), lambda: [r(6, 128)], 1),
     "softmax of columns": (lambda x: x.softmax(0), lambda: [r(70, 40)], 1),
@@ -251,7 +277,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "layer norm": (lambda x, w, b: F.layer_norm(x, (N,), w, b), lambda: [r(40, N), r(N), r(N)], 2),
     "layer norm, masked": (lambda x, w, b: F.layer_norm(x, (51,), w, b), lambda: [r(41, 51), r(51), r(51)], 2),
     "softmax": (lambda x: x.softmax(-1), lambda: [r(40, N)], 2),
-    "cross entropy": (lambda x: F.cross_entropy(x, torch.zeros(30, dtype=torch.int64)), lambda: [r(30, 50)], 5),
+    "cross entropy": (lambda x: F.cross_entropy(x, torch.arange(30)), lambda: [r(30, 50)], 3),
     "embedding": (lambda w: F.embedding(torch.arange(30) % 7, w), lambda: [r(40, 16)], 4),
     "batch norm": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
