@@ -90,7 +90,11 @@ class Ctx:
         self.store(b, t, offset=ex.mul(b.strides[dim], begin))
 
     def store(self, b: Buffer, t: Tensor, offset: Index = 0) -> None:
-        """Write `t` into `b`, loops in `b`'s memory order."""
+        """Write `t` into `b`, loops in `b`'s memory order; one loop without points where there is nothing to write."""
+        if 0 in t.sizes:
+            nothing = ex.var("d0", 0)
+            self.emit(Pointwise(b.name, (nothing,), ex.ix(nothing), va.const(0, b.dtype), self.origins()))
+            return
         order = memory_order(b.strides, t.sizes)
         dims = tuple(ex.var(f"d{k}", t.sizes[old]) for k, old in enumerate(order))
         where: list[Index] = [0] * len(order)
