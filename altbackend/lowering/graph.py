@@ -20,6 +20,7 @@ from ..ir.loops import Buffer, Program, View, without_dead
 from ..ir.value import Value
 from . import (
     extern,
+    gpu,
     grid_sampler,
     indexing,
     padding_backward,
@@ -125,13 +126,18 @@ _REAL_OPS: dict[Any, Callable[..., Value]] = {
 
 
 def lower_graph(
-    gm: torch.fx.GraphModule, cfg: Config, decision: Callable[[str, str, str, str], None] = lambda *a: None
+    gm: torch.fx.GraphModule,
+    cfg: Config,
+    decision: Callable[[str, str, str, str], None] = lambda *a: None,
+    on_gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
-    Raises Unsupported for what neither a lowering nor a library call can express.
+    `on_gpu`: whether kernels will be for a GPU, by default whether the graph's tensors are on one. Raises Unsupported
+    for what neither a lowering nor a library call can express.
     """
-    ctx = Ctx(cfg=cfg, device=device_of(gm), decision=decision)
+    device = device_of(gm)
+    ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
     outputs: tuple[Any, ...] = ()
     for node in gm.graph.nodes:
         ctx.graph_node = node
@@ -230,8 +236,11 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
     if target is torch.ops.aten.copy_.default:
-        return _copy_into(ctx, node, args[0], args[1])
-    if target is torch.ops.aten.copy.default:
+        if _dtypes_ok(node):
+            return _copy_into(ctx, node, args[0], args[1])
+        extern.call(ctx, node, args, dict(kwargs))
+        return args[0]
+    if target is torch.ops.aten.copy.default and _dtypes_ok(node):
         fake = node.meta["val"]
         return Tensor(
             ctx.shape(fake.shape),
@@ -243,7 +252,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         if (empty := _empty(ctx, node)) is not None:
             return empty
         try:
-            return lowering(ctx, *args, **kwargs)
+            return gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))

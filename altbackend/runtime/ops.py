@@ -1,4 +1,4 @@
-"""Library calls that ATen's own form would get wrong on windows of a shared arena."""
+"""Library calls that ATen has no single operator for, or whose form would be wrong on windows of a shared arena."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def as_strided_scatter(
     out = x.clone()
     out.as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(src)
     return out
+
+
+def strided_copy(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The elements of `x` in new storage with other strides."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
