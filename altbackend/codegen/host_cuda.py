@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import expr as ex
-from ..ir.loops import Buffer, Extern, Origin, Program, View, reads, writes
+from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
+from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late
 from .triton import TritonKernel
 
 
@@ -140,8 +140,10 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     _bind_sizes(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
+    late = late_symbols(p)
     for k, s in enumerate(names.symbols):
-        w.add(f"S[{k}] = {s}")
+        if s not in late:
+            w.add(f"S[{k}] = {s}")
     for b in p.inputs:
         if b not in names.slots:
             continue
@@ -177,6 +179,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     labels = [o or "_" for o in s.outs]
     left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
     w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    bind_late(w, p, names, s)
     for o in s.outs:
         if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None
             continue

@@ -14,7 +14,7 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Extern, Node, Origin, Pointwise, View
+from ..ir.loops import Buffer, Extern, HostNumber, Node, Origin, Pointwise, View
 from ..ir.value import Value
 from ..runtime import ops as runtime_ops
 from . import sizes as sz
@@ -34,7 +34,8 @@ class Ctx:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
-    symbols: dict[str, int] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    numbers: dict[Value, HostNumber] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
