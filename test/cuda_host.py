@@ -27,7 +27,7 @@ class Memory:
     at: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def hold(self, t: torch.Tensor) -> torch.Tensor:
-        room = t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset()
+        room = 0 if not t.numel() else t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset()
         self.at[t.data_ptr()] = t.detach().as_strided((room,), (1,), t.storage_offset())
         return t
 

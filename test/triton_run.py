@@ -128,7 +128,7 @@ def compiled(
             if not isinstance(step, Extern):
                 compile_later(step[0], capabilities)
 
-        if host:
+        if host and s.program.buffers:
             return cuda_host.build(s, steps, launch)[1]
 
         def call(args: list[Any]) -> list[Any]:

@@ -352,7 +352,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     for o in s.outs:
         if o in p.buffers:
             b = p.buffers[o]
-            if b.sizes:
+            if b.sizes and not s.aliases:  # a view has the strides that were traced, and must stay one
                 w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
             if o in names.slots:
                 w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")

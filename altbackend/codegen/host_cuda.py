@@ -66,7 +66,8 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = _written_inputs(p, steps)
-    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in written)) for s in found)
+    anywhere = written.union(*(s.outs for s in steps if isinstance(s, Extern) and s.aliases))
+    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
 
 
@@ -186,7 +187,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         assert o is not None
         w.targets[o] = o
         b = p.buffers[o]
-        if b.sizes or o in names.slots:
+        if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
             w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
         if o in names.slots:
             w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")

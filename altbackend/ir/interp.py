@@ -145,7 +145,7 @@ def _concrete(x: Any, state: State) -> Any:
     if isinstance(x, View):
         return state.view(x)
     if isinstance(x, HostNumber):
-        return state.symbols[x]
+        return eval(x, {}, state.symbols)
     if isinstance(x, ex.Expr):
         return state.size(x)
     if isinstance(x, tuple):

@@ -12,6 +12,7 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +122,7 @@ class View:
 
 
 class HostNumber(str):
-    """The name of a number that a library call gave: other calls and the caller may take it."""
+    """A number that only the host program has, as Python text: other calls and the caller may take it."""
 
 
 @dataclass(frozen=True)
@@ -186,19 +187,19 @@ def writes(node: Node) -> tuple[str, ...]:
 
 def symbols_of(p: Program, node: Node) -> frozenset[str]:
     """Symbols that must be known before the node runs: of its loops, its indices, and the buffers that it touches."""
-    found: set[Atom] = set()
-    for name in (*reads(node), *writes(node)):
-        found.update(ex.syms_of(p.buffers[name].extent))
+    found = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
     if isinstance(node, Extern):
         _argument_symbols((node.args, node.kwargs), found)
-        return frozenset(a.key for a in found) - set(node.defines)
-    found.update(ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
-    return frozenset(a.key for a in found)
+        return frozenset(found) - set(node.defines)
+    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
+    return frozenset(found.union(a.key for s in syms for a in s))
 
 
-def _argument_symbols(x: Any, found: set[Atom]) -> None:
+def _argument_symbols(x: Any, found: set[str]) -> None:
     if isinstance(x, ex.Expr):
-        found.update(x.syms)
+        found.update(a.key for a in x.syms)
+    elif isinstance(x, HostNumber):
+        found.update(re.findall(r"[^\W\d]\w*", x))
     elif isinstance(x, View):
         _argument_symbols((x.sizes, x.strides, x.offset), found)
     elif isinstance(x, (tuple, list)):

@@ -60,11 +60,11 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             outs.append(b.name)
             tensors.append(of_buffer(b))
         elif isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            name = str(r.node.expr)
+            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{node.name}"
             ctx.known.add(name)
             defines.append(name)
             outs.append(name)
-            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) else HostNumber(name))
+            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name))
         else:
             outs.append(None)
             tensors.append(r)

@@ -21,6 +21,7 @@ from . import (
     extern,
     gpu,
     grid_sampler,
+    host_numbers,
     indexing,
     padding_backward,
     pointwise,
@@ -259,7 +260,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
         )
     lowering = LOWERINGS.get(target)
-    if lowering is not None and _dtypes_ok(node):
+    if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty(ctx, node)) is not None:
             return empty
         try:
@@ -267,6 +268,15 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
+    """Whether the result's size comes from data, or an argument is a number that only the host program has."""
+    late = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
+    if late or node.meta.get("unbacked_bindings"):
+        ctx.decision("lowering", node.name, "library call", "data decides its size or one of its arguments")
+        return True
+    return False
 
 
 def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
@@ -290,7 +300,7 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
     if node.target is torch.ops.aten._local_scalar_dense.default:
         return _item(ctx, node, args[0])
     if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-        return ctx.index(val)
+        return host_numbers.integer(ctx, node, args)
     if isinstance(val, (float, bool)):
         return val
     if _only_checked(node):
@@ -298,7 +308,7 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
     if isinstance(val, torch.SymFloat) and node.target in _REAL_OPS:
         return _REAL_OPS[node.target](*map(_real, args))
     if isinstance(val, (torch.SymBool, torch.SymFloat)):
-        raise Unsupported(node, f"{type(val).__name__} arithmetic")
+        return host_numbers.text(ctx, node, args)
     return extern.call(ctx, node, args, dict(kwargs))
 
 
@@ -316,7 +326,7 @@ def _only_checked(node: torch.fx.Node) -> bool:
 def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
     """The number in a tensor of one element: a size to the program if it is an integer, else a scalar of kernels."""
     number = extern.call(ctx, node, (x,), {})
-    if not isinstance(number, HostNumber):
+    if not isinstance(number, HostNumber) or x.dtype == torch.bool:
         return number
     value = va.cast(x.at([0] * len(x.sizes)), torch.float64)
     ctx.numbers[value] = number
