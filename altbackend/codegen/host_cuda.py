@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import expr as ex
-from ..ir.loops import Buffer, Extern, Origin, Program, View, reads, writes
+from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
+from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late
 from .triton import TritonKernel
 
 
@@ -66,7 +66,8 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = written_inputs(p, steps)
-    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in written)) for s in found)
+    anywhere = written.union(*(s.outs for s in steps if isinstance(s, Extern) and s.aliases))
+    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
 
 
@@ -140,8 +141,10 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     _bind_sizes(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
+    late = late_symbols(p)
     for k, s in enumerate(names.symbols):
-        w.add(f"S[{k}] = {s}")
+        if s not in late:
+            w.add(f"S[{k}] = {s}")
     for b in p.inputs:
         if b not in names.slots:
             continue
@@ -177,13 +180,14 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     labels = [o or "_" for o in s.outs]
     left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
     w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    bind_late(w, p, names, s)
     for o in s.outs:
         if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None
             continue
         assert o is not None
         w.targets[o] = o
         b = p.buffers[o]
-        if b.sizes or o in names.slots:
+        if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
             w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
         if o in names.slots:
             w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")

@@ -29,7 +29,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Program, Reduction, Scan, Scatter, reads, writes
-from ..ir.ops import LOW_PRECISION, OPS, triton_spelling
+from ..ir.ops import ATOMIC, LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
 from ..schedule.place import Placed
@@ -361,6 +361,8 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             return _load(e, scope, v, conds)
         case "masked":
             cond = bind(e, scope, v.args[0], conds)
+            if cond.op == "const":
+                return bind(e, scope, v.args[1 if cond.attr else 2], conds)
             held = bind(e, scope, v.args[1], (*conds, v.args[0]))
             other = bind(e, scope, v.args[2], conds)
             return _let(e, scope, va.make("where", (cond, held, other), v.dtype), axes)
@@ -372,8 +374,7 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "cast":
             return _let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
     kind = v.args[0].dtype if v.op != "where" else v.dtype
-    text = triton_spelling(v.op, kind)
-    if not text or ("libdevice" in text and not kind.is_floating_point):
+    if not triton_spelling(v.op, kind):
         raise refusal(v.op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
     op = f"fast_{v.op}" if e.fast and kind == torch.float32 and OPS[v.op].triton_fast else v.op
     return _let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
@@ -689,28 +690,14 @@ def parts_name(t: Total) -> str:
     return f"{t.workspace}_parts"
 
 
-ATOMIC = {
-    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
-    "max": (torch.int32, torch.int64),
-    "min": (torch.int32, torch.int64),
-}
-
-
 def _scatter(e: Emitter, scope: Scope, q: Placed) -> None:
     """Stores to positions from data, atomic where they accumulate; which of several plain stores stays is open."""
     node = q.node
     assert isinstance(node, Scatter)
-    if (why := scatter_refusal(node, q.value.dtype)) is not None:
-        raise refusal(node.out, why)
+    if node.mode != "set" and q.value.dtype not in ATOMIC.get(node.mode, ()):
+        raise refusal(node.out, f"no atomic {node.mode} of {str(q.value.dtype).removeprefix('torch.')}")
     value = bind(e, scope, q.value)
     _store(e, scope, q, value, "" if node.mode == "set" else node.mode)
-
-
-def scatter_refusal(node: Scatter, dtype: torch.dtype) -> str | None:
-    """Why a scatter has no kernel here: there is no atomic operation that does what torch does."""
-    if node.mode == "set" or dtype in ATOMIC.get(node.mode, ()):
-        return None
-    return f"no atomic {node.mode} of {str(dtype).removeprefix('torch.')}"
 
 
 def _scan(e: Emitter, scope: Scope, q: Placed) -> None:

@@ -76,17 +76,17 @@ def triton_version() -> str:
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
     """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
     triton_version()
-    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin")
+    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin", cfg.compile_threads)
 
 
 @functools.lru_cache(maxsize=4096)
-def _submit(job: Job, folder: Path) -> Future[Cubin]:
-    return _threads().submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
+    return _threads(count).submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_count(), thread_name_prefix="altbackend-compile")
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count or _count(), thread_name_prefix="altbackend-compile")
 
 
 def _count() -> int:

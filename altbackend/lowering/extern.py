@@ -9,11 +9,12 @@ import torch
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Extern, View
+from ..ir.loops import Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import ops as runtime_ops
 from .context import Ctx
 from .registry import overload
+from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer
 
 # Operators whose out-variant computes straight into the given storage.
@@ -35,6 +36,8 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
         if isinstance(x, (torch.SymInt, ex.Expr)):
             return ctx.index(x)
+        if isinstance(x, Value) and x in ctx.numbers:
+            return ctx.numbers[x]
         if isinstance(x, Value):
             raise Unsupported(node, "a library call on a float computed from sizes")
         return x
@@ -48,16 +51,20 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     results = val if isinstance(val, (tuple, list)) else (val,)
     outs: list[str | None] = []
     tensors: list[Any] = []
+    defines: list[str] = []
     for r in results:
         if isinstance(r, torch.Tensor):
             b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()))
+            defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
+            ctx.known.update(defines)
             outs.append(b.name)
             tensors.append(of_buffer(b))
         elif isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            name = str(r.node.expr)
-            ctx.symbols.setdefault(name, -1)
+            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{node.name}"
+            ctx.known.add(name)
+            defines.append(name)
             outs.append(name)
-            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) else r)
+            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name))
         else:
             outs.append(None)
             tensors.append(r)
@@ -71,6 +78,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             out_variant=_OUT.get(target),
             mutates=mutated,
             aliases=_aliased(target, converted, named),
+            defines=tuple(defines),
             origins=ctx.origins(),
         )
     )

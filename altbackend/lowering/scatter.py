@@ -15,6 +15,7 @@ from ..ir.ops import compute_dtype
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
+from .gpu import scatter_refusal
 from .indexing import advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
@@ -42,6 +43,8 @@ def scatter(
     val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     fake = val[0] if isinstance(val, (tuple, list)) else val  # a gradient by several arguments: the scattered is first
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
+    if why := scatter_refusal(ctx, mode, acc):
+        raise NotHere(why)
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
     index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))

@@ -301,7 +301,8 @@ def _edge(
     if same_point(writer, reader):
         return None
     if target.registers:
-        return registers.read_back(writer, reader, b, target) or row_local(writer, reader, b, index)
+        here = same_point_load(writer, reader, b)
+        return registers.read_back(writer, reader, b, here, target) or row_local(writer, reader, b, index)
     if rows == 1 and writer.kind != "inner" and points(writer) >= alone:
         return No(f"{b} is read at other points than it is written: fused, all of it would run on one {target.one}")
     return row_local(writer, reader, b, index)

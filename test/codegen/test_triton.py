@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.config import resolve
-from altbackend.errors import Unsupported
 from altbackend.ir.loops import Extern
 from altbackend.schedule import target
 from test import fuzz, triton_run
 from test.compare import as_list, difference, distance, twin, wide
+from test.graphs import schedule, trace
 from test.triton_run import TARGET
 
 N = 64
@@ -332,13 +332,37 @@ def test_equal_layers_are_equal_kernels() -> None:
     assert kernels[0] == kernels[1]
 
 
-def test_what_has_no_kernel_says_so() -> None:
-    with pytest.raises(Exception, match="no atomic prod of float32") as raised:
-        verify(lambda x, i, s: x.scatter_reduce(0, i, s, "prod"), [r(4), ints(0, 4, 9), r(9)], None)
-    chain: BaseException | None = raised.value
-    while chain is not None and not isinstance(chain, Unsupported):
-        chain = getattr(chain, "inner_exception", None) or chain.__cause__
-    assert chain is not None
+@pytest.mark.parametrize(
+    ("fn", "inputs", "why"),
+    [
+        (
+            lambda x, i, s: x.scatter_reduce(0, i, s, "prod") + 1,
+            [r(4), ints(0, 4, 9), r(9)],
+            "no atomic prod of float32",
+        ),
+        (lambda x: torch.digamma(x.abs() + 1).sin(), [r(9)], "digamma of float32 has no form in Triton"),
+        (lambda x, y: torch.gcd(x, y) + 1, [ints(1, 99, 9), ints(1, 99, 9)], "gcd of int64 has no form in Triton"),
+    ],
+    ids=["scatter", "digamma", "gcd"],
+)
+def test_what_has_no_kernel_is_a_library_call_with_a_reason(
+    fn: Callable[..., Any], inputs: list[Any], why: str
+) -> None:
+    steps = verify(fn, inputs, None)
+    assert [isinstance(s, Extern) for s in steps].count(True) == 1
+    (graph,) = trace(fn, *inputs)
+    assert [d[3] for d in schedule(graph, target=TARGET).decisions if d[2] == "library call"] == [why]
+
+
+def test_deterministic_leaves_atomic_additions_to_the_library() -> None:
+    fn, inputs = lambda x, i, s: x.scatter_add(0, i, s), [r(4), ints(0, 4, 9), r(9)]
+    assert not any(isinstance(s, Extern) for s in verify(fn, inputs, None))
+    assert any(isinstance(s, Extern) for s in verify(fn, inputs, None, cfg=resolve(None, {"deterministic": True})))
+
+
+def test_a_scan_is_read_at_its_own_point_only() -> None:
+    verify(lambda x: x.flip(1).cumsum(1).flip(1), [r(5, 9)], 2)
+    verify(lambda x: x.cumsum(1) * 2, [r(5, 9)], 1)
 
 
 def test_without_fusion_every_operation_is_a_kernel() -> None:
