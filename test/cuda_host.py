@@ -22,18 +22,23 @@ Launch = Callable[[TritonKernel, list[torch.Tensor], list[int], int], None]
 
 @dataclass
 class Memory:
-    """Flat tensors by address: what a pointer in the tables of the host program means."""
+    """Storage by address: what a pointer in the tables of the host program means."""
 
-    at: dict[int, torch.Tensor] = field(default_factory=dict)
+    at: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def hold(self, t: torch.Tensor) -> torch.Tensor:
-        room = 0 if not t.numel() else t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset()
-        self.at[t.data_ptr()] = t.detach().as_strided((room,), (1,), t.storage_offset())
+        if t.numel():
+            self.at[t.untyped_storage().data_ptr()] = t.untyped_storage()
         return t
 
     def find(self, place: int, dtype: torch.dtype) -> torch.Tensor:
-        t = self.at.get(ctypes.c_void_p.from_address(place).value or 0)
-        return t if t is not None and t.dtype == dtype else torch.empty(0, dtype=dtype)
+        """All that is behind a pointer, as one flat tensor; empty where nothing is."""
+        address = ctypes.c_void_p.from_address(place).value or 0
+        for begin, storage in self.at.items():
+            if begin <= address < begin + storage.nbytes():
+                room = (begin + storage.nbytes() - address) // dtype.itemsize
+                return torch.empty(0, dtype=dtype).set_(storage, (address - begin) // dtype.itemsize, (room,), (1,))  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype)
 
 
 class Flag:
@@ -91,7 +96,10 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
             if isinstance(c, torch.Tensor):
                 memory.hold(c)
 
+    fixed = dict(memory.at)
+
     def run(args: list[Any]) -> Any:
+        memory.at = dict(fixed)
         for a in args:
             if isinstance(a, torch.Tensor) and a.layout == torch.strided:
                 memory.hold(a)

@@ -148,13 +148,19 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     for b in p.inputs:
         if b not in names.slots:
             continue
-        if p.buffers[b].device.type == "cpu":  # a number in a tensor
-            w.add(f"{b}_there = {b}.to(f'cuda:{{DEVICE}}', non_blocking=True)")
-            w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
+        if p.buffers[b].device.type == "cpu":
+            _bring(w, p, names, b)
             continue
         if b not in written:
             w.add(f"{b} = aligned({b})")
         w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
+    """A CPU tensor that kernels read, often a number in a tensor, gets a copy on the device."""
+    buf = p.buffers[b]
+    w.add(f"{b}_there = empty_cuda({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype}).copy_({b}, True)")
+    w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
 
 
 def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
@@ -187,6 +193,10 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         assert o is not None
         w.targets[o] = o
         b = p.buffers[o]
+        if b.device.type == "cpu":
+            if o in names.slots:
+                _bring(w, p, names, o)
+            continue
         if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
             w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
         if o in names.slots:

@@ -67,9 +67,11 @@ class Ctx:
         held = self.env.get(n)
         return isinstance(held, Tensor) and held.value.op not in ("load", "const")
 
-    def new_buffer(self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index]) -> Buffer:
+    def new_buffer(
+        self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], device: torch.device | None = None
+    ) -> Buffer:
         name = f"buf{len(self.buffers)}"
-        b = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
+        b = Buffer(name, dtype, tuple(sizes), tuple(strides), device or self.device)
         self.buffers[name] = b
         return b
 
@@ -179,6 +181,13 @@ def _estimate(e: Index) -> int:
     number = ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97))
     assert isinstance(number, int)
     return number
+
+
+def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
+    """Whether the node's results are CPU tensors in a graph whose kernels run on a GPU."""
+    val = n.meta.get("val")
+    held = [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
+    return ctx.device.type == "cuda" and bool(held) and all(v.device.type == "cpu" for v in held)
 
 
 def target_name(target: Any) -> str:

@@ -33,7 +33,7 @@ from . import (
     view,
 )
 from . import scalar as s
-from .context import Ctx, target_name
+from .context import Ctx, cpu_beside_gpu, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, expand, of_buffer, points
 
@@ -169,25 +169,21 @@ def lower_graph(
 
 
 def device_of(gm: torch.fx.GraphModule) -> torch.device:
-    """The device of a graph's tensors; single numbers on the CPU may stand beside those of a GPU.
+    """The device of a graph's tensors; CPU tensors may stand beside those of a GPU, and library calls compute them.
 
-    Raises Unsupported for a second GPU, for larger CPU tensors beside a GPU's, and for other kinds of device.
+    Raises Unsupported for a second GPU and for other kinds of device.
     """
     found = torch.device("cpu")
-    large: torch.fx.Node | None = None
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for v in val if isinstance(val, (tuple, list)) else (val,):
             if not isinstance(v, torch.Tensor):
                 continue
             if v.device.type == "cpu":
-                large = node if v.dim() else large
                 continue
             if v.device.type != "cuda" or (found.type == "cuda" and found != v.device):
                 raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU or for one GPU")
             found = v.device
-    if large is not None and found.type == "cuda":
-        raise Unsupported(large, f"a CPU tensor of more than one element in a graph on {found}")
     return found
 
 
@@ -248,7 +244,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
     if target is torch.ops.aten.copy_.default:
-        if _dtypes_ok(node):
+        if _dtypes_ok(node) and not cpu_beside_gpu(ctx, node):
             return _copy_into(ctx, node, args[0], args[1])
         extern.call(ctx, node, args, dict(kwargs))
         return args[0]
@@ -264,10 +260,16 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         if (empty := _empty(ctx, node)) is not None:
             return empty
         try:
-            return gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
+            result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
+            if not cpu_beside_gpu(ctx, node) or _is_view(node) or _is_number(result):
+                return result
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _is_number(result: Any) -> bool:
+    return isinstance(result, Tensor) and not result.sizes and result.value.op == "const"
 
 
 def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
