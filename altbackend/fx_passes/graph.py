@@ -56,6 +56,15 @@ def fake_mode(graph: Graph) -> Any:
     return None
 
 
+def duplicate(graph: Graph) -> Graph:
+    """A copy whose nodes' notes are copies too, but share what they hold (fake values)."""
+    new = Graph()
+    new.output(new.graph_copy(graph, {}))
+    new.output_node().meta = dict(graph.output_node().meta)
+    new.set_codegen(graph._codegen)
+    return new
+
+
 def replace(old: Node, new: Node, keep_meta: bool = False) -> None:
     """Give every user of `old` the node `new`, and drop `old`."""
     if keep_meta:

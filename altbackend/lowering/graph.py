@@ -34,7 +34,7 @@ from . import (
 from . import scalar as s
 from .context import Ctx, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
-from .tensor import Tensor, as_view, expand, of_buffer
+from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # importing them fills the registry
 _ROOMS = (
@@ -104,6 +104,7 @@ RESERVED = frozenset(
     ]
 ) | frozenset(keyword.kwlist)
 _COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
+_SHAPE_ONLY = frozenset(f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"))
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,
@@ -329,11 +330,22 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8)
-    if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
+    if (users > 1 and not _is_cheap(t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
+
+
+def _is_cheap(t: Tensor, cost: int) -> bool:
+    """Whether computing a value again costs its readers less than reading it: one load of its size, few operations.
+
+    What lacks a loop variable (a row's mean) is in a register or the cache.
+    """
+    loads = va.loads(t.value)
+    if not loads:
+        return cost <= 8
+    every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
+    return cost <= 1 and len(loads) <= 2 and sum(every <= set(ex.vars_of(i)) for _, i in loads) <= 1
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -356,6 +368,8 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
     total = 0
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
+            continue
+        if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
         total += _readers(user, None) if user.op == "call_function" and _is_view(user) else 1
     return total
