@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import compat, decomp, fx_passes
+from . import compat, decomp, fx_passes, partition
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
@@ -47,33 +47,58 @@ def alt(
 
 
 def _partition(cfg: Config, number: int) -> Callable[..., Any]:
-    cut = compat.joint_partition()
-
-    def partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        trace = Trace(f"graph{number}_joint", cfg)
         for user_pass in cfg.joint_custom_pre_pass:
             user_pass(joint.graph)
-        if fx_passes.on_gpu(joint):
-            _choose_layouts(joint, cfg, Trace(f"graph{number}_joint", cfg))
+        _joint_passes(joint, cfg, trace)
         for user_pass in cfg.joint_custom_post_pass:
             user_pass(joint.graph)
-        return cut(joint, inputs, **kwargs)
+        halves = split_joint(joint, inputs, kwargs, cfg, trace)
+        trace.finish()
+        return halves
 
-    return partition
+    return partition_
 
 
-def _choose_layouts(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
-    """The joint passes of a GPU; if one fails, the graph as it was traced, with one warning, unless `strict`."""
+def split_joint(
+    joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """(forward, backward) by our partitioner; by torch's where ours leaves it to that, or fails (unless `strict`)."""
+    joint.graph.eliminate_dead_code()
+    reason = partition.left_to_torch(joint)
+    if not reason:
+        traced = joint.graph
+        try:
+            with trace.stage("partition"):
+                static = kwargs.get("static_lifetime_input_indices")
+                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision)
+        except Exception as cause:
+            if cfg.strict:
+                raise
+            joint.graph = traced
+            error = internal_error("splitting", trace.graph_name, cause, str(trace.folder or ""))
+            reason = str(error)
+            warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
+    trace.decision("partition", trace.graph_name, "left to torch", reason)
+    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = compat.joint_partition()(joint, inputs, **kwargs)
+    return halves
+
+
+def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
+    """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
     traced = duplicate(joint.graph)
     try:
         with trace.stage("joint"):
-            fx_passes.cuda_joint(joint, cfg, trace)
+            fx_passes.joint_statistics(joint, trace)
+            if fx_passes.on_gpu(joint):
+                fx_passes.cuda_joint(joint, cfg, trace)
     except Exception as cause:
         if cfg.strict:
             raise
         joint.graph = traced
-        error = internal_error("choosing layouts in", trace.graph_name, cause, str(trace.folder or ""))
-        warnings.warn(f"{trace.graph_name} keeps its traced layouts: {error}", FallbackWarning, stacklevel=2)
-    trace.finish()
+        error = internal_error("preparing", trace.graph_name, cause, str(trace.folder or ""))
+        warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
 def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:

@@ -337,6 +337,7 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         return v
     if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
         conds = ()
+    conds = tuple(c for c in conds if not (v.vars.isdisjoint(c.vars) and _holds_somewhere(c)))
     axes = frozenset().union(_axes_of(e, v), *(_axes_of(e, c) for c in conds))
     while scope.parent is not None and scope.axis not in axes:
         scope = scope.parent
@@ -345,6 +346,14 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         found = _define(e, scope, v, conds)
         scope.bound[v, conds] = found
     return found
+
+
+def _holds_somewhere(cond: Value) -> bool:
+    """Whether a comparison of positions holds for some of them. What does not vary with these is read there anyway."""
+    if cond.op not in ("lt", "ge") or any(a.op not in ("index", "const") for a in cond.args):
+        return False
+    left, right = (ex.bounds(a.attr) if a.op == "index" else (a.attr, a.attr) for a in cond.args)
+    return left[0] < right[0] if cond.op == "lt" else left[1] >= right[1]
 
 
 def _let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:

@@ -35,7 +35,7 @@ from . import (
 from . import scalar as s
 from .context import Ctx, cpu_beside_gpu, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
-from .tensor import Tensor, as_view, expand, of_buffer, points
+from .tensor import Tensor, as_view, axes, expand, of_buffer, points
 
 # importing them fills the registry
 _ROOMS = (
@@ -117,6 +117,7 @@ RESERVED = frozenset(
 ) | frozenset(keyword.kwlist)
 _RESERVED_STARTS = ("buf", "const", "kernel", "op_", "parts", "segment")
 _COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
+_SHAPE_ONLY = frozenset(f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"))
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,
@@ -382,26 +383,28 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8) or _cheap_on_gpu(ctx, t)
-    if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
+    if (users > 1 and not _is_cheap(ctx, t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
 
 
-AGAIN_ON_GPU = 16  # float additions an element that cost a GPU less than reading it once more
-BROADCAST = 16  # reads of so many times fewer elements than results come from the cache
+AGAIN = 1  # float additions an element that cost less than reading it once more
+AGAIN_ON_GPU = 16
 
 
-def _cheap_on_gpu(ctx: Ctx, t: Tensor) -> bool:
-    """Whether computing a value again moves no more memory than reading it would: it reads one tensor of its size."""
-    if ctx.device.type != "cuda" or va.flops(t.value) > AGAIN_ON_GPU:
-        return False
-    n = ex.prod(t.sizes)
-    if not isinstance(n, int):
-        return False
-    sizes = [ctx.buffers[b].numel for b, _ in va.loads(t.value)]
-    return sum(not isinstance(m, int) or m * BROADCAST > n for m in sizes) <= 1
+def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
+    """Whether computing a value again costs its readers less than reading it: one load of its size, few operations.
+
+    What lacks a loop variable (a row's mean) is in a register or the cache.
+    """
+    loads = va.loads(t.value)
+    if not loads:
+        return cost <= 8
+    gpu = ctx.device.type == "cuda"
+    every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
+    few = cost <= AGAIN_ON_GPU if gpu else cost <= AGAIN and len(loads) <= 2
+    return few and sum(every <= set(ex.vars_of(i)) for _, i in loads) <= 1
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -424,6 +427,8 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
     total = 0
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
+            continue
+        if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
         total += _readers(user, None) if user.op == "call_function" and _is_view(user) else 1
     return total

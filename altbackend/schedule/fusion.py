@@ -416,22 +416,26 @@ def _check_size(p: Program, placed: list[Placed], rows: Index) -> No | None:
 
 
 def order(groups: list[Group]) -> list[Group]:
-    """Topological order, earliest last member first."""
+    """Topological order: a kernel runs at the place of its first member, or as soon as what it needs is done.
+
+    Later, and what it reads lives longer; earlier, and what it writes does.
+    """
     by_number = {g.number: g for g in groups}
     waiting = {g.number: set(g.needs) for g in groups}
     users: dict[int, list[int]] = {}
     for g in groups:
         for n in g.needs:
             users.setdefault(n, []).append(g.number)
-    ready = [(max(by_number[n].members), n) for n, w in waiting.items() if not w]
+    place = {g.number: min(g.members) for g in groups}
+    ready = [(place[n], place[n], n) for n, w in waiting.items() if not w]
     heapq.heapify(ready)
     out = []
     while ready:
-        _, n = heapq.heappop(ready)
+        when, _, n = heapq.heappop(ready)
         out.append(by_number[n])
         for u in users.get(n, ()):
             waiting[u].discard(n)
             if not waiting[u]:
-                heapq.heappush(ready, (max(by_number[u].members), u))
+                heapq.heappush(ready, (max(when, place[u]), place[u], u))
     assert len(out) == len(groups), "the kernels depend on each other in a circle"
     return out

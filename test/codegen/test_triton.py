@@ -282,7 +282,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "batch norm": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
         lambda: [r(4, 8, 5, 5), r(8), r(8)],
-        3,
+        2,
     ),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: [r(2, 3, 9, 9)], 3),
 }
