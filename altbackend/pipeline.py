@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import compat, fx_passes
-from .codegen import emit, host, host_cuda, replay, triton
+from .codegen import emit, host, host_cuda, replay, split_kernel
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
 from .config import Config
@@ -121,13 +121,13 @@ def _cuda(
     capability = compat.cuda_capability(device)
     with trace.stage("codegen"):
         steps: list[host_cuda.Step] = []
-        for n, k in enumerate(kernels):
+        for k in kernels:
             if isinstance(k, Extern):
                 steps.append(k)
                 continue
-            made, buffers = triton.emit(p, k, target)
-            p, found = host_cuda.launches(p, made, buffers, k.origins, n)
-            steps += found
+            for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
+                p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
+                steps += found
         printed = host_cuda.build(p, edges, steps)
         jobs = [compile_cuda.submit(compile_cuda.job_of(k, hints, capability), cfg) for k, hints in printed.launches]
     trace.artifact(

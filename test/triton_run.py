@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend.codegen import triton
+from altbackend.codegen import split_kernel
 from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
@@ -55,7 +55,14 @@ def compile_errors() -> list[str]:
 
 
 def steps_of(s: Scheduled, chosen: target.Target = TARGET) -> list[Step]:
-    return [k if isinstance(k, Extern) else triton.emit(s.program, k, chosen) for k in s.steps]
+    steps: list[Step] = []
+    for k in s.steps:
+        if isinstance(k, Extern):
+            steps.append(k)
+        else:
+            emitted = split_kernel.emit(s.program, s.deps, k, chosen, lambda *a: s.decisions.append(a))
+            steps += [(made, buffers) for _, made, buffers in emitted]
+    return steps
 
 
 def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dict[str, Any]) -> list[Any]:

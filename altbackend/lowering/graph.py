@@ -285,7 +285,7 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
 def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
     """The result when it has no elements: nothing is computed, whatever the operator."""
     fake = node.meta["val"]
-    if not isinstance(fake, torch.Tensor):
+    if not isinstance(fake, torch.Tensor) or cpu_beside_gpu(ctx, node):
         return None
     sizes = ctx.shape(fake.shape)
     return Tensor(sizes, fake.dtype, va.const(0, fake.dtype)) if 0 in sizes else None

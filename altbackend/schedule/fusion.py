@@ -63,6 +63,17 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
     return order(groups)
 
 
+def apart(p: Program, members: Sequence[int], target: Target) -> list[Group]:
+    """The nodes of one kernel as kernels of their own, in order."""
+    groups = []
+    for k in members:
+        g = _open(k, k, p.nodes[k], target)
+        g.reads.update(reads(p.nodes[k]))
+        g.writes.update(writes(p.nodes[k]))
+        groups.append(g)
+    return groups
+
+
 def totals_over_rows(p: Program, cfg: Config, target: Target) -> frozenset[str]:
     """Buffers that a GPU kernel of whole rows totals as it goes (a LayerNorm's weight gradients).
 

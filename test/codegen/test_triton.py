@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.codegen import triton
 from altbackend.config import resolve
+from altbackend.errors import Unsupported
 from altbackend.ir.loops import Extern
 from altbackend.schedule import target
 from test import fuzz, triton_run
@@ -397,3 +399,17 @@ def test_random_programs(seed: int, chosen: target.Target, monkeypatch: pytest.M
         case = fuzz.random_case(source)
         text = fuzz.disagreement(case, interpret=False)
         assert not text or "no atomic" in text, f"{case}\n{text}"
+
+
+def test_a_kernel_that_tiles_cannot_express_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = triton.emit
+
+    def emit(p: Any, k: Any, chosen: target.Target) -> Any:
+        if len(k.members) > 1:
+            raise Unsupported(k, "several nodes")
+        return whole(p, k, chosen)
+
+    inputs = [r(5, 10), r(10), r(10)]
+    assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) == 1
+    monkeypatch.setattr(triton, "emit", emit)
+    assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) > 1
