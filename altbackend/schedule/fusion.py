@@ -8,7 +8,7 @@ Every refusal is recorded with its reason.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..config import Config
