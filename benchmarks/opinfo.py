@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import altbackend
 from altbackend.ir.loops import Extern
 from altbackend.ir.ops import LOW_PRECISION
 from altbackend.report import stats
@@ -231,7 +232,7 @@ def compiled(fn: Callable[..., Any], way: str, folder: str, settings: Settings, 
         capabilities = (90,) if settings.cubin else ()
         return path.compiled(every, capabilities=capabilities, seen=steps, host=True)  # type: ignore[no-any-return]
     options = {"strict": True, "verify_ir": True, "debug_dir": folder, "compile_threads": 1}
-    return torch.compile(every, backend="alt", fullgraph=True, dynamic=False, options=options)
+    return torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
 
 
 def _examine(subject: Subject, way: str, settings: Settings) -> Finding:

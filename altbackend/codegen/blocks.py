@@ -25,6 +25,7 @@ SLICE_BLOCK = 4096
 CROSS_BLOCK, SMALL_CROSS_BLOCK = 64, 32  # a side of a square: whole cache lines for loads and stores
 ROW_TILE = 2048  # elements of a tile of several short rows
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
+LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has COLUMNS rows
 COLUMN_LIMIT = 512  # points of such a row that are kept in registers
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
@@ -225,7 +226,8 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     if columns and not sliced and _repeats_freely(p, members):
         limit = COLUMN_LIMIT
     long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
-    block = min(COLUMN_BLOCK if columns else LONG_BLOCK, target.row_limit)
+    few = len({b for q in members for b, _ in va.loads(q.value)} - {q.node.out for q in members}) <= 2
+    block = min(COLUMN_BLOCK if columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, target.row_limit)
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, ROW_TILE // widest)

@@ -99,13 +99,14 @@ class TileStore:
 
 @dataclass(frozen=True)
 class TileLoop:
-    """`for var in range(begin, end, step)`; `points` and `mask` define the axis at each turn."""
+    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at a time."""
 
     var: str
     begin: str
     end: Index
     step: str
     body: tuple[TileStmt, ...]
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -283,9 +284,25 @@ def _close_rows_loop(e: Emitter, top: Scope, body: Scope) -> None:
     b = e.blocks
     step = "programs * XBLOCK" if b.tiled_x else "programs"
     start = "program * XBLOCK" if b.tiled_x else "program"
-    top.body.append(TileLoop("first" if b.tiled_x else "x", start, b.points, step, tuple(body.body)))
+    top.body.append(TileLoop("first" if b.tiled_x else "x", start, b.points, step, tuple(body.body), _stages(e)))
     for t in e.totals:
         _store_total(e, top, t)
+
+
+PIPELINE = 3  # rows that a program works on or waits for: 2 leave a third of the bandwidth unused
+PIPELINE_BYTES = 96 << 10  # shared memory for them, so that two programs fit on a multiprocessor
+
+
+def _stages(e: Emitter) -> int:
+    """How many turns of the loop over rows to overlap; what is on its way lies in shared memory."""
+    if not e.blocks.has_rows:
+        return 1
+    members = [q for s in e.kernel.stages for q in s.members]
+    made = {q.node.out for q in members}
+    full = {b for q in members for b, i in va.loads(q.value) if b not in made and q.row in ex.vars_of(i)}
+    points = e.blocks.xblock * max(e.blocks.rblocks.values())
+    waiting = sum(e.program.buffers[b].dtype.itemsize for b in full) * points
+    return next((n for n in range(PIPELINE, 1, -1) if n * waiting <= PIPELINE_BYTES), 1)
 
 
 def _row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:

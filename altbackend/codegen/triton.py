@@ -253,7 +253,11 @@ def _statement(w: Lines, s: TileStmt) -> None:
         case TileStore():
             _store(w, s)
         case TileLoop():
-            w.add(f"for {s.var} in range({s.begin}, {index(s.end)}, {s.step}):")
+            turns = f"{s.begin}, {index(s.end)}, {s.step}"
+            w.add(
+                f"for {s.var} in "
+                + (f"tl.range({turns}, num_stages={s.stages}):" if s.stages > 1 else f"range({turns}):")
+            )
             w.depth += 1
             _block(w, s.body)
             w.depth -= 1

@@ -16,7 +16,7 @@ from .place import No, Placed
 from .target import Target
 
 AGAIN = 256  # float additions that a pass over a long row may repeat
-COLUMNS = 32  # rows of a program where rows, not the points in them, are neighbours in memory
+COLUMNS = 64  # rows of a program where rows, not the points in them, are neighbours in memory: a cache line of 16 bits
 MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
 
 

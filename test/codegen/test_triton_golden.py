@@ -91,7 +91,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x / x.sum(-1, keepdim=True), r(200, 20000)),
             """\
-# grid 200, RBLOCK=2048, 4 warps
+# grid 200, RBLOCK=8192, 8 warps
 def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program
@@ -136,7 +136,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x.sum(0), r(4000, 70)),
             """\
-# grid 110, XBLOCK=32, RBLOCK=128, 8 warps
+# grid 55, XBLOCK=64, RBLOCK=128, 8 warps
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -149,7 +149,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     total0 = tl.sum(t1, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
-# grid 3, XBLOCK=32, RBLOCK=64, 4 warps
+# grid 2, XBLOCK=64, RBLOCK=64, 8 warps
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -175,7 +175,7 @@ def kernel(in0, in1, out0, sum0_parts, RBLOCK: tl.constexpr):
     r0 = tl.arange(0, RBLOCK)
     sum0 = tl.full([RBLOCK], 0.0, tl.float32)
     t7 = tl.load(in1 + r0)
-    for x in range(program, 500, programs):
+    for x in tl.range(program, 500, programs, num_stages=3):
         # pow.Tensor_Scalar, mean.dim
         t0 = tl.load(in0 + (x * 64 + r0))
         t1 = (t0 * t0)
@@ -191,7 +191,7 @@ def kernel(in0, in1, out0, sum0_parts, RBLOCK: tl.constexpr):
         t8 = (t6 * t7)
         tl.store(out0 + (x * 64 + r0), t8)
     tl.store(sum0_parts + (program * 64 + r0), sum0)
-# grid 2, XBLOCK=32, RBLOCK=512, 16 warps, on ('sum0_parts', 'result0')
+# grid 1, XBLOCK=64, RBLOCK=512, 16 warps, on ('sum0_parts', 'result0')
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
