@@ -25,19 +25,26 @@ class Memory:
     """Storage by address: what a pointer in the tables of the host program means."""
 
     at: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    nothing: set[int] = field(default_factory=set)
 
     def hold(self, t: torch.Tensor) -> torch.Tensor:
-        if t.numel():
+        if not t.numel():
+            self.nothing.add(t.data_ptr())
+        else:
             self.at[t.untyped_storage().data_ptr()] = t.untyped_storage()
         return t
 
     def find(self, place: int, dtype: torch.dtype) -> torch.Tensor:
-        """All that is behind a pointer, as one flat tensor; empty where nothing is."""
+        """All that is behind a pointer, as one flat tensor. Raises LookupError for one that nothing here has."""
         address = ctypes.c_void_p.from_address(place).value or 0
         for begin, storage in self.at.items():
             if begin <= address < begin + storage.nbytes():
                 room = (begin + storage.nbytes() - address) // dtype.itemsize
+                if not room:
+                    raise LookupError(f"a kernel takes {storage.nbytes()} bytes as a tensor of {dtype}")
                 return torch.empty(0, dtype=dtype).set_(storage, (address - begin) // dtype.itemsize, (room,), (1,))  # type: ignore[call-overload]
+        if address not in self.nothing:
+            raise LookupError(f"a kernel of the host program takes the pointer {address:#x}, which no tensor has")
         return torch.empty(0, dtype=dtype)
 
 
@@ -80,11 +87,18 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         # what no kernel writes must not look right by chance
         return memory.hold(t.fill_(float("nan") if dtype.is_floating_point else 77))
 
+    def expect(
+        t: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], real: Any = runtime.expect
+    ) -> torch.Tensor:
+        if tuple(t.shape) != tuple(sizes):  # ATen's CPU form of some operators gives other shapes than it says
+            raise ValueError(f"a library call gave {tuple(t.shape)} instead of {tuple(sizes)}")
+        return memory.hold(real(t, sizes, strides))
+
     names: dict[str, Any] = {
         "ErrorFlag": flag,
         "empty_cuda": empty,
         "aligned": lambda t, real=runtime.aligned: memory.hold(real(t)),
-        "expect": lambda *a, real=runtime.expect: memory.hold(real(*a)),
+        "expect": expect,
         "on_device": lambda call, device: call,
         "stream": lambda device: None,
     }

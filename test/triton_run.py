@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -108,7 +109,11 @@ def launch(kernel: TritonKernel, pointers: list[torch.Tensor], symbols: list[int
     """One launch of a kernel, interpreted: flat tensors in the order of its parameters."""
     before = [triton_worker.pack(t) for t in pointers]
     job = (kernel.source, before, symbols, kernel.constexprs, grid)
-    after = _worker(True).submit(triton_worker.launch, *job).result(timeout=100)
+    try:
+        after = _worker(True).submit(triton_worker.launch, *job).result(timeout=100)
+    except BrokenProcessPool as cause:  # it has read or written where nothing is
+        _worker.cache_clear()
+        raise RuntimeError(f"the interpreter ended in a kernel:\n{kernel.source}") from cause
     for t, b, a in zip(pointers, before, after, strict=True):
         if (a[0] != b[0]).any():  # what is only read keeps its version, which autograd watches
             t.copy_(triton_worker.unpack(a))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..errors import Unsupported
 from ..ir.loops import Program
 from ..schedule import fusion, kernel
 from ..schedule.deps import Deps
+from ..schedule.fusion import Decision
 from ..schedule.kernel import Kernel
 from ..schedule.target import Target
 from . import triton
@@ -16,9 +15,7 @@ from .triton import TritonKernel
 Emitted = tuple[Kernel, TritonKernel, tuple[str, ...]]
 
 
-def emit(
-    p: Program, deps: Deps, k: Kernel, target: Target, decision: Callable[[str, str, str, str], None]
-) -> list[Emitted]:
+def emit(p: Program, deps: Deps, k: Kernel, target: Target, decision: Decision) -> list[Emitted]:
     """The Triton kernels of a scheduled kernel in the order of their launches, with the buffers that they take.
 
     Raises Unsupported where a single node has no kernel.

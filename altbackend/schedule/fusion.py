@@ -63,7 +63,7 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
     return order(groups)
 
 
-def apart(p: Program, members: Sequence[int], target: Target) -> list[Group]:
+def apart(p: Program, members: tuple[int, ...], target: Target) -> list[Group]:
     """The nodes of one kernel as kernels of their own, in order."""
     groups = []
     for k in members:
