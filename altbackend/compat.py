@@ -56,6 +56,11 @@ def cuda_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def allows_tf32() -> bool:
+    """Whether float32 matmuls on a GPU may round their operands to TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
 def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Makes `device` the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)

@@ -18,7 +18,7 @@ from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
-from altbackend.schedule import target
+from altbackend.schedule import epilogue, target
 from test import triton_worker
 from test.graphs import Scheduled, backend, schedule
 
@@ -109,11 +109,12 @@ def compiled(
     capabilities: Sequence[int] = (90,),
     seen: list[Step] | None = None,
     chosen: target.Target = TARGET,
+    choose: epilogue.Choose | None = None,
 ) -> Callable[..., Any]:
     """`fn` through the Triton path. `seen` collects the steps of its graphs."""
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-        s = schedule(gm, cfg or resolve(), chosen)
+        s = schedule(gm, cfg or resolve(), chosen, choose)
         steps = steps_of(s, chosen)
         if seen is not None:
             seen.extend(steps)

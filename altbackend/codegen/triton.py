@@ -24,6 +24,7 @@ from ..schedule.target import Target
 from . import tile
 from .ast import Let, Param
 from .cpp import float_text
+from .templates import matmul
 from .tile import Accumulator, Comment, Fold, Mask, Points, Shape, TileFunction, TileLoop, TileStmt, TileStore, Total
 
 TYPES: dict[torch.dtype, str] = {
@@ -131,7 +132,7 @@ def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str
         constexprs=f.blocks.constexprs,
         grid=(f.blocks.programs,),
         num_warps=f.blocks.warps,
-        num_stages=1,
+        num_stages=f.blocks.stages,
         workspace=tuple(Workspace(tile.parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
         totals=tuple(Param(labels[b], p.buffers[b].dtype, True) for b in outs),
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
@@ -248,6 +249,9 @@ def _statement(w: Lines, s: TileStmt) -> None:
             w.depth += 1
             _block(w, s.body)
             w.depth -= 1
+        case matmul.Product():
+            for line in matmul.lines(s):
+                w.add(line)
         case Comment():
             w.add(f"# {s.text}")
 
