@@ -61,6 +61,11 @@ def allows_tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def cuda_name(device: torch.device) -> str:
+    """The product name of a GPU."""
+    return torch.cuda.get_device_name(device)
+
+
 def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Makes `device` the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)

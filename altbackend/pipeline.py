@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import compat, fx_passes
+from .autotune import products
 from .codegen import emit, host, host_cuda, triton
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
@@ -23,7 +24,7 @@ from .runtime import cuda as cuda_runtime
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
-from .schedule import epilogue, fusion, kernel, matmul_cost, split
+from .schedule import epilogue, fusion, kernel, split
 from .schedule import target as targets
 from .schedule.deps import Deps
 
@@ -63,7 +64,7 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         program = check(split.split_reductions(program, target, whole), cfg)
         edges = dependencies.analyse(program)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
-        if cuda and (choose := matmul_cost.chooser(cfg)) is not None:
+        if cuda and (choose := products.chooser(cfg, target, program)) is not None:
             groups = epilogue.attach(program, edges, groups, trace.decision, choose)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")

@@ -49,7 +49,7 @@ TEMPLATES: dict[Tiles, Rate] = {
     Tiles(64, 128, 64, 4, 4): Rate(64, 128, 11.0, 2.2, 0.0038),
     Tiles(64, 64, 64, 4, 4): Rate(64, 64, 10.0, 1.4, 0.0024),
 }
-# what max_autotune measures besides these: the same sizes with other warps and depths of the pipeline
+# what max_autotune measures: these, and other sizes, warps and pipelines
 SEARCH: tuple[Tiles, ...] = (
     *TEMPLATES,
     Tiles(128, 128, 64, 8, 3),
@@ -60,6 +60,8 @@ SEARCH: tuple[Tiles, ...] = (
     Tiles(64, 128, 64, 4, 3),
     Tiles(128, 64, 64, 4, 4),
     Tiles(64, 64, 64, 4, 5),
+    Tiles(128, 128, 64, 8, 4, persistent=True),
+    Tiles(128, 256, 64, 8, 3, persistent=True),
 )
 
 
@@ -75,12 +77,18 @@ class Prediction:
         return f"{self.fused:.0f} us predicted, {self.separate:.0f} us apart"
 
 
+def waves(tiles: int) -> float:
+    """How many tiles a multiprocessor computes; of many, the last wave overlaps with the one before."""
+    return -(-tiles // MULTIPROCESSORS) if tiles < 8 * MULTIPROCESSORS else tiles / MULTIPROCESSORS
+
+
 def product_us(m: Matmul, rate: Rate) -> float:
     """The product alone. float32 operands as TF32 take twice the time of 16 bits."""
     tiles = m.batch * -(-m.rows // rate.rows) * -(-m.columns // rate.columns)
-    waves = -(-tiles // MULTIPROCESSORS) if tiles < 8 * MULTIPROCESSORS else tiles / MULTIPROCESSORS
     slow = 2 if m.dtype == torch.float32 else 1
-    return max(rate.start + waves * (rate.per_wave + slow * rate.per_term * m.depth), slow * m.flops / FLOPS_PER_US)
+    return max(
+        rate.start + waves(tiles) * (rate.per_wave + slow * rate.per_term * m.depth), slow * m.flops / FLOPS_PER_US
+    )
 
 
 def predict(p: Program, c: Candidate) -> Prediction:

@@ -1,0 +1,63 @@
+"""What is measured: one or several launches and library calls on buffers of given sizes, as plain data (JSON)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from ..codegen.triton import TritonKernel
+from ..ir.loops import Extern, Program, View
+from ..runtime.cuda import Cubin
+
+Trial = dict[str, Any]  # {"buffers": {name: [dtype, elements]}, "steps": [...]}
+ERROR = "error"  # the buffer of a kernel's error flag
+Launch = tuple[TritonKernel, tuple[str, ...], Cubin]  # and the program's buffers that its parameters stand for
+
+
+def refusal(kernel: TritonKernel) -> str | None:
+    """Why a kernel cannot be measured alone."""
+    if kernel.symbols:
+        return "its sizes are symbolic"
+    return "it is several kernels" if kernel.finish or kernel.workspace or kernel.zeroed else None
+
+
+def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
+    """The trial of some steps of a program with static sizes, run one after the other."""
+    buffers: dict[str, list[Any]] = {}
+    made = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
+    for b in dict.fromkeys(b for s in made for b in s["buffers"]):
+        held = p.buffers.get(b)
+        dtype = "int32" if held is None else str(held.dtype).removeprefix("torch.")
+        buffers[b] = [dtype, 1 if held is None else held.extent]
+    return {"buffers": buffers, "steps": made}
+
+
+def _launch(s: Launch) -> dict[str, Any]:
+    kernel, buffers, cubin = s
+    (grid,) = kernel.grid
+    return {
+        "buffers": [*buffers, *([ERROR] if kernel.checks else [])],
+        "grid": grid,
+        "cubin": base64.b64encode(cubin.code).decode(),
+        "shared": cubin.shared,
+        "warps": cubin.warps,
+    }
+
+
+def _call(s: Extern) -> dict[str, Any]:
+    (out,) = s.outs
+    views = [a for a in s.args if isinstance(a, View)]
+    return {
+        "buffers": [*dict.fromkeys(v.buffer for v in views), out],
+        "operator": s.target._schema.name.removeprefix("aten::"),
+        "args": [_argument(a) for a in s.args],
+        "kwargs": dict(s.kwargs),
+        "out": out,
+    }
+
+
+def _argument(a: Any) -> Any:
+    if not isinstance(a, View):
+        return a
+    return {"buffer": a.buffer, "sizes": list(a.sizes), "strides": list(a.strides), "offset": a.offset}
