@@ -61,6 +61,12 @@ def allows_tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def cuda_shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    held = torch.cuda.get_device_properties(device)
+    return int(getattr(held, "shared_memory_per_block_optin", 99 << 10))  # the least since compute capability 8.0
+
+
 def cuda_name(device: torch.device) -> str:
     """The product name of a GPU."""
     return torch.cuda.get_device_name(device)

@@ -151,11 +151,11 @@ def fitted(measured: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def verdicts(cases: Sequence[Case], measured: Sequence[dict[str, Any]]) -> list[str]:
+def verdicts(model: matmul_cost.Model, cases: Sequence[Case], measured: Sequence[dict[str, Any]]) -> list[str]:
     """Where the model as it stands would choose, and what that gains or loses."""
     out = []
     for case, row in zip(cases, measured, strict=True):
-        chosen = matmul_cost.choose_by_model(case.program, case.deps, case.candidate)
+        chosen = model.choose(case.program, case.deps, case.candidate)
         us = row["us"]
         best = min(us, key=lambda n: us[n] if n != "call" else float("inf"))
         taken = products.LIBRARY if isinstance(chosen, No) else str(chosen[0])
@@ -174,7 +174,7 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.monotonic()
     shapes = [tuple(map(int, re.split("x", s))) for s in args.shapes] or list(SHAPES)
-    tuner = products.tuner(resolve(), target.cuda(), torch.device("cuda", torch.cuda.current_device()), None)
+    tuner = products.tuner(resolve(), target.cuda(), torch.device("cuda", torch.cuda.current_device()))
     cases = [
         make_case(s, name, tuner, SEARCH if args.all_tiles or name == "relu" else tuple(TEMPLATES))  # type: ignore[arg-type]
         for name in EPILOGUES
@@ -188,7 +188,8 @@ def main() -> None:
             break
         measured.append(run_case(case, tuner))
         print(show(measured[-1]), flush=True)
-    print(*verdicts(cases[: len(measured)], measured), *fitted(measured), sep="\n")
+    model = matmul_cost.Model(tuner.shared)
+    print(*verdicts(model, cases[: len(measured)], measured), *fitted(measured), sep="\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": tuner.machine, "rows": measured}, indent=1))
 

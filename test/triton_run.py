@@ -47,6 +47,13 @@ def compile_later(kernel: TritonKernel, capabilities: Sequence[int]) -> None:
                 _compiling[k.source, c] = _worker(False).submit(triton_worker.compile_cubin, *job)
 
 
+def memory_of(kernel: TritonKernel, capability: int) -> tuple[int, int]:
+    """Bytes of shared and of global memory that the machine code wants for each program."""
+    job = (kernel.source, kernel.signature, kernel.constexprs, kernel.num_warps, kernel.num_stages, capability)
+    held: tuple[int, int] = _worker(False).submit(triton_worker.memory, *job).result()
+    return held
+
+
 def compile_errors() -> list[str]:
     """One text for every kernel that did not compile, of all that were started."""
     done = dict(_compiling)

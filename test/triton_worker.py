@@ -75,19 +75,31 @@ def compile_cubin(
 
     Raises RuntimeError where the kernel takes more shared memory than a program of the device may have.
     """
+    made = _compile(source, signature, constexprs, warps, stages, capability)
+    if made.metadata.shared > SHARED_MEMORY[capability]:
+        raise RuntimeError(f"{made.metadata.shared} bytes of shared memory, the limit is {SHARED_MEMORY[capability]}")
+    return len(made.asm["cubin"])
+
+
+def memory(*job: Any) -> tuple[int, int]:
+    """Bytes of shared and of global memory that each program of a kernel wants for itself."""
+    made = _compile(*job)
+    return int(made.metadata.shared), int(made.metadata.global_scratch_size)
+
+
+def _compile(
+    source: str, signature: dict[str, str], constexprs: dict[str, int], warps: int, stages: int, capability: int
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     aligned = {(k,): [["tt.divisibility", 16]] for k, t in enumerate(signature.values()) if t.startswith("*")}
-    made = triton.compile(
+    return triton.compile(
         ASTSource(_module(source).kernel, signature, constexprs, aligned),
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps, "num_stages": stages},
     )
-    if made.metadata.shared > SHARED_MEMORY[capability]:
-        raise RuntimeError(f"{made.metadata.shared} bytes of shared memory, the limit is {SHARED_MEMORY[capability]}")
-    return len(made.asm["cubin"])
 
 
 # --- what the interpreter lacks --------------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import torch
 
-from .. import compat, folders
+from .. import __version__, compat, folders
 from ..codegen import triton
 from ..codegen.triton import TritonKernel
 from ..compile_pool import cuda as compile_cuda
@@ -23,7 +23,7 @@ from ..schedule import kernel, matmul_cost
 from ..schedule.deps import Deps
 from ..schedule.epilogue import Candidate, Choose
 from ..schedule.fusion import Group
-from ..schedule.matmul import Tiles
+from ..schedule.matmul import Tiles, fits
 from ..schedule.place import No
 from ..schedule.target import Target
 from . import measure, trial
@@ -41,19 +41,21 @@ Compile = Callable[[TritonKernel], "Future[Cubin]"]
 @dataclass(frozen=True)
 class Tuner:
     """`measured`: microseconds of a trial, or TrialFailed or MeasurerDied. `default`: who chooses where nothing can be
-    measured; None keeps the library call. `machine`: what times depend on besides the code."""
+    measured; None keeps the library call. `machine`: what times depend on besides the code. `shared`: bytes of shared
+    memory that a program may have."""
 
     target: Target
     machine: str
     compiled: Compile
     measured: Callable[[trial.Trial], float]
     store: Store
+    shared: int = 227 << 10
     default: Choose | None = None
 
     def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
         """Tiles of the fastest candidate, or that the library call with a separate kernel is as fast."""
-        if (why := matmul_cost.odd_layout(c.matmul)) is not None:
-            return No(why)
+        if c.matmul.vectors:
+            return No(c.matmul.vectors)
         emitted = self.candidates(p, deps, c)
         if isinstance(emitted, No):
             return self._default(p, deps, c, emitted.reason)
@@ -78,7 +80,8 @@ class Tuner:
         if isinstance(separate, No):
             return separate
         out = {LIBRARY: separate}
-        out |= {str(t): k for t in search if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), No)}
+        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.shared)]
+        out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), No)}
         return out if len(out) > 1 else No("no tiles fit")
 
     def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | No:
@@ -90,11 +93,15 @@ class Tuner:
         return made if why is None else No(why)
 
     def _question(self, c: Candidate, emitted: dict[str, Emitted]) -> str:
-        """Everything that the times depend on: kernels name no buffers, and hold sizes, layouts and the epilogue."""
+        """Everything that the times depend on: kernels name no buffers, and hold sizes, layouts and the epilogue.
+
+        The separate kernel and the first of the others are there to read, all of them by their hash.
+        """
         m, sources = c.matmul, [k.source for k, _ in emitted.values()]
+        digest = hashlib.sha256("\n".join(sources).encode()).hexdigest()
         assert c.library.extern is not None
         call = (c.library.extern.target, m.batch, m.rows, m.columns, m.depth, m.dtype)
-        return "\n".join([self.machine, *map(str, call), ", ".join(emitted), *sources[:2]])
+        return "\n".join([self.machine, *map(str, call), ", ".join(emitted), digest, *sources[:2]])
 
     def times(self, p: Program, c: Candidate, emitted: dict[str, Emitted]) -> Times:
         """Microseconds by name; what does not compile or run is left out. Raises MeasurerDied."""
@@ -137,19 +144,24 @@ def _say_once(text: str) -> None:
 
 def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
     """Who chooses for the products of a graph on a GPU, if anybody: by measuring with max_autotune, else the model."""
-    model = matmul_cost.chooser(cfg)
-    if cfg.max_autotune and not cfg.deterministic and cfg.matmul_templates != "off":
-        device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-        return tuner(cfg, target, device, model).choose
-    return model
+    measures = cfg.max_autotune and not cfg.deterministic
+    if cfg.matmul_templates == "off" or not (measures or cfg.matmul_templates == "on" or matmul_cost.AUTO_BY_MODEL):
+        return None
+    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
+    if measures:
+        return tuner(cfg, target, device).choose
+    return matmul_cost.chooser(cfg, compat.cuda_shared_memory(device))
 
 
-def tuner(cfg: Config, target: Target, device: torch.device, default: Choose | None) -> Tuner:
-    capability, index = compat.cuda_capability(device), device.index or 0
+def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
+    """A tuner of the GPU `device`."""
+    capability, index, shared = compat.cuda_capability(device), device.index or 0, compat.cuda_shared_memory(device)
 
     def compiled(k: TritonKernel) -> Future[Cubin]:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
-    versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), version("altbackend"))
+    versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
     store = Store(usable_folder(folders.cache_folder(cfg)) / "autotune")
-    return Tuner(target, " ".join(versions), compiled, measure.on_device(index), store, default)
+    return Tuner(
+        target, " ".join(versions), compiled, measure.on_device(index), store, shared, matmul_cost.chooser(cfg, shared)
+    )

@@ -11,7 +11,7 @@ from ..ir.loops import Extern, Program, View
 from ..runtime.cuda import Cubin
 
 Trial = dict[str, Any]  # {"buffers": {name: [dtype, elements]}, "steps": [...]}
-ERROR = "error"  # the buffer of a kernel's error flag
+ERROR, SCRATCH = "error", "scratch"  # buffers of a kernel's error flag and of what its programs need for themselves
 Launch = tuple[TritonKernel, tuple[str, ...], Cubin]  # and the program's buffers that its parameters stand for
 
 
@@ -27,17 +27,18 @@ def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
     buffers: dict[str, list[Any]] = {}
     made = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
     for b in dict.fromkeys(b for s in made for b in s["buffers"]):
-        held = p.buffers.get(b)
-        dtype = "int32" if held is None else str(held.dtype).removeprefix("torch.")
-        buffers[b] = [dtype, 1 if held is None else held.extent]
-    return {"buffers": buffers, "steps": made}
+        if (held := p.buffers.get(b)) is not None:
+            buffers[b] = [str(held.dtype).removeprefix("torch."), held.extent]
+    bytes_ = max((s[0].scratch * s[0].grid[0] for s in steps if isinstance(s, tuple)), default=0)  # type: ignore[operator]
+    own = {ERROR: ["int32", 1], SCRATCH: ["uint8", bytes_]}
+    return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in made)}, "steps": made}
 
 
 def _launch(s: Launch) -> dict[str, Any]:
     kernel, buffers, cubin = s
     (grid,) = kernel.grid
     return {
-        "buffers": [*buffers, *([ERROR] if kernel.checks else [])],
+        "buffers": [*buffers, *[ERROR] * kernel.checks, *[SCRATCH] * bool(kernel.scratch)],
         "grid": grid,
         "cubin": base64.b64encode(cubin.code).decode(),
         "shared": cubin.shared,

@@ -37,7 +37,7 @@ from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, identity, name
 from .blocks import CROSSED, MATMUL, SLICES, Blocks, ceil_div, choose
-from .templates.matmul import Product, tiles_of
+from .templates.matmul import Descriptors, Product, tiles_of
 
 Shape = tuple[str, ...]
 Masks = tuple[str, ...]
@@ -100,13 +100,17 @@ class TileStore:
 
 @dataclass(frozen=True)
 class TileLoop:
-    """`for var in range(begin, end, step)`; `points` and `mask` define the axis at each turn."""
+    """`for var in range(begin, end, step)`; `points` and `mask` define the axis at each turn.
+
+    `joined`: the loop inside it runs on from one turn to the next, so that its loads are ahead of its turn.
+    """
 
     var: str
     begin: str
     end: Index
     step: str
     body: tuple[TileStmt, ...]
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ class Comment:
     text: str
 
 
-TileStmt: TypeAlias = "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Product | Comment"
+TileStmt: TypeAlias = (
+    "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Descriptors | Product | Comment"
+)
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
     if body is not top:
         _close_rows_loop(e, top, body)
     if k.matmul is not None:
-        _close_tiles_loop(k.matmul, top)
+        _close_tiles_loop(e, top, k.matmul)
     e.note(e.blocks.points, *(t.numel for t in e.totals))
     return TileFunction(
         params=tuple(e.params.values()),
@@ -288,11 +294,14 @@ def _product(e: Emitter, top: Scope, m: Matmul) -> None:
     e.axes[top.bound[PRODUCT, ()]] = e.axes[PRODUCT]
 
 
-def _close_tiles_loop(m: Matmul, top: Scope) -> None:
+def _close_tiles_loop(e: Emitter, top: Scope, m: Matmul) -> None:
     """A persistent program computes one tile after the other."""
     tiles, high, wide = tiles_of(m)
     if tiles.persistent:
-        top.body = [TileLoop("tile", "program", m.batch * high * wide, "programs", tuple(top.body))]
+        count = m.batch * high * wide
+        top.body = [TileLoop("tile", "program", count, "programs", tuple(top.body), joined=tiles.descriptors)]
+    if tiles.descriptors:
+        top.body.insert(0, Descriptors(e.param(m.left.buffer), e.param(m.right.buffer), m))
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:

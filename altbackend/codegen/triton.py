@@ -91,7 +91,8 @@ class TritonKernel:
 
     Arguments in order: `params` and `workspace` (pointers), "error" (a pointer to one int32) where `checks`, `symbols`
     (int64), `constexprs`. `grid` has one entry, in terms of the symbols. The `finish` kernels run after it and write
-    `totals`, which it does not take itself. `zeroed` names parameters that must hold zero before the launch.
+    `totals`, which it does not take itself. `zeroed` names parameters that must hold zero before the launch. `scratch`:
+    bytes of global memory that each program needs for itself, whose address follows the arguments of the signature.
     """
 
     source: str
@@ -106,6 +107,7 @@ class TritonKernel:
     finish: tuple[Finish, ...] = ()
     zeroed: tuple[str, ...] = ()
     checks: bool = False
+    scratch: int = 0
 
     @property
     def signature(self) -> dict[str, str]:
@@ -137,6 +139,7 @@ def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str
         totals=tuple(Param(labels[b], p.buffers[b].dtype, True) for b in outs),
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
+        scratch=matmul.scratch_bytes(k.matmul),
     )
     return kernel, (*f.buffers, *outs)
 
@@ -245,12 +248,13 @@ def _statement(w: Lines, s: TileStmt) -> None:
         case TileStore():
             _store(w, s)
         case TileLoop():
-            w.add(f"for {s.var} in range({s.begin}, {index(s.end)}, {s.step}):")
+            span = f"{s.begin}, {index(s.end)}, {s.step}"
+            w.add(f"for {s.var} in " + (f"tl.range({span}, flatten=True):" if s.joined else f"range({span}):"))
             w.depth += 1
             _block(w, s.body)
             w.depth -= 1
-        case matmul.Product():
-            for line in matmul.lines(s):
+        case matmul.Product() | matmul.Descriptors():
+            for line in matmul.lines(s) if isinstance(s, matmul.Product) else matmul.descriptions(s):
                 w.add(line)
         case Comment():
             w.add(f"# {s.text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from ..ir.value import Value
 from .place import No
 
 LEAST = 16  # rows, columns and terms below which the tensor cores' tiles would be mostly empty
+BARRIERS = 64  # bytes of shared memory besides the tiles
+RESULTS = 32 << 10  # bytes through which a tile of results goes, part by part, to be stored in whole lines
 _aten: Any = torch.ops.aten
 # per operator: where the term to add (or none), the left and the right operand stand among the arguments
 _ARGUMENTS: dict[Any, tuple[int | None, int, int]] = {
@@ -34,7 +36,8 @@ class Tiles:
     """`rows` x `columns` results a program, `depth` terms of their sums at a time, loads `stages` turns ahead.
 
     `band`: rows of tiles that are computed together, since they share columns in the L2 cache. `persistent`: as many
-    programs as the device has multiprocessors, each walking over several tiles.
+    programs as the device has multiprocessors, each walking over several tiles. `descriptors`: operands are read by the
+    tensor memory unit, from descriptions that every program makes once in global memory.
     """
 
     rows: int
@@ -44,10 +47,11 @@ class Tiles:
     stages: int
     band: int = 8
     persistent: bool = False
+    descriptors: bool = False
 
     def __str__(self) -> str:
-        walk = " persistent" if self.persistent else ""
-        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{walk}"
+        ways = " persistent" * self.persistent + " descriptors" * self.descriptors
+        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{ways}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,15 @@ class Matmul:
     index: Index
     value: Value
     tiles: Tiles | None = None
+
+    @property
+    def vectors(self) -> str:
+        """Why operands cannot be read 16 bytes at a time, or ""."""
+        elements = 16 // self.dtype.itemsize
+        for o in (self.left, self.right):
+            if any(n % elements for n in (o.offset, *(s for s in o.strides if s != 1))):
+                return f"{o.buffer} cannot be read 16 bytes at a time"
+        return ""
 
     @property
     def flops(self) -> int:
@@ -119,6 +132,28 @@ def of_extern(p: Program, node: Extern) -> Matmul | No:
     left, right = operands
     dtype = p.buffers[left.buffer].dtype
     return Matmul(out, dtype, batch, rows, columns, depth, left, right, live, index, va.cast(value, b.dtype))
+
+
+def shared_bytes(m: Matmul, tiles: Tiles) -> int:
+    """Shared memory of a program: the operands' tiles of all stages, and where turns overlap, one of results."""
+    loads = tiles.stages * (tiles.rows + tiles.columns) * tiles.depth
+    results = tiles.rows * tiles.columns if tiles.persistent and tiles.descriptors else 0
+    return loads * m.dtype.itemsize + min(results * m.dtype.itemsize, RESULTS) + BARRIERS
+
+
+def fits(p: Program, written: Collection[str], m: Matmul, tiles: Tiles, shared: int) -> bool:
+    """Whether the product can be cut so on a device whose programs have `shared` bytes of shared memory.
+
+    Descriptors want one matrix, vectors, and addresses that are multiples of 16: an input that some node writes has any
+    address, all others are copied where theirs is odd.
+    """
+    if shared_bytes(m, tiles) > shared:
+        return False
+    if not tiles.descriptors:
+        return True
+    sides = (m.left, m.right)
+    odd = any(p.buffers[o.buffer].kind == "input" and o.buffer in written for o in sides)
+    return m.batch == 1 and not m.vectors and not odd and all(s > 0 for o in sides for s in o.strides[1:])
 
 
 def node_of(m: Matmul, origin: Extern) -> Pointwise:

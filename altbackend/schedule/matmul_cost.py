@@ -17,7 +17,7 @@ from ..ir import value as va
 from ..ir.loops import Program
 from .deps import Deps
 from .epilogue import Candidate, Choose
-from .matmul import Matmul, Tiles
+from .matmul import Matmul, Tiles, fits
 from .place import No
 
 AUTO_BY_MODEL = False  # whether matmul_templates="auto" trusts this model; without it only a measurement takes one
@@ -27,7 +27,6 @@ LAUNCH_US = 2.0
 FLOPS_PER_US = 760e6  # sustained, 16-bit operands
 GAIN = 0.9  # of the separate kernels' time, below which a template is taken
 EPILOGUE_US = 0.08  # a wave of 128x128 tiles, per float addition of the epilogue
-VECTOR = 8  # elements of 16 bits in the 16 bytes that one load takes
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Rate:
 
 LIBRARY = Rate(128, 256, 11.0, 4.6, 0.0080)
 TEMPLATES: dict[Tiles, Rate] = {
+    Tiles(128, 128, 64, 8, 4, persistent=True, descriptors=True): Rate(128, 128, 21.0, 1.2, 0.0055),
     Tiles(128, 256, 64, 8, 3): Rate(128, 256, 13.0, 6.0, 0.0102),
     Tiles(128, 128, 64, 8, 4): Rate(128, 128, 12.0, 3.6, 0.0060),
     Tiles(128, 128, 64, 4, 3): Rate(128, 128, 12.0, 3.6, 0.0060),
@@ -62,6 +62,11 @@ SEARCH: tuple[Tiles, ...] = (
     Tiles(64, 64, 64, 4, 5),
     Tiles(128, 128, 64, 8, 4, persistent=True),
     Tiles(128, 256, 64, 8, 3, persistent=True),
+    Tiles(128, 256, 64, 8, 3, persistent=True, descriptors=True),
+    Tiles(128, 256, 64, 8, 4, persistent=True, descriptors=True),
+    Tiles(128, 128, 64, 4, 3, persistent=True, descriptors=True),
+    Tiles(128, 128, 64, 4, 3, descriptors=True),
+    Tiles(128, 256, 64, 8, 3, descriptors=True),
 )
 
 
@@ -91,50 +96,47 @@ def product_us(m: Matmul, rate: Rate) -> float:
     )
 
 
-def predict(p: Program, c: Candidate) -> Prediction:
-    """The model's times of a candidate."""
-    m = c.matmul
-    own = {m.out, *c.reader.writes}
-    others = sum(_bytes(p, b) for b in c.reader.reads - own)
-    stored = sum(_bytes(p, b) for b in c.reader.writes)
-    apart = product_us(m, LIBRARY) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
-    work = sum(va.flops(q.value) for q in c.fused.placed)
-    epilogue = EPILOGUE_US * work * m.points / (MULTIPROCESSORS * 128 * 128) + others / BYTES_PER_US
-    tiles = min(TEMPLATES, key=lambda t: product_us(m, TEMPLATES[t]))
-    return Prediction(apart, product_us(m, TEMPLATES[tiles]) + epilogue, tiles)
+@dataclass(frozen=True)
+class Model:
+    """Chooses without measuring, for a device whose programs have `shared` bytes of shared memory.
+
+    `always`: the best tiles, whatever the library would take.
+    """
+
+    shared: int
+    always: bool = False
+
+    def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
+        """Tiles where one kernel is predicted to be clearly faster."""
+        if c.matmul.vectors and not self.always:
+            return No(c.matmul.vectors)
+        found = self.predict(p, deps, c)
+        if isinstance(found, No) or self.always:
+            return found if isinstance(found, No) else (found.tiles, f"matmul_templates='on': {found}")
+        if found.fused > GAIN * found.separate:
+            return No(f"no clear gain: {found}")
+        return found.tiles, str(found)
+
+    def predict(self, p: Program, deps: Deps, c: Candidate) -> Prediction | No:
+        m = c.matmul
+        fitting = [t for t in TEMPLATES if fits(p, deps.writers, m, t, self.shared)]
+        if not fitting:
+            return No(f"no tiles fit in {self.shared} bytes of shared memory")
+        own = {m.out, *c.reader.writes}
+        others = sum(_bytes(p, b) for b in c.reader.reads - own)
+        stored = sum(_bytes(p, b) for b in c.reader.writes)
+        apart = product_us(m, LIBRARY) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
+        work = sum(va.flops(q.value) for q in c.fused.placed)
+        epilogue = EPILOGUE_US * work * m.points / (MULTIPROCESSORS * 128 * 128) + others / BYTES_PER_US
+        tiles = min(fitting, key=lambda t: product_us(m, TEMPLATES[t]))
+        return Prediction(apart, product_us(m, TEMPLATES[tiles]) + epilogue, tiles)
 
 
-def choose_by_model(p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
-    """Tiles where one kernel is predicted to be clearly faster."""
-    if (why := odd_layout(c.matmul)) is not None:
-        return No(why)
-    found = predict(p, c)
-    if found.fused > GAIN * found.separate:
-        return No(f"no clear gain: {found}")
-    return found.tiles, str(found)
-
-
-def choose_always(p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str]:
-    """The best tiles, whatever the library would take."""
-    found = predict(p, c)
-    return found.tiles, f"matmul_templates='on': {found}"
-
-
-def odd_layout(m: Matmul) -> str | None:
-    """Operands that cannot be read 16 bytes at a time, which the template does slowly."""
-    vector = VECTOR * 2 // m.dtype.itemsize
-    for o in (m.left, m.right):
-        others = [s for s in o.strides if s != 1]
-        if any(n % vector for n in (o.offset, *others)):
-            return f"{o.buffer} cannot be read 16 bytes at a time"
-    return None
-
-
-def chooser(cfg: Config) -> Choose | None:
+def chooser(cfg: Config, shared: int) -> Choose | None:
     """Who decides without measuring: nobody where templates are off."""
     if cfg.matmul_templates == "on":
-        return choose_always
-    return choose_by_model if cfg.matmul_templates == "auto" and AUTO_BY_MODEL else None
+        return Model(shared, always=True).choose
+    return Model(shared).choose if cfg.matmul_templates == "auto" and AUTO_BY_MODEL else None
 
 
 def _bytes(p: Program, b: str) -> int:

@@ -38,6 +38,7 @@ from test.graphs import schedule, trace
 GPU = target.cuda()
 SEARCH = matmul_cost.SEARCH
 FAST = SEARCH[2]
+ALWAYS = matmul_cost.Model(227 << 10, always=True).choose
 Chosen = tuple[Tiles, str] | No
 
 
@@ -87,11 +88,14 @@ def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -
     assert not isinstance(chosen, No)
     assert chosen == (FAST, "50.0 us measured, 100.0 us apart")
     assert len(clock.trials) == 1 + len(SEARCH)
-    apart, fused = clock.trials[0], clock.trials[1]
+    apart, described, fused = clock.trials[:3]
     assert [s.get("operator", "kernel") for s in apart["steps"]] == ["addmm", "kernel"]
     assert [s.get("operator", "kernel") for s in fused["steps"]] == ["kernel"]
     assert sorted(n for _, n in fused["buffers"].values()) == [3072, 512 * 768, 512 * 3072, 768 * 3072]
     assert {d for d, _ in apart["buffers"].values()} == {"bfloat16"}
+    assert described["buffers"]["scratch"] == ["uint8", 256 * described["steps"][0]["grid"]]
+    assert described["steps"][0]["buffers"][-1] == "scratch"
+    assert "scratch" not in fused["buffers"]
     json.dumps(clock.trials)
 
 
@@ -160,7 +164,7 @@ def test_no_times_at_all_give_the_default_choice(tmp_path: Path) -> None:
     (chosen,) = choose_with(tuner(tmp_path, fails))
     assert isinstance(chosen, No)
     assert chosen.reason == "not measured: no candidate could be measured"
-    (chosen,) = choose_with(tuner(tmp_path, fails, default=matmul_cost.choose_always))
+    (chosen,) = choose_with(tuner(tmp_path, fails, default=ALWAYS))
     assert not isinstance(chosen, No)
 
 
@@ -220,7 +224,7 @@ def test_a_killed_process_gives_the_default_choice_and_one_log_line(
     monkeypatch.setattr(products, "_said", set())
     products.logger.addHandler(handler)
     try:
-        killed = tuner(tmp_path, lambda t: measurer({"kind": "dies"}), default=matmul_cost.choose_always)
+        killed = tuner(tmp_path, lambda t: measurer({"kind": "dies"}), default=ALWAYS)
         (chosen,) = choose_with(killed)
         choose_with(killed, rows=256)
     finally:
@@ -284,6 +288,7 @@ def test_the_library_call_that_is_timed_is_the_graphs(fn: Callable[..., Any], sh
 def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "cuda_capability", lambda device: 90)
     monkeypatch.setattr(compat, "cuda_name", lambda device: "a GPU")
+    monkeypatch.setattr(compat, "cuda_shared_memory", lambda device: 99 << 10)
     (gm,) = trace(lambda x: x * 2, torch.empty(4))
     p = schedule(gm, None, GPU).program
     b = next(iter(p.buffers.values()))
@@ -293,6 +298,7 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
     assert kind == (None if choose is None else "measures" if measures else "model")
     if measures:
         tuned = choose.__self__  # type: ignore[union-attr]
+        assert tuned.shared == 99 << 10
         assert tuned.store.folder == tmp_path / "autotune"
         assert tuned.machine.startswith(f"a GPU {torch.__version__} {compile_cuda.triton_version()}")
 

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen import triton
+from altbackend.codegen.triton import TritonKernel
 from altbackend.ir.loops import Extern
 from altbackend.schedule import epilogue, matmul_cost, target
-from altbackend.schedule.matmul import Tiles
+from altbackend.schedule.matmul import PRODUCT, Matmul, Operand, Tiles, shared_bytes
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
@@ -23,6 +24,7 @@ T = torch.Tensor
 SMALL = Tiles(32, 16, 16, 4, 2, band=2)
 PERSISTENT = replace(SMALL, persistent=True)
 GPU = target.cuda()
+A = Operand("", 0, (0, 1, 1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +106,14 @@ def test_epilogues(name: str, dtype: torch.dtype) -> None:
     one_kernel(check(fn, [r(*s).to(dtype) for s in shapes]))
 
 
-@pytest.mark.parametrize("tiles", [SMALL, PERSISTENT, replace(SMALL, band=1), replace(SMALL, band=3)], ids=str)
+@pytest.mark.parametrize("band", [1, 3, 8])
+def test_bands(band: int) -> None:
+    torch.manual_seed(0)
+    inputs = [r(150, 48).bfloat16(), r(48, 75).bfloat16()]
+    one_kernel(check(lambda x, y: (x @ y).relu(), inputs, replace(SMALL, band=band)))
+
+
+@pytest.mark.parametrize("tiles", [SMALL, PERSISTENT], ids=str)
 @pytest.mark.parametrize("left", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("right", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("sizes", [(64, 32, 48), (75, 53, 41)], ids=["divides", "does not"])
@@ -114,6 +123,49 @@ def test_layouts(sizes: tuple[int, int, int], left: bool, right: bool, tiles: Ti
     x = r(depth, rows).t() if left else r(rows, depth)
     y = r(columns, depth).t() if right else r(depth, columns)
     one_kernel(check(lambda x, y, b: F.gelu(x @ y + b), [x.bfloat16(), y.bfloat16(), r(columns).bfloat16()], tiles))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("left", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("right", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("sizes", [(64, 32, 48), (72, 56, 40)], ids=["divides", "does not"])
+def test_descriptors(sizes: tuple[int, int, int], left: bool, right: bool, persistent: bool) -> None:
+    torch.manual_seed(0)
+    rows, columns, depth = sizes
+    x = r(depth, rows).t() if left else r(rows, depth)
+    y = r(columns, depth).t() if right else r(depth, columns)
+    tiles = replace(SMALL, descriptors=True, persistent=persistent)
+    steps = check(lambda x, y, b: F.gelu(x @ y + b), [x.bfloat16(), y.bfloat16(), r(columns).bfloat16()], tiles)
+    (source,) = products(steps)
+    assert source.count("make_tensor_descriptor") == 2
+
+
+def residual(x: T, w: T, b: T, y: T) -> T:
+    return F.gelu(F.linear(x, w, b)) + y
+
+
+def one_real_kernel(tiles: Tiles, rows: int, columns: int, depth: int) -> TritonKernel:
+    inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
+    (gm,) = trace(residual, *inputs, torch.empty(rows, columns, dtype=torch.bfloat16))
+    s = schedule(gm, None, GPU, taking(tiles))
+    (kernel,) = [triton.emit(s.program, k, GPU)[0] for k in s.steps]
+    return kernel
+
+
+@pytest.mark.parametrize("tiles", [t for t in matmul_cost.SEARCH if t.descriptors], ids=str)
+def test_memory_is_what_was_planned(tiles: Tiles) -> None:
+    kernel = one_real_kernel(tiles, 4096, 3072, 768)
+    shared, scratch = triton_run.memory_of(kernel, 90)
+    planned = shared_bytes(Matmul("", torch.bfloat16, 1, 1, 1, 1, A, A, (), 0, PRODUCT), tiles)
+    assert scratch == kernel.scratch == (256 if tiles.descriptors else 0)
+    assert shared <= planned <= 227 << 10
+
+
+def test_older_devices_need_no_descriptors_in_memory() -> None:
+    described = next(t for t in matmul_cost.TEMPLATES if t.descriptors)
+    shared, scratch = triton_run.memory_of(one_real_kernel(described, 4096, 3072, 768), 80)
+    assert shared <= 163 << 10
+    assert scratch == 0
 
 
 def test_operands_that_are_parts_of_a_tensor() -> None:
@@ -208,17 +260,13 @@ def kernel(in0, in1, in2, in3, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr,
         )
 
 
-HOST_SHAPES = [(12608, 3072, 768), (8192, 768, 3072), (200, 1000, 264)]
+REAL_SHAPES = [(12608, 3072, 768), (200, 1000, 264)]
 
 
-@pytest.mark.parametrize("sizes", HOST_SHAPES, ids=str)
+@pytest.mark.parametrize("sizes", REAL_SHAPES, ids=str)
 @pytest.mark.parametrize("tiles", matmul_cost.TEMPLATES, ids=str)
 def test_real_tiles_become_machine_code(tiles: Tiles, sizes: tuple[int, int, int]) -> None:
     """`machine_code` waits for it; tensors stay empty, nothing runs."""
-    rows, columns, depth = sizes
-    inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
-    (gm,) = trace(lambda x, w, b: F.gelu(F.linear(x, w, b)), *inputs)
-    s = schedule(gm, None, GPU, taking(tiles))
-    (kernel,) = [triton.emit(s.program, k, GPU)[0] for k in s.steps]
+    kernel = one_real_kernel(tiles, *sizes)
     assert (kernel.num_warps, kernel.num_stages) == (tiles.warps, tiles.stages)
-    triton_run.compile_later(kernel, (80, 90) if tiles.rows * tiles.columns <= 128 * 128 else (90,))
+    triton_run.compile_later(kernel, (80, 90) if tiles.rows == 64 else (90,))

@@ -160,7 +160,7 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
     verdicts = []
 
     def model(p: Any, deps: Deps, c: Candidate) -> Any:
-        verdicts.append(matmul_cost.choose_by_model(p, deps, c))
+        verdicts.append(matmul_cost.Model(227 << 10).choose(p, deps, c))
         return verdicts[-1]
 
     def fn(x: T, w: T) -> T:

@@ -24,6 +24,23 @@ class Product:
     matmul: Matmul
 
 
+@dataclass(frozen=True)
+class Descriptors:
+    """A statement: the descriptions of both operands, made once by every program."""
+
+    left: str
+    right: str
+    matmul: Matmul
+
+
+DESCRIPTOR_BYTES = 128  # of global memory a description takes
+
+
+def scratch_bytes(m: Matmul | None) -> int:
+    """Global memory that each program of a kernel needs for itself."""
+    return 2 * DESCRIPTOR_BYTES if m is not None and m.tiles is not None and m.tiles.descriptors else 0
+
+
 def tiles_of(m: Matmul) -> tuple[Tiles, int, int]:
     """The tiles, and how many of them stand below and beside one another."""
     assert m.tiles is not None
@@ -34,11 +51,12 @@ def lines(s: Product) -> list[str]:
     """The text, lines of a loop's body indented."""
     m = s.matmul
     t, _, _ = tiles_of(m)
+    if t.descriptors:
+        return [*_position(s.tile, m), *_described(m)]
     left, right = m.left.strides, m.right.strides
     rows, row_mask = _inside("rows", m.rows, t.rows, masked=left[1] == 1)
     columns, column_mask = _inside("columns", m.columns, t.columns, masked=right[2] == 1)
     term_mask = "depth < left_over" if m.depth % t.depth else ""
-    precision = ', input_precision="tf32"' if m.dtype == torch.float32 else ""
     return [
         *_position(s.tile, m),
         "rows = across * XBLOCK + tl.arange(0, XBLOCK)",
@@ -54,10 +72,43 @@ def lines(s: Product) -> list[str]:
         *([f"    left_over = {m.depth} - begin"] if term_mask else []),
         f"    a = tl.load(left{_mask(row_mask, term_mask)})",
         f"    b = tl.load(right{_mask(term_mask, column_mask)})",
-        f"    sums = tl.dot(a, b, sums{precision})",
+        _dot(m),
         f"    left += {_times('KBLOCK', left[2])}",
         f"    right += {_times('KBLOCK', right[1])}",
     ]
+
+
+def descriptions(s: Descriptors) -> list[str]:
+    """The text of the descriptions; what they read beyond the end of a matrix is zero."""
+    m = s.matmul
+    sides = (
+        ("left", _base(s.left, m.left), m.left.strides, (m.rows, m.depth), ("XBLOCK", "KBLOCK")),
+        ("right", _base(s.right, m.right), m.right.strides, (m.depth, m.columns), ("KBLOCK", "RBLOCK")),
+    )
+    out = []
+    for label, base, (_, down, beside), sizes, blocks in sides:
+        turn = 1 if beside == 1 else -1  # the contiguous dimension stands last
+        shape, block = (", ".join(map(str, x[::turn])) for x in (sizes, blocks))
+        step = down if beside == 1 else beside
+        out.append(f"{label}_parts = tl.make_tensor_descriptor({base}, [{shape}], [{step}, 1], [{block}])")
+    return out
+
+
+def _described(m: Matmul) -> list[str]:
+    a = "[across * XBLOCK, begin])" if m.left.strides[2] == 1 else "[begin, across * XBLOCK]).T"
+    b = "[begin, along * RBLOCK])" if m.right.strides[2] == 1 else "[along * RBLOCK, begin]).T"
+    return [
+        "sums = tl.zeros([XBLOCK, RBLOCK], tl.float32)",
+        f"for begin in range(0, {m.depth}, KBLOCK):",
+        f"    a = left_parts.load({a}",
+        f"    b = right_parts.load({b}",
+        _dot(m),
+    ]
+
+
+def _dot(m: Matmul) -> str:
+    precision = ', input_precision="tf32"' if m.dtype == torch.float32 else ""
+    return f"    sums = tl.dot(a, b, sums{precision})"
 
 
 def _position(tile: str, m: Matmul) -> list[str]:
