@@ -15,7 +15,7 @@ from ..ir.expr import Atom
 from ..ir.loops import Pointwise, Program, reads
 from .deps import Deps
 from .fusion import Decision, Group, order, same_point
-from .matmul import Matmul, Tiles, is_matmul, node_of, of_extern
+from .matmul import LEAST, Matmul, Tiles, is_matmul, node_of, of_extern, with_columns
 from .place import No, Placed, cut_points, fit
 
 
@@ -78,6 +78,7 @@ def _candidate(p: Program, deps: Deps, alive: dict[int, Group], m: Matmul, early
         return No(f"{m.out} is written elsewhere too")
     if _depends(alive, late.needs - {early.number}, early.number):
         return No("the kernel needs another one that reads the product")
+    m = _cut(p, deps, m, late)
     placed = _placed(p, m, early, late)
     if isinstance(placed, No):
         return placed
@@ -92,6 +93,17 @@ def _candidate(p: Program, deps: Deps, alive: dict[int, Group], m: Matmul, early
         matmul=m,
     )
     return Candidate(m, early, late, fused)
+
+
+def _cut(p: Program, deps: Deps, m: Matmul, late: Group) -> Matmul:
+    """The product without the last columns where its one reader leaves them out, as it does with what padding added."""
+    rows = m.batch * m.rows
+    lengths = {ex.exact_div(ex.prod(d.args[1] for d in q.node.dims), rows) for q in late.placed}
+    columns = lengths.pop()
+    alone = m.out not in deps.escaping and set(deps.readers[m.out]) <= set(late.members)
+    if lengths or not alone or not isinstance(columns, int) or not LEAST <= columns < m.columns:
+        return m
+    return with_columns(m, columns)
 
 
 def _depends(alive: dict[int, Group], start: set[int], on: int) -> bool:

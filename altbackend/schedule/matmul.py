@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -159,6 +159,20 @@ def fits(p: Program, written: Collection[str], m: Matmul, tiles: Tiles, shared: 
 def node_of(m: Matmul, origin: Extern) -> Pointwise:
     """The product as a loop node, so that what holds for pointwise loops can be asked of it."""
     return Pointwise(m.out, m.dims, m.index, m.value, origin.origins)
+
+
+def with_columns(m: Matmul, columns: int) -> Matmul:
+    """The first `columns` columns of the product."""
+    *others, last = m.dims
+    fewer = ex.var(last.args[0], columns)
+    env = {last: ex.ix(fewer)}
+    return replace(
+        m,
+        columns=columns,
+        dims=(*others, fewer),
+        index=ex.substitute(m.index, env),
+        value=m.value.substitute(env),
+    )
 
 
 def _stacked(values: Sequence[Index], missing: int = 1) -> tuple[Any, Any, Any]:

@@ -91,6 +91,7 @@ EPILOGUES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "batched and masked": (lambda x, y, m: (x @ y) + m, [(3, 40, 48), (3, 48, 50), (40, 50)]),
     "batched with a term": (lambda c, x, y: torch.baddbmm(c, x, y).sigmoid(), [(3, 1, 50), (3, 40, 48), (3, 48, 50)]),
     "depth that does not divide": (lambda x, w: (x @ w).relu(), [(33, 41), (41, 35)]),
+    "cut to fewer columns": (lambda x, w, b: F.linear(x, w, b)[:, :41] * 2, [(40, 48), (56, 48), (56,)]),
     "transposed result": (
         lambda x, w, b: F.linear(x, w, b).view(2, 20, 4, 16).transpose(1, 2).contiguous() * 2,
         [(2, 20, 48), (64, 48), (64,)],
