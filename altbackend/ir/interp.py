@@ -37,7 +37,8 @@ class State:
         flat = self.flat[v.buffer]
         if v.dtype is not None and v.dtype != flat.dtype:
             flat = flat.view(v.dtype)
-        return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], self.size(v.offset))
+        begin = flat.storage_offset() + self.size(v.offset)  # an input may be a view of something larger
+        return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], begin)
 
 
 def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from altbackend.codegen import triton
 from altbackend.codegen.triton import TritonKernel
+from altbackend.examples.gpt import GPT
 from altbackend.ir.loops import Extern
 from altbackend.schedule import epilogue, matmul_cost, target
 from altbackend.schedule.matmul import PRODUCT, Matmul, Operand, Tiles, shared_bytes
@@ -271,3 +273,26 @@ def test_real_tiles_become_machine_code(tiles: Tiles, sizes: tuple[int, int, int
     kernel = one_real_kernel(tiles, *sizes)
     assert (kernel.num_warps, kernel.num_stages) == (tiles.warps, tiles.stages)
     triton_run.compile_later(kernel, (80, 90) if tiles.rows == 64 else (90,))
+
+
+def test_training_of_a_transformer() -> None:
+    """Products with GELU forward (its input is saved), with GELU's gradient backward; attention reads parts of one."""
+    torch.manual_seed(0)
+    model, tokens = GPT(1, 32, 2, 64, 16).bfloat16(), torch.randint(0, 64, (2, 16))
+
+    def loss(m: torch.nn.Module) -> Callable[[T], T]:
+        return lambda t: F.cross_entropy(m(t).float().flatten(0, 1), t.flatten())
+
+    def gradients(m: torch.nn.Module, run: Callable[[T], T]) -> list[T]:
+        m.zero_grad()
+        run(tokens).backward()
+        return [p.grad.double() for p in m.parameters() if p.grad is not None]
+
+    seen: list[Any] = []
+    exact = copy.deepcopy(model).double()
+    want = gradients(exact, loss(exact))
+    got = gradients(model, triton_run.compiled(loss(model), choose=taking(SMALL), seen=seen, capabilities=()))
+    eager = gradients(model, loss(model))
+    assert len(products(seen)) >= 2
+    for g, w, e in zip(got, want, eager, strict=True):
+        assert float((g - w).norm()) <= 2 * float((e - w).norm()) + 2**-7 * float(w.norm())
