@@ -32,11 +32,11 @@ def measure(trial: dict[str, Any], device: torch.device) -> float:
     """Microseconds of one run of the trial's steps, from replays of a CUDA graph that holds several runs."""
     buffers = {name: _filled(dtype, n, device) for name, (dtype, n) in trial["buffers"].items()}
     steps = [step(s, buffers, device) for s in trial["steps"]]
+    torch.cuda.synchronize()
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
-        for _ in range(2):  # the first calls of a library allocate its workspace
-            _run(steps)
-        once = _graph_us(steps, 1)
+        _run(steps)  # the first call of a library allocates its workspace
+        once = _events_us(lambda: _run(steps))
         repeats = int(min(max(ROUND_US / max(once, 0.1), 1), MOST_REPEATS))
         return _graph_us(steps, repeats) / repeats
 
@@ -89,15 +89,17 @@ def _graph_us(steps: list[Step], repeats: int) -> float:
         for _ in range(repeats):
             _run(steps)
     graph.replay()
-    times = []
-    for _ in range(ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return float(statistics.median(times))
+    return statistics.median(_events_us(graph.replay) for _ in range(ROUNDS))
+
+
+def _events_us(run: Step) -> float:
+    """Microseconds between two events around `run`."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
 
 
 def _answer(path: str, device: torch.device) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from altbackend.schedule import matmul_cost, target
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.epilogue import Candidate
 from altbackend.schedule.kernel import Kernel, show_kernel
-from altbackend.schedule.matmul import Tiles
+from altbackend.schedule.matmul import Tiles, fits, shared_bytes
 from altbackend.schedule.place import No
 from test.graphs import Scheduled, schedule, trace
 
@@ -183,3 +184,46 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
     assert [isinstance(v, No) for v in verdicts] == [True, True]
     assert verdicts[0].reason.startswith("no clear gain: ")
     assert verdicts[1].reason == "arg0_1 cannot be read 16 bytes at a time"
+
+
+def candidate(fn: Callable[..., Any], *inputs: T) -> tuple[Any, Deps, Candidate]:
+    """The one candidate of a function."""
+    found: list[tuple[Any, Deps, Candidate]] = []
+
+    def keep(p: Any, deps: Deps, c: Candidate) -> No:
+        found.append((p, deps, c))
+        return No("looked at")
+
+    run(fn, *inputs, choose=keep)
+    (one,) = found
+    return one
+
+
+def test_tiles_fit_in_shared_memory_or_the_library_call_stays() -> None:
+    p, deps, c = candidate(lambda x, w: (x @ w).relu(), r(1024, 768), r(768, 1024))
+    chosen = [matmul_cost.Model(shared, always=True).choose(p, deps, c) for shared in (227 << 10, 99 << 10, 48 << 10)]
+    sizes = [shared_bytes(c.matmul, t[0]) for t in chosen if not isinstance(t, No)]
+    assert [n <= limit for n, limit in zip(sizes, (227 << 10, 99 << 10), strict=True)] == [True, True]
+    assert isinstance(chosen[-1], No)
+    assert chosen[-1].reason == "no tiles fit in 49152 bytes of shared memory"
+
+
+def test_what_descriptors_demand_of_the_operands() -> None:
+    described = replace(TILES, descriptors=True)
+
+    def fit(fn: Callable[..., Any], *inputs: T) -> bool:
+        p, deps, c = candidate(fn, *inputs)
+        return fits(p, deps.writers, c.matmul, described, 227 << 10)
+
+    def overwritten(x: T, w: T) -> T:
+        y = (x @ w).relu()
+        x.mul_(2)
+        return y
+
+    assert fit(lambda x, w: (x @ w).relu(), r(64, 96), r(96, 128))
+    assert fit(lambda x, w: (x @ w.t()).relu(), r(64, 96), r(128, 96))
+    assert not fit(lambda x, w: (x @ w).relu(), r(64, 97), r(97, 128))
+    assert not fit(lambda x, w: (x[:, 1:] @ w).relu(), r(64, 96), r(95, 128))
+    assert not fit(lambda x, w: (x @ w).relu(), r(3, 64, 96), r(3, 96, 128))
+    assert not fit(lambda x, w: (x.expand(64, 96) @ w).relu(), r(1, 96), r(96, 128))
+    assert not fit(overwritten, r(64, 96), r(96, 128))
