@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp
 from altbackend.autotune import products, trial
+from altbackend.autotune.measure import MeasurerDied, TrialFailed
 from altbackend.config import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Program
@@ -103,6 +104,8 @@ def run_case(case: Case, tuner: products.Tuner) -> dict[str, Any]:
     assert call is not None
     us = {"call": tuner.measured(trial.of(case.program, [call]))}
     us |= tuner.times(case.program, case.candidate, case.emitted)
+    if products.LIBRARY not in us:
+        raise TrialFailed("the separate kernel could not be measured")
     flops = sum(va.flops(q.value) for q in case.candidate.fused.placed)
     return {"shape": case.shape, "epilogue": case.name, "flops": flops, "us": us}
 
@@ -131,6 +134,8 @@ def fit(rate: Rate, rows: Sequence[tuple[Shape, float]]) -> Rate:
 def fitted(measured: Sequence[dict[str, Any]]) -> list[str]:
     """Lines for matmul_cost, from the cases with the cheapest epilogue; and the median cost of an epilogue's work."""
     plain = [row for row in measured if row["epilogue"] == "relu"]
+    if len(plain) < 4:
+        return ["too few cases to fit constants to"]
     lines = [f"LIBRARY = {fit(LIBRARY, [(row['shape'], row['us']['call']) for row in plain])}"]
     for t in SEARCH:
         rows = [(row["shape"], row["us"][str(t)]) for row in plain if str(t) in row["us"]]
@@ -181,15 +186,19 @@ def main() -> None:
         for s in shapes
     ]
     print(f"{tuner.machine}: {len(cases)} cases", flush=True)
-    measured = []
+    done, measured = [], []
     for case in cases:
         if time.monotonic() - begin > args.seconds:
             print(f"stopped after {args.seconds:.0f} s, before {case.shape} {case.name}")
             break
-        measured.append(run_case(case, tuner))
+        try:
+            measured.append(run_case(case, tuner))
+        except (TrialFailed, MeasurerDied) as cause:
+            print(f"{case.shape} {case.name} failed: {cause}", flush=True)
+            continue
+        done.append(case)
         print(show(measured[-1]), flush=True)
-    model = matmul_cost.Model(tuner.shared)
-    print(*verdicts(model, cases[: len(measured)], measured), *fitted(measured), sep="\n")
+    print(*verdicts(matmul_cost.Model(tuner.shared), done, measured), *fitted(measured), sep="\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": tuner.machine, "rows": measured}, indent=1))
 

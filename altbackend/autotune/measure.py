@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +40,11 @@ class Measurer:
         self.command, self.start_s, self.trial_s = command, start_s, trial_s
         self.process: subprocess.Popen[bytes] | None = None
         self.fresh = True
+        self.lock = threading.Lock()  # graphs may be compiled in several threads
 
     def __call__(self, trial: Trial) -> float:
         """Raises TrialFailed or MeasurerDied."""
-        with tempfile.TemporaryDirectory(prefix="altbackend-trial-") as folder:
+        with self.lock, tempfile.TemporaryDirectory(prefix="altbackend-trial-") as folder:
             path = Path(folder) / "trial.json"
             path.write_text(json.dumps(trial))
             try:
