@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import warnings
@@ -11,11 +10,13 @@ from typing import Any
 
 import torch
 
-from . import compat, decomp, fx_passes
+from . import compat, decomp, fx_passes, partition
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
+from .fx_passes.graph import duplicate
 from .pipeline import Job, compile_graph
+from .runtime.cuda_graphs import ALL
 
 _graphs = itertools.count()
 
@@ -46,33 +47,58 @@ def alt(
 
 
 def _partition(cfg: Config, number: int) -> Callable[..., Any]:
-    cut = compat.joint_partition()
-
-    def partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        trace = Trace(f"graph{number}_joint", cfg)
         for user_pass in cfg.joint_custom_pre_pass:
             user_pass(joint.graph)
-        if fx_passes.on_gpu(joint):
-            _choose_layouts(joint, cfg, Trace(f"graph{number}_joint", cfg))
+        _joint_passes(joint, cfg, trace)
         for user_pass in cfg.joint_custom_post_pass:
             user_pass(joint.graph)
-        return cut(joint, inputs, **kwargs)
+        halves = split_joint(joint, inputs, kwargs, cfg, trace)
+        trace.finish()
+        return halves
 
-    return partition
+    return partition_
 
 
-def _choose_layouts(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
-    """The joint passes of a GPU; if one fails, the graph as it was traced, with one warning, unless `strict`."""
-    traced = copy.deepcopy(joint.graph)
+def split_joint(
+    joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """(forward, backward) by our partitioner; by torch's where ours leaves it to that, or fails (unless `strict`)."""
+    joint.graph.eliminate_dead_code()
+    reason = partition.left_to_torch(joint)
+    if not reason:
+        traced = joint.graph
+        try:
+            with trace.stage("partition"):
+                static = kwargs.get("static_lifetime_input_indices")
+                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision)
+        except Exception as cause:
+            if cfg.strict:
+                raise
+            joint.graph = traced
+            error = internal_error("splitting", trace.graph_name, cause, str(trace.folder or ""))
+            reason = str(error)
+            warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
+    trace.decision("partition", trace.graph_name, "left to torch", reason)
+    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = compat.joint_partition()(joint, inputs, **kwargs)
+    return halves
+
+
+def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
+    """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
+    traced = duplicate(joint.graph)
     try:
         with trace.stage("joint"):
-            fx_passes.cuda_joint(joint, cfg, trace)
+            fx_passes.joint_statistics(joint, trace)
+            if fx_passes.on_gpu(joint):
+                fx_passes.cuda_joint(joint, cfg, trace)
     except Exception as cause:
         if cfg.strict:
             raise
         joint.graph = traced
-        error = internal_error("choosing layouts in", trace.graph_name, cause, str(trace.folder or ""))
-        warnings.warn(f"{trace.graph_name} keeps its traced layouts: {error}", FallbackWarning, stacklevel=2)
-    trace.finish()
+        error = internal_error("preparing", trace.graph_name, cause, str(trace.folder or ""))
+        warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
 def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
@@ -80,9 +106,9 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         # what runs if a pass or the build fails; the passes change gm's graph in place
-        traced = copy.deepcopy(gm.graph)
+        traced = duplicate(gm.graph)
         try:
-            return compile_graph(gm, cfg, trace, Job(kind, _static_inputs()))
+            return compile_graph(gm, cfg, trace, Job(kind, *_inputs_and_outputs(kind)))
         except Exception as cause:
             if cfg.strict:
                 raise
@@ -110,7 +136,11 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, cause: Exception)
     return call
 
 
-def _static_inputs() -> tuple[int, ...]:
+def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:
+    """Which inputs of a graph keep their address, and how many of its results a user sees."""
     context = torch._guards.TracingContext.try_get()
     meta = getattr(context, "fw_metadata", None)
-    return tuple(getattr(meta, "static_input_indices", None) or ())
+    if meta is None or kind == "backward":  # a backward takes what its forward left
+        return (), ALL
+    static = tuple(getattr(meta, "static_input_indices", None) or ())
+    return static, meta.num_forward if kind == "forward" else ALL

@@ -107,8 +107,14 @@ class Config:
         choices=("auto", "avx512", "avx2", "generic"),
     )
     cxx: str = _option("", "path or name of the C++ compiler; empty looks for one", "code")
+    compile_threads: int = _option(
+        0, "processes that compile Triton kernels side by side; 0 means one per core, at most 8", "runtime", low=0
+    )
     # tuning
     cudagraphs: bool = _option(False, "replay CUDA kernels from a CUDA graph; no effect on a CPU", "runtime")
+    cudagraph_limit: int = _option(
+        16, "most CUDA graphs of one compiled graph; a call of further sizes runs without", "runtime", low=0
+    )
     max_autotune: bool = _option(False, "measure candidate kernels and keep the fastest; no effect on a CPU", "code")
     matmul_templates: str = _option(
         "auto",

@@ -76,6 +76,7 @@ _ADDED = (
     aten.native_group_norm_backward,
     aten._softmax_backward_data,
     aten._log_softmax_backward_data,
+    aten._log_softmax,  # so that a backward may compute it again from its input and two numbers a row
     aten.native_batch_norm_backward,
     aten.batch_norm_backward,
     aten.frobenius_norm,

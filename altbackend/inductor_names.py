@@ -148,7 +148,6 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "cpp.cxx": Renamed("cxx", "the last name of a tuple", _compiler),
         "cpp.min_chunk_size": Renamed("parallel_threshold", "same meaning"),
         "cpp_wrapper": _BUILD,
-        "compile_threads": _BUILD,
         "worker_start_method": _BUILD,
         "triton.unique_kernel_names": _BUILD,
         "triton.cudagraph_trees": Ignored("`cudagraphs` alone decides"),

@@ -11,7 +11,7 @@ import torch
 
 from . import compat, fx_passes
 from .autotune import products
-from .codegen import emit, host, host_cuda, triton
+from .codegen import emit, host, host_cuda, replay, split_kernel
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
 from .config import Config
@@ -21,6 +21,7 @@ from .ir.verify import verify
 from .lowering.graph import device_of, lower_graph
 from .report import stats
 from .runtime import cuda as cuda_runtime
+from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
@@ -34,10 +35,15 @@ Constants = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a graph is compiled for. `kind`: "inference", "forward" or "backward"."""
+    """What a graph is compiled for. `kind`: "inference", "forward" or "backward".
+
+    `static_inputs`: inputs whose address stays. `user_outputs`: results that a user sees, the first ones; a forward's
+    others are for its backward.
+    """
 
     kind: str
     static_inputs: tuple[int, ...] = ()
+    user_outputs: int = ALL
 
 
 def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Compiled:
@@ -69,8 +75,15 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)
+    if cuda and cfg.cudagraphs:
+        kept = tuple(range(len(program.inputs))) if hoisted is None else hoisted.kept
+        static = [k for k, original in enumerate(kept) if original in job.static_inputs]
+        signature = replay.Given(tuple(static), len(kept), job.user_outputs, job.kind == "backward")
+        call = replay.recorded(call, program, signature, cfg, trace)
     trace.finish()
-    return call if hoisted is None else Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched)
+    if hoisted is None:
+        return call
+    return Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched, in_place=cuda and cfg.cudagraphs)
 
 
 def _cpu(
@@ -111,13 +124,13 @@ def _cuda(
     capability = compat.cuda_capability(device)
     with trace.stage("codegen"):
         steps: list[host_cuda.Step] = []
-        for n, k in enumerate(kernels):
+        for k in kernels:
             if isinstance(k, Extern):
                 steps.append(k)
                 continue
-            made, buffers = triton.emit(p, k, target)
-            p, found = host_cuda.launches(p, made, buffers, k.origins, n)
-            steps += found
+            for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
+                p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
+                steps += found
         printed = host_cuda.build(p, edges, steps)
         jobs = [compile_cuda.submit(compile_cuda.job_of(k, hints, capability), cfg) for k, hints in printed.launches]
     trace.artifact(

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--mode", choices=["inference", "training"], default="inference")
     p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     p.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="bfloat16 on cuda, float32 on the CPU")
-    p.add_argument("--preset", choices=["tiny", "cpu", "gpu"], help="sizes; by default the device's")
+    p.add_argument("--preset", choices=["tiny", "cpu", "gpu", "serve"], help="sizes; by default the device's")
     p.add_argument("--reps", type=positive, metavar="N", help="timed pairs of calls; by default from the time per call")
     p.add_argument("--seconds", type=float, default=10.0, help="about how long the timed calls of a process may take")
     p.add_argument("--processes", type=positive, default=1, metavar="N", help="repeat each measurement in N processes")

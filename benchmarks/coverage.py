@@ -1,353 +1,259 @@
 """python -m benchmarks.coverage: which operators become generated loops, which library calls, and which are wrong.
 
-Every sample input of torch's own operator database (`torch.testing._internal.common_methods_invocations.op_db`) is
-compiled, forward and where supported backward, and compared with eager. One line per operator and direction:
+Sample inputs of torch's own operator database are compiled, forward and where supported backward, and compared with
+eager. Every case, an operator with a dtype in one direction, is one of:
 
-    generated   no library call is left             library     some are, and they are named
-    wrong       a result differs from eager's       error       compilation or the call raised
-    untraced    Dynamo does not capture it          crash       the process died, or ran past --timeout
+    generated   no library call is left             library         some are, and they are named
+    wrong       a result differs from eager's       error           compilation or the call raised
+    crash       the process died                    timeout         it ran past --timeout
+    untraced    Dynamo does not capture it          empty           nothing was left to compile
+    not run     --budget was spent before           aot_eager too   `backend="aot_eager"` fails as well
 
-Operators run in a worker process that is started again after a crash.
+Low-precision results may be twice as far from the float64 result as eager's, and some roundings.
+
+Worker processes, each started again after a crash, take operators one by one. Findings go to `--out` as they come;
+`--resume` leaves out what that file holds already. The exit status is 1 if a case fails that the table of known
+failures does not list.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
+import os
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-Sample = tuple[Any, tuple[Any, ...], dict[str, Any]]
-SEED = 1234
+from .opinfo import Case, Finding, Settings, cases_of, check, database, one_line, select
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One operator in one direction: what became of its samples."""
-
-    op: str
-    dtype: str
-    direction: str
-    status: str
-    samples: int
-    library: tuple[str, ...] = ()
-    detail: str = ""
-
-    def __str__(self) -> str:
-        more = ", ".join(self.library) if self.status in ("library", "generated") else self.detail
-        return f"{self.status:10} {self.op:44} {self.dtype:9} {self.direction:8} {self.samples:3}  {more}"
+FAILING = ("wrong", "error", "crash", "timeout")
+DTYPES = {"cpu": "float32", "triton": "float32", "cuda": "float32,bfloat16,int64,bool,float16"}
+SAMPLES = {"cpu": 16, "triton": 3, "cuda": 3}
+KNOWN = {"cpu": "test/known_failures_cpu.txt", "triton": "", "cuda": "test/gpu/known_failures.txt"}
+LAST_START = 5.0  # seconds before the end of the budget at which no operator is handed out any more
+Unit = tuple[Case, ...]  # what one worker takes at a time
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description="Operators against eager.")
+    p.add_argument(
+        "--device", choices=["cpu", "cuda", "triton"], default="cpu", help="triton: a GPU's kernels, interpreted"
+    )
     p.add_argument("--ops", default="", metavar="A,B", help="names, or prefixes ending in *; all by default")
-    p.add_argument("--dtype", default="float32", help="dtype of the sample inputs")
-    p.add_argument("--samples", type=int, default=16, metavar="N", help="most sample inputs per operator")
+    p.add_argument("--dtypes", default="", metavar="A,B", help="dtypes of the sample inputs, in order of importance")
+    p.add_argument("--samples", type=int, metavar="N", help="most sample inputs per case")
     p.add_argument("--direction", choices=["forward", "backward", "both"], default="both")
-    p.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds one operator may take")
+    p.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes side by side")
+    p.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds one case may take")
+    p.add_argument("--budget", type=float, metavar="S", help="seconds the whole sweep may take")
+    p.add_argument("--cubin", action="store_true", help="with --device triton: compile kernels to machine code too")
     p.add_argument("--out", type=Path, metavar="FILE", help="append findings as JSON lines")
+    p.add_argument("--resume", action="store_true", help="leave out the cases that --out holds")
+    p.add_argument("--all", action="store_true", help="print every finding, not only failures")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the findings; exit status 1 if any is wrong, an error or a crash."""
+    """Print the failures and a summary; exit status 1 if there is an unknown failure."""
     args = parser().parse_args(argv)
+    settings = Settings(args.device, args.samples or SAMPLES[args.device], args.cubin)
     if args.worker:
-        return work(args, sys.stdin, sys.stdout)
-    findings = []
-    for finding in supervise(args, selected(args.ops)):
-        findings.append(finding)
-        print(finding, flush=True)
-        if args.out:
-            with args.out.open("a") as f:
-                f.write(json.dumps(asdict(finding)) + "\n")
-    counts = Counter(f.status for f in findings)
-    print(", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "no operator has that name")
-    return int(any(counts[s] for s in ("wrong", "error", "crash")))
+        return work(settings, sys.stdin, sys.stdout)
+    began = time.monotonic()
+    units = plan(args, held(args.out) if args.resume and args.out else frozenset())
+    print(f"{sum(map(len, units))} cases, {args.jobs} workers, {settings.samples} samples a case", flush=True)
+    known = known_failures(Path(KNOWN[args.device])) if KNOWN[args.device] else frozenset()
+    findings: list[Finding] = []
+    with open(args.out or os.devnull, "a") as out:
+        for finding in sweep(args, units):
+            findings.append(finding)
+            if finding.status != "not run":
+                out.write(json.dumps(asdict(finding)) + "\n")
+                out.flush()
+            if args.all or (finding.status in FAILING and finding.case not in known):
+                print(finding, flush=True)
+    return summary(findings, known, time.monotonic() - began)
 
 
-def selected(wanted: str) -> list[str]:
-    """Names (with variant, as `name.variant`) in the operator database that match the `--ops` list."""
-    names = list(dict.fromkeys(full_name(op) for op in database()))
-    patterns = [w for w in wanted.split(",") if w]
-    return [n for n in names if not patterns or any(matches(n, w) for w in patterns)]
+def summary(findings: Sequence[Finding], known: frozenset[Case], seconds: float) -> int:
+    counts = Counter((f.case.dtype, f.status) for f in findings)
+    for dtype in dict.fromkeys(f.case.dtype for f in findings):
+        row = ", ".join(f"{n} {status}" for (d, status), n in sorted(counts.items()) if d == dtype)
+        print(f"{dtype:9} {row}")
+    failed = {f.case for f in findings if f.status in FAILING}
+    mended = known & {f.case for f in findings if f.status in ("generated", "library")}
+    for c in sorted(mended, key=str):
+        print(f"passes now, remove it from the known failures: {c.op} {c.dtype} {c.direction}")
+    missing = sum(f.status == "not run" for f in findings)
+    left = f", {missing} not run: repeat with --resume" if missing else ""
+    print(f"{len(failed - known)} failures, {len(failed & known)} known ones, {seconds:.0f} s{left}")
+    return int(bool(failed - known))
 
 
-def matches(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+def known_failures(table: Path) -> frozenset[Case]:
+    """Cases of a table with lines `operator dtype direction  # reason`."""
+    rows = table.read_text().splitlines() if table.exists() else []
+    return frozenset(Case(*row.partition("#")[0].split()) for row in rows if row.partition("#")[0].strip())
 
 
-def database() -> Iterable[Any]:
-    import torch.testing._internal.common_methods_invocations as invocations  # noqa: PLC0415 - takes seconds to import
-
-    # Dynamo does not capture the seeding that it wraps around random operators; `run_all` seeds instead.
-    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
-    return invocations.op_db  # type: ignore[no-any-return]
+def held(out: Path) -> frozenset[Case]:
+    """Cases that a file of findings has."""
+    rows = out.read_text().splitlines() if out.exists() else []
+    return frozenset(Case(**json.loads(row)["case"]) for row in rows)
 
 
-def full_name(op: Any) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+def plan(args: argparse.Namespace, done: frozenset[Case]) -> list[Unit]:
+    """What is handed out, most important dtype first; the directions of one operator go together."""
+    device = "cuda" if args.device == "cuda" else "cpu"
+    directions = ("forward", "backward") if args.direction == "both" else (args.direction,)
+    names = list(select(database(), args.ops))
+    units = []
+    for dtype in (args.dtypes or DTYPES[args.device]).split(","):
+        for name in names:
+            cases = [c for op in database()[name] for c in cases_of(op, dtype, device, directions) if c not in done]
+            units.append(tuple(dict.fromkeys(cases)))
+    return [u for u in units if u]
 
 
-def supervise(args: argparse.Namespace, names: Sequence[str]) -> Iterator[Finding]:
-    """Feed operators to a worker one by one; replace it when it dies or is late."""
-    worker: subprocess.Popen[str] | None = None
-    for name in names:
-        if worker is None:
-            worker = _start(args)
-        findings = _ask(worker, name, args.timeout)
-        if findings is None:
-            worker.kill()
-            worker.wait()
-            yield Finding(name, args.dtype, args.direction, "crash", 0, detail=f"exit status {worker.returncode}")
-            worker = None
-            continue
-        yield from findings
-    if worker is not None:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        worker.wait()
+# --- worker processes ------------------------------------------------------------------------------------------------
 
 
-def _start(args: argparse.Namespace) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--dtype", args.dtype]
-    command += ["--samples", str(args.samples), "--direction", args.direction]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+@dataclass
+class Worker:
+    """A process that examines cases, restarted when it dies, is late, or has lost its device."""
+
+    args: argparse.Namespace
+    process: subprocess.Popen[str] | None = None
+    errors: Any = None
+
+    def start(self) -> subprocess.Popen[str]:
+        a = self.args
+        command = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--device", a.device]
+        command += ["--samples", str(a.samples or SAMPLES[a.device]), *(["--cubin"] if a.cubin else [])]
+        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - outlives this call
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1
+        )
+
+    def ask(self, case: Case, seconds: float, only_aot: bool = False) -> Finding:
+        self.process = self.process or self.start()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        late = threading.Event()
+        timer = threading.Timer(max(seconds, 1.0), lambda p=self.process: (late.set(), p.kill()))
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps([asdict(case), only_aot]) + "\n")
+            self.process.stdin.flush()
+            for line in self.process.stdout:
+                if line.startswith("answer "):
+                    answer = json.loads(line[7:])
+                    if answer.pop("broken"):
+                        self.stop()
+                    return Finding(**{**answer, "case": case, "library": tuple(answer["library"])})
+        except BrokenPipeError:
+            pass
+        finally:
+            timer.cancel()
+        status, words = self.stop()
+        if late.is_set():
+            return Finding(case, "timeout", detail=f"longer than {seconds:.0f} s")
+        return Finding(case, "crash", detail=f"exit status {status} {words}")
+
+    def stop(self) -> tuple[int, str]:
+        """Exit status of the process, ended if it runs still, and the last line that it wrote to stderr."""
+        if self.process is None:
+            return 0, ""
+        process, self.process = self.process, None
+        process.kill()
+        with contextlib.suppress(BrokenPipeError), process:
+            pass  # closes its pipes
+        with self.errors as held:
+            held.seek(0)
+            lines = [line.strip() for line in held.read()[-4000:].splitlines() if line.strip()]
+        return process.wait(), lines[-1][:300] if lines else ""
 
 
-def _ask(worker: subprocess.Popen[str], name: str, timeout: float) -> list[Finding] | None:
-    """The worker's answer on one operator, None if it gave none in time."""
-    import threading  # noqa: PLC0415
+def sweep(args: argparse.Namespace, units: Sequence[Unit]) -> Iterator[Finding]:
+    """Findings as they come from `--jobs` workers."""
+    end = time.monotonic() + args.budget if args.budget else float("inf")
+    waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for u in units:
+        waiting.put(u)
+    found: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+    threads = [threading.Thread(target=_feed, args=(args, waiting, found, end)) for _ in range(args.jobs)]
+    for t in threads:
+        t.start()
+    for _ in range(sum(map(len, units))):
+        yield found.get()
+    for t in threads:
+        t.join()
 
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    late = threading.Timer(timeout, worker.kill)
-    late.start()
+
+def _feed(args: argparse.Namespace, waiting: Any, found: Any, end: float) -> None:
+    worker = Worker(args)
     try:
-        worker.stdin.write(name + "\n")
-        worker.stdin.flush()
-        for line in worker.stdout:
-            if line.startswith("answer "):
-                return [Finding(**{**d, "library": tuple(d["library"])}) for d in json.loads(line[7:])]
-    except BrokenPipeError:
-        pass
-    finally:
-        late.cancel()
-    return None
+        while True:
+            for case in waiting.get_nowait():
+                found.put(_finding(worker, case, args.timeout, end))
+    except queue.Empty:
+        worker.stop()
 
 
-def work(args: argparse.Namespace, requests: Iterable[str], answers: Any) -> int:
-    """The worker process: one operator name per line in, one line of findings out."""
+def _finding(worker: Worker, case: Case, timeout: float, end: float) -> Finding:
+    left = end - time.monotonic()
+    if left < LAST_START:
+        return Finding(case, "not run")
+    f = worker.ask(case, min(timeout, left))
+    if f.status == "timeout" and left < timeout:
+        return Finding(case, "not run")
+    left = end - time.monotonic()
+    if f.status in ("crash", "timeout") and left > LAST_START:
+        other = worker.ask(case, min(timeout, left), only_aot=True)
+        if other.status in FAILING:
+            return replace(f, status="aot_eager too", detail=f"{f.detail} | aot_eager: {other.detail}")
+    return f
+
+
+def work(settings: Settings, requests: Iterable[str], answers: Any) -> int:
+    """The worker process: one case per line in, one line with its finding out."""
     warnings.simplefilter("ignore")
-    by_name: dict[str, list[Any]] = {}
-    for op in database():
-        by_name.setdefault(full_name(op), []).append(op)
+    torch.set_num_threads(1 if settings.way == "cuda" else torch.get_num_threads())
     for line in requests:
-        found = [f for op in by_name[line.strip()] for f in examine(op, args)]
-        answers.write("answer " + json.dumps([asdict(f) for f in found]) + "\n")
+        case, only_aot = json.loads(line)
+        try:
+            found = asdict(check(Case(**case), settings, only_aot))
+        except Exception as cause:
+            found = asdict(Finding(Case(**case), "error", detail=f"in the comparison: {one_line(cause)}"))
+        broken = settings.way == "cuda" and not _device_works()
+        if broken and found["status"] != "aot_eager too":
+            found["status"] = "crash"
+        answers.write("answer " + json.dumps({**found, "broken": broken}) + "\n")
         answers.flush()
     return 0
 
 
-def examine(op: Any, args: argparse.Namespace) -> Iterator[Finding]:
-    dtype = getattr(torch, args.dtype)
-    if args.direction != "backward" and dtype in op.supported_dtypes("cpu"):
-        yield check(op, dtype, "forward", args.samples)
-    if args.direction != "forward" and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"):
-        yield check(op, dtype, "backward", args.samples)
-
-
-def check(op: Any, dtype: torch.dtype, direction: str, most: int) -> Finding:
-    """Compile all samples of an operator as one graph, or one by one where that fails."""
-    label = str(dtype).removeprefix("torch.")
-    finish = forward if direction == "forward" else backward
+def _device_works() -> bool:
+    """False after a kernel has failed: nothing runs in this process any more."""
     try:
-        samples = usable(op, finish, sample_inputs(op, dtype, direction == "backward", most))
-    except Exception as cause:
-        return Finding(full_name(op), label, direction, "untraced", 0, detail=f"no samples: {one_line(cause)}")
-    status, library, detail = attempt(op, finish, samples)
-    if status in ("error", "untraced") and len(samples) > 1:
-        parts = [attempt(op, finish, [s]) for s in samples]
-        order = ("wrong", "error", "untraced", "library", "generated")
-        status = min((p[0] for p in parts), key=order.index)
-        library = tuple(sorted({name for p in parts for name in p[1]}))
-        detail = "; ".join(f"sample {k}: {p[2]}" for k, p in enumerate(parts) if p[0] == status and p[2])[:600]
-    return Finding(full_name(op), label, direction, status, len(samples), library, detail)
-
-
-def sample_inputs(op: Any, dtype: torch.dtype, requires_grad: bool, most: int) -> list[Sample]:
-    torch.manual_seed(SEED)
-    every = [(s.input, s.args, s.kwargs) for s in op.sample_inputs("cpu", dtype, requires_grad=requires_grad)]
-    step = max(math.ceil(len(every) / most), 1)
-    return every[::step]
-
-
-Finish = Callable[[Any, Sample], list[torch.Tensor]]
-
-
-def usable(op: Any, finish: Finish, samples: list[Sample]) -> list[Sample]:
-    """The samples that eager itself computes."""
-    out = []
-    for s in samples:
-        try:
-            finish_all(finish, copied([s]), run_all, op.op)
-        except Exception:
-            continue
-        out.append(s)
-    return out
-
-
-def copied(samples: list[Sample]) -> list[Sample]:
-    """The samples with storage of their own, since operators may write to their arguments."""
-
-    def copy(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
-            return t
-        storage = t.detach().untyped_storage().clone()
-        return (
-            t.detach()
-            .new_empty(0)
-            .set_(storage, t.storage_offset(), t.shape, t.stride())
-            .requires_grad_(t.requires_grad)
-        )
-
-    return torch.utils._pytree.tree_map(copy, samples)  # type: ignore[no-any-return]
-
-
-def run_all(fn: Callable[..., Any], samples: list[Sample]) -> list[Any]:
-    """Results of all samples, in order after one seed."""
-    torch.manual_seed(SEED)
-    return [fn(x, *args, **kwargs) for x, args, kwargs in samples]
-
-
-def run_seeded(compiled: Callable[[list[Sample]], list[Any]], samples: list[Sample]) -> list[Any]:
-    torch.manual_seed(SEED)
-    return compiled(samples)
-
-
-def finish_all(
-    finish: Finish, samples: list[Sample], run: Callable[..., list[Any]], fn: Any
-) -> list[list[torch.Tensor]]:
-    """What is compared, per sample: results or gradients."""
-    return [finish(r, s) for r, s in zip(run(fn, samples), samples, strict=True)]
-
-
-def forward(result: Any, sample: Sample) -> list[torch.Tensor]:
-    return tensors(result)
-
-
-def backward(result: Any, sample: Sample) -> list[torch.Tensor]:
-    """Gradients of a fixed random combination of the results."""
-    leaves = [t for t in tensors(list(sample)) if t.requires_grad]
-    outs = [t for t in tensors(result) if t.requires_grad]
-    if not outs:
-        return []
-    torch.manual_seed(SEED + 1)
-    weights = [torch.randn(t.shape, dtype=t.dtype) for t in outs]
-    grads = torch.autograd.grad(outs, leaves, weights, allow_unused=True)
-    return [g for g in grads if g is not None]
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
-
-
-def attempt(op: Any, finish: Finish, samples: list[Sample]) -> tuple[str, tuple[str, ...], str]:
-    """(status, names of library calls, detail) of the samples compiled together."""
-    torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = _compiled(op.op, folder)
-        try:
-            got = finish_all(finish, copied(samples), run_seeded, compiled)
-        except Exception as cause:
-            kind = type(cause).__module__ + "." + type(cause).__name__
-            untraced = "torch._dynamo" in kind and "BackendCompilerFailed" not in kind
-            return "untraced" if untraced else "error", (), one_line(cause)
-        library = library_calls(Path(folder))
-    expected = finish_all(finish, copied(samples), run_all, op.op)
-    for k, (mine, eager) in enumerate(zip(got, expected, strict=True)):
-        wide = _widened(samples[k])
-        difference = compare(mine, eager, lambda w=wide: finish_all(finish, [w], run_all, op.op)[0])  # type: ignore[misc]
-        if difference:
-            return "wrong", library, f"sample {k}: {difference}"
-    return "library" if library else "generated", library, ""
-
-
-def _compiled(fn: Callable[..., Any], folder: str) -> Callable[[list[Sample]], list[Any]]:
-    options = {"strict": True, "verify_ir": True, "debug_dir": folder}
-
-    def every(samples: list[Sample]) -> list[Any]:
-        return [fn(x, *args, **kwargs) for x, args, kwargs in samples]
-
-    return torch.compile(every, backend="alt", fullgraph=True, dynamic=False, options=options)
-
-
-def library_calls(folder: Path) -> tuple[str, ...]:
-    found = set()
-    for text in folder.glob("*/*kernels.txt"):
-        for line in text.read_text().splitlines():
-            if line.startswith("library call: "):
-                found.add(line.removeprefix("library call: ").removesuffix(".default"))
-    return tuple(sorted(found))
-
-
-def _widened(sample: Sample) -> Sample:
-    """The sample with floats in float64."""
-
-    def widen(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or not t.is_floating_point():
-            return t
-        return t.detach().double().requires_grad_(t.requires_grad)
-
-    return torch.utils._pytree.tree_map(widen, sample)  # type: ignore[no-any-return]
-
-
-def compare(mine: list[torch.Tensor], eager: list[torch.Tensor], exact: Callable[[], list[torch.Tensor]]) -> str:
-    """'' when equal to eager within dtype tolerances, or as near to the float64 result as eager is."""
-    if len(mine) != len(eager):
-        return f"{len(mine)} results instead of {len(eager)}"
-    for k, (a, b) in enumerate(zip(mine, eager, strict=True)):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"result {k}: {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
-        try:
-            torch.testing.assert_close(a, b, equal_nan=True)
-        except AssertionError as difference:
-            if not b.is_floating_point() or not _as_near(a, b, exact, k):
-                return f"result {k}: {one_line(difference)}"
-    return ""
-
-
-def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Callable[[], list[torch.Tensor]], k: int) -> bool:
-    try:
-        truth = exact()[k]
+        torch.cuda.synchronize()
     except Exception:
         return False
-    if truth.shape != a.shape or not torch.equal(a.isfinite(), b.isfinite()):
-        return False
-    live = a.isfinite() & truth.isfinite()
-    scale = truth[live].abs().max().item() if bool(live.any()) else 0.0
-    mine, theirs = ((x.double() - truth)[live].abs().max().item() if scale else 0.0 for x in (a, b))
-    return mine <= 2 * theirs + 2 * torch.finfo(a.dtype).eps * scale
-
-
-def one_line(cause: BaseException) -> str:
-    inner = getattr(cause, "inner_exception", None)
-    if isinstance(inner, BaseException):
-        return one_line(inner)
-    return f"{type(cause).__name__}: " + " ".join(str(cause).split())[:300]
+    return True
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def compiled(case: Case, built: Built, request: Request) -> Subject:
     mode = options.pop("mode", None)
 
     def through_compiler(module: nn.Module) -> Callable[..., Any]:
-        backend = _backend(request.backend)
+        backend = found(request.backend)
         compiled_module: Callable[..., Any] = torch.compile(module, backend=backend, mode=mode, options=options or None)
         return compiled_module
 
@@ -121,6 +121,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _backend(name: str) -> Any:
+def found(name: str) -> Any:
     """The name, for torch to look up; or the checkout's own `alt` where the package is not installed."""
     return getattr(importlib.import_module("altbackend"), "alt", name) if name == "alt" else name

@@ -10,7 +10,10 @@ import torch
 from functorch.compile import make_boxed_func
 
 from altbackend import compat, decomp
+from altbackend.backend import split_joint
 from altbackend.config import Config, resolve
+from altbackend.debug import Trace
+from altbackend.fx_passes import joint_statistics
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
@@ -35,13 +38,22 @@ def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
             bw_compiler=keep,
             inference_compiler=keep,
             decompositions=decomp.table(),
-            partition_fn=compat.joint_partition(),
+            partition_fn=divide,
             keep_inference_input_mutations=True,
         )
         with compat.functorch_settings():
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_
+
+
+def divide(
+    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    cfg = resolve(options={"strict": True})
+    trace = Trace("joint", cfg)
+    joint_statistics(joint, trace)
+    return split_joint(joint, inputs, kwargs, cfg, trace)
 
 
 def trace(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> list[torch.fx.GraphModule]:
@@ -89,7 +101,7 @@ def schedule(
     cfg, target = cfg or resolve(), target or cpu(2)
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
-    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a))
+    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), target.kind == "cuda")
     verify(program)
     if target.kind == "cuda":
         program = verify(split.split_reductions(program, target, fusion.totals_over_rows(program, cfg, target)))

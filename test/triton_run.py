@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend.codegen import triton
+from altbackend.codegen import split_kernel
 from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
 from altbackend.schedule import epilogue, target
-from test import triton_worker
+from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
 TARGET = target.cuda()
@@ -62,7 +62,14 @@ def compile_errors() -> list[str]:
 
 
 def steps_of(s: Scheduled, chosen: target.Target = TARGET) -> list[Step]:
-    return [k if isinstance(k, Extern) else triton.emit(s.program, k, chosen) for k in s.steps]
+    steps: list[Step] = []
+    for k in s.steps:
+        if isinstance(k, Extern):
+            steps.append(k)
+        else:
+            emitted = split_kernel.emit(s.program, s.deps, k, chosen, lambda *a: s.decisions.append(a))
+            steps += [(made, buffers) for _, made, buffers in emitted]
+    return steps
 
 
 def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dict[str, Any]) -> list[Any]:
@@ -98,14 +105,20 @@ def _call(kernel: TritonKernel, names: Sequence[str], memory: dict[str, torch.Te
     pointers = [memory[n] for n in names]
     error = torch.zeros(1, dtype=torch.int32)
     pointers += [error] if kernel.checks else []
-    symbols = [state.symbols[s] for s in kernel.symbols]
     (grid,) = (state.size(g) for g in kernel.grid)
-    job = (kernel.source, [triton_worker.pack(t) for t in pointers], symbols, kernel.constexprs, grid)
-    after = _worker(True).submit(triton_worker.launch, *job).result(timeout=100)
-    for t, a in zip(pointers, after, strict=True):
-        t.copy_(triton_worker.unpack(a))
+    launch(kernel, pointers, [state.symbols[s] for s in kernel.symbols], grid)
     if error.item():
         raise IndexError("index out of range")
+
+
+def launch(kernel: TritonKernel, pointers: list[torch.Tensor], symbols: list[int], grid: int) -> None:
+    """One launch of a kernel, interpreted: flat tensors in the order of its parameters."""
+    before = [triton_worker.pack(t) for t in pointers]
+    job = (kernel.source, before, symbols, kernel.constexprs, grid)
+    after = _worker(True).submit(triton_worker.launch, *job).result(timeout=100)
+    for t, b, a in zip(pointers, before, after, strict=True):
+        if (a[0] != b[0]).any():  # what is only read keeps its version, which autograd watches
+            t.copy_(triton_worker.unpack(a))
 
 
 def compiled(
@@ -117,8 +130,9 @@ def compiled(
     seen: list[Step] | None = None,
     chosen: target.Target = TARGET,
     choose: epilogue.Choose | None = None,
+    host: bool = False,
 ) -> Callable[..., Any]:
-    """`fn` through the Triton path. `seen` collects the steps of its graphs."""
+    """`fn` through the Triton path. `seen` collects the steps of its graphs. `host`: the printed host program runs."""
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
         s = schedule(gm, cfg or resolve(), chosen, choose)
@@ -128,6 +142,9 @@ def compiled(
         for step in steps:
             if not isinstance(step, Extern):
                 compile_later(step[0], capabilities)
+
+        if host and s.program.buffers:
+            return cuda_host.build(s, steps, launch)[1]
 
         def call(args: list[Any]) -> list[Any]:
             xs = list(args)

@@ -24,11 +24,12 @@ Array = tuple[Any, str]  # bytes of a tensor as numpy uint8, and its dtype's nam
 
 
 def pack(x: torch.Tensor) -> Array:
-    return x.contiguous().view(torch.uint8).numpy().copy(), str(x.dtype).removeprefix("torch.")
+    return x.contiguous().reshape(-1).view(torch.uint8).numpy().copy(), str(x.dtype).removeprefix("torch.")
 
 
 def unpack(a: Array) -> torch.Tensor:
-    return torch.from_numpy(a[0].copy()).view(getattr(torch, a[1]))
+    dtype = getattr(torch, a[1])
+    return torch.from_numpy(a[0].copy()).view(dtype) if a[0].size else torch.empty(0, dtype=dtype)
 
 
 def start(interpret: bool) -> None:

@@ -43,6 +43,7 @@ def _launch(s: Launch) -> dict[str, Any]:
         "cubin": base64.b64encode(cubin.code).decode(),
         "shared": cubin.shared,
         "warps": cubin.warps,
+        "name": cubin.name,
     }
 
 

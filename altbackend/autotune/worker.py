@@ -59,7 +59,7 @@ def _view(a: dict[str, Any], buffers: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _launch(s: dict[str, Any], buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
-    launch = load(Cubin(base64.b64decode(s["cubin"]), s["shared"], s["warps"]), "a candidate")
+    launch = load(Cubin(base64.b64decode(s["cubin"]), s["shared"], s["warps"], s["name"]), "a candidate")
     names = s["buffers"]
     fixed = {k: buffers[b] for k, b in enumerate(names)}
     table = Tables(len(names), 0, [[("p", k) for k in range(len(names))]], fixed).take()

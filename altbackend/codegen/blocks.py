@@ -93,6 +93,8 @@ def choose(p: Program, k: Kernel, target: Target) -> Blocks:
         few = all(isinstance(n, int) and n <= ALONE for n in lengths)
         if (order := _crossing(k)) is not None:
             return _crossed(p, k, order, target)
+        if (order := _row_blocks(k)) is not None:
+            return _squares(p, k, order, (1, FLAT_BLOCK))
         if kinds <= {"point", "scatter"}:
             return _flat(p, k, lengths, target)
         if totals and not few and len(lengths) == 1:
@@ -161,21 +163,28 @@ def _contiguous(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
 
 def _crossed(p: Program, k: Kernel, order: tuple[Atom, ...], target: Target) -> Blocks:
     """Squares over two loops; the other loops are further rows of squares."""
-    points, width = ex.prod(v.args[1] for v in order[:-1]), order[-1].args[1]
-    full = ex.mul(points, width)
+    full = ex.prod(v.args[1] for v in order)
     large = isinstance(full, int) and full >= target.parallel * CROSS_BLOCK * CROSS_BLOCK // 4
     side = CROSS_BLOCK if large else SMALL_CROSS_BLOCK
-    programs = ex.mul(ceil_div(points, side), ceil_div(width, side))
+    return _squares(p, k, order, (side, side))
+
+
+def _squares(p: Program, k: Kernel, order: tuple[Atom, ...], sides: tuple[int, int]) -> Blocks:
+    """Tiles over all loops but the last, taken as rows, and the last one."""
+    points, width = ex.prod(v.args[1] for v in order[:-1]), order[-1].args[1]
+    across, along = sides
+    programs = ex.mul(ceil_div(points, across), ceil_div(width, along))
+    wide = _is_wide(p, k, ex.mul(points, width))
     return Blocks(
         CROSSED,
         False,
         points,
-        side,
-        {width: side},
+        across,
+        {width: along},
         frozenset(),
         programs,
-        _warps(side * side),
-        _is_wide(p, k, full),
+        _warps(across * along),
+        wide,
         False,
         order,
     )
@@ -198,6 +207,23 @@ def _matmul(p: Program, k: Kernel, m: Matmul, target: Target) -> Blocks:
         depth=t.depth,
         stages=t.stages,
     )
+
+
+def _row_blocks(k: Kernel) -> tuple[Atom, ...] | None:
+    """The loops of pointwise work on long rows some of whose operands are one number a row: it is read once a block.
+
+    None where rows start at places that wide loads cannot take, or where one axis over all elements does as well.
+    """
+    if len(k.stages) != 1 or any(q.kind != "point" for q in k.stages[0].members) or len(k.stages[0].inner) < 2:
+        return None
+    *outer, column = k.stages[0].inner
+    if not isinstance(column.args[1], int) or column.args[1] < FLAT_BLOCK:
+        return None
+    indices = [i for q in k.stages[0].members for i in (q.index, *(i for _, i in va.loads(q.value)))]
+    numbers = [i for i in indices if column not in ex.vars_of(i)]
+    starts = [ex.substitute(i, {column: 0}) for i in indices if ex.coefficient(i, column) == 1]
+    aligned = all(ex.mod(i, 8) == 0 for i in starts)
+    return (*outer, column) if aligned and any(ex.vars_of(i) for i in numbers) else None
 
 
 def _longest(lengths: list[Index]) -> Index:

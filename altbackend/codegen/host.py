@@ -11,7 +11,7 @@ import torch
 from ..config import Config
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Extern, Origin, Program, View, reads, views, writes
+from ..ir.loops import Extern, HostNumber, Origin, Program, View, defined_by, late_symbols, reads, views, writes
 from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
 from . import cpp
@@ -70,7 +70,7 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
     """Lifetimes; which temporaries share the arena, which are tensors of their own."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    fresh = {b for b in deps.escaping if p.buffers[b].kind == "temp"}
+    fresh = {b for b in deps.escaping if p.buffers[b].kind == "temp"} | _sized_late(p, steps)
     slots: dict[str, int] = {}
     windows: dict[View, int] = {}
     under: dict[str, tuple[str, ...]] = {}
@@ -104,6 +104,29 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
                     symbols.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
     home = _share_storage(steps, arena, cfg.reuse_memory)
     return _Names(slots, windows, arena, home, fresh, tuple(sorted(symbols)))
+
+
+def _sized_late(p: Program, steps: Sequence[Step]) -> set[str]:
+    """Temporaries that cannot be in the arena, which is laid out before the call: their sizes, or those of views."""
+    late = late_symbols(p)
+    if not late:
+        return set()
+
+    def depends(*xs: Index) -> bool:
+        return any(a.key in late for x in xs for a in ex.syms_of(x))
+
+    found = {b for b, buf in p.buffers.items() if buf.kind == "temp" and depends(buf.extent)}
+    seen = [v for s in steps if isinstance(s, Extern) for v in views(s)]
+    return found | {v.buffer for v in seen if p.buffers[v.buffer].kind == "temp" and depends(*v.sizes, v.offset)}
+
+
+def bind_late(w: _Python, p: Program, names: _Names, s: Extern) -> None:
+    """The sizes that a call has decided, under their names and in the table that kernels read."""
+    for symbol, b, axis in defined_by(p, s):
+        w.add(f"{symbol} = {b}.size({axis})")
+    for symbol in s.defines:
+        if symbol in names.symbols:
+            w.add(f"S[{names.symbols.index(symbol)}] = {symbol}")
 
 
 def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
@@ -233,7 +256,7 @@ def _python(
             live.drop(w, j)
     if any(isinstance(s, Launch) and s.function.checks for s in steps):
         w.add(f"check_error(ws.error, {sorted(set(checks))!r})")
-    w.add(f"spaces.give({', '.join(['ws', *names.symbols])})")
+    w.add(f"spaces.give({', '.join(['ws', *_early(p, names)])})")
     outs = ", ".join(_output(p, o) for o in p.outputs)
     w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
     return _file(p, names, segments, cfg, w, source)
@@ -277,12 +300,18 @@ def _bind_sizes(w: _Python, p: Program) -> None:
                 w.add(f"{text} = {b}.size({axis})")
 
 
+def _early(p: Program, names: _Names) -> list[str]:
+    """The table of sizes as it is when the call begins."""
+    late = late_symbols(p)
+    return ["0" if s in late else s for s in names.symbols]
+
+
 def _prologue(w: _Python, p: Program, names: _Names) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
     _bind_sizes(w, p)
-    w.add(f"ws = spaces.take({', '.join(names.symbols)})")
+    w.add(f"ws = spaces.take({', '.join(_early(p, names))})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
     w.add("threads = num_threads()")
     for b in p.inputs:
@@ -319,10 +348,11 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     labels = [o or "_" for o in s.outs]
     left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
     w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    bind_late(w, p, names, s)
     for o in s.outs:
         if o in p.buffers:
             b = p.buffers[o]
-            if b.sizes:
+            if b.sizes and not s.aliases:  # a view has the strides that were traced, and must stay one
                 w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
             if o in names.slots:
                 w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
@@ -354,7 +384,7 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         if x.sizes == b.sizes and same and x.offset == 0:
             return held
         return f"view({held}, {_tuple(x.sizes)}, {_tuple(x.strides)}, {ex.show(x.offset)})"
-    if isinstance(x, Opaque):
+    if isinstance(x, (Opaque, HostNumber)):
         return str(x)
     if isinstance(x, Constant):
         return f"const[{str(x)!r}]"
@@ -378,7 +408,7 @@ def _tuple(xs: Sequence[Index]) -> str:
 
 def _output(p: Program, o: Any) -> str:
     if not isinstance(o, View):
-        return ex.show(o) if isinstance(o, ex.Expr) else repr(o)
+        return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:

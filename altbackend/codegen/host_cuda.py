@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ir import expr as ex
-from ..ir.loops import Buffer, Extern, Origin, Program, View, reads, writes
+from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple
+from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late
 from .triton import TritonKernel
 
 
@@ -75,8 +75,9 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
-    written = _written_inputs(p, steps)
-    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in written)) for s in found)
+    written = written_inputs(p, steps)
+    anywhere = written.union(*(s.outs for s in steps if isinstance(s, Extern) and s.aliases))
+    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
 
 
@@ -94,7 +95,7 @@ def _names(p: Program, steps: Sequence[Step]) -> _Names:
     return _Names(slots, {}, {}, {b: b for b in sorted(used)}, temporary, tuple(sorted(symbols)))
 
 
-def _written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
+def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
     """Inputs that any step writes: they cannot be copied to an aligned place, so nothing is promised of them."""
     written: set[str] = set()
     for s in steps:
@@ -124,7 +125,7 @@ def _python(p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunc
     checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
     flagged = any(s.kernel.checks for s in found)
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    _prologue(w, p, names, _written_inputs(p, steps), flagged)
+    _prologue(w, p, names, written_inputs(p, steps), flagged)
     last = _last_uses(p, steps)
     number = 0
     for k, s in enumerate(steps):
@@ -150,18 +151,26 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     _bind_sizes(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
+    late = late_symbols(p)
     for k, s in enumerate(names.symbols):
-        w.add(f"S[{k}] = {s}")
+        if s not in late:
+            w.add(f"S[{k}] = {s}")
     for b in p.inputs:
         if b not in names.slots:
             continue
-        if p.buffers[b].device.type == "cpu":  # a number in a tensor
-            w.add(f"{b}_there = {b}.to(f'cuda:{{DEVICE}}', non_blocking=True)")
-            w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
+        if p.buffers[b].device.type == "cpu":
+            _bring(w, p, names, b)
             continue
         if b not in written:
             w.add(f"{b} = aligned({b})")
         w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+
+
+def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
+    """A CPU tensor that kernels read, often a number in a tensor, gets a copy on the device."""
+    buf = p.buffers[b]
+    w.add(f"{b}_there = empty_cuda({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype}).copy_({b}, True)")
+    w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
 
 
 def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
@@ -187,13 +196,18 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     labels = [o or "_" for o in s.outs]
     left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
     w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    bind_late(w, p, names, s)
     for o in s.outs:
         if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None
             continue
         assert o is not None
         w.targets[o] = o
         b = p.buffers[o]
-        if b.sizes or o in names.slots:
+        if b.device.type == "cpu":
+            if o in names.slots:
+                _bring(w, p, names, o)
+            continue
+        if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
             w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
         if o in names.slots:
             w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
@@ -238,6 +252,7 @@ def _file(
         "    def call(args):",
         *w.body,
         "",
+        *(["    call.check = flag.check"] if flagged else []),
         "    return on_device(call, DEVICE)",
         "",
         "",

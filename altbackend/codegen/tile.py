@@ -29,7 +29,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Program, Reduction, Scan, Scatter, reads, writes
-from ..ir.ops import LOW_PRECISION, OPS, triton_spelling
+from ..ir.ops import ATOMIC, LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
 from ..schedule.matmul import PRODUCT, Matmul
@@ -37,6 +37,7 @@ from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, identity, name
 from .blocks import CROSSED, MATMUL, SLICES, Blocks, ceil_div, choose
+from .online import Online, plan
 from .templates.matmul import Descriptors, Product, tiles_of
 
 Shape = tuple[str, ...]
@@ -210,8 +211,12 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
-    for stage in k.stages:
-        _stage(e, body, stage)
+    long = [s for s in k.stages if not e.blocks.flat and e.blocks.looped(_flat_points(s))]
+    for part in plan(k.stages, long, k.stored):
+        if isinstance(part, Stage):
+            _stage(e, body, part)
+        else:
+            _online(e, body, part)
     if body is not top:
         _close_rows_loop(e, top, body)
     if k.matmul is not None:
@@ -253,7 +258,8 @@ def _program_axis(e: Emitter, top: Scope) -> None:
         program, wide = ex.sym("program"), ceil_div(b.cross[-1].args[1], *b.rblocks.values())
         for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
             top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, at)))
-        top.body.append(Points("x", "across * XBLOCK", "XBLOCK", 0, b.rank))
+        base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)
+        top.body.append(Points("x", base, block, 0, b.rank))
     elif b.tiled_x:
         top.body.append(Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
     else:
@@ -382,6 +388,7 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         return v
     if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
         conds = ()
+    conds = tuple(c for c in conds if not (v.vars.isdisjoint(c.vars) and _holds_somewhere(c)))
     axes = frozenset().union(_axes_of(e, v), *(_axes_of(e, c) for c in conds))
     while scope.parent is not None and scope.axis not in axes:
         scope = scope.parent
@@ -390,6 +397,14 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         found = _define(e, scope, v, conds)
         scope.bound[v, conds] = found
     return found
+
+
+def _holds_somewhere(cond: Value) -> bool:
+    """Whether a comparison of positions holds for some of them. What does not vary with these is read there anyway."""
+    if cond.op not in ("lt", "ge") or any(a.op not in ("index", "const") for a in cond.args):
+        return False
+    left, right = (ex.bounds(a.attr) if a.op == "index" else (a.attr, a.attr) for a in cond.args)
+    return left[0] < right[0] if cond.op == "lt" else left[1] >= right[1]
 
 
 def _let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
@@ -406,6 +421,8 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             return _load(e, scope, v, conds)
         case "masked":
             cond = bind(e, scope, v.args[0], conds)
+            if cond.op == "const":
+                return bind(e, scope, v.args[1 if cond.attr else 2], conds)
             held = bind(e, scope, v.args[1], (*conds, v.args[0]))
             other = bind(e, scope, v.args[2], conds)
             return _let(e, scope, va.make("where", (cond, held, other), v.dtype), axes)
@@ -419,8 +436,7 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
                 return bind(e, scope, product)
             return _let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
     kind = v.args[0].dtype if v.op != "where" else v.dtype
-    text = triton_spelling(v.op, kind)
-    if not text or ("libdevice" in text and not kind.is_floating_point):
+    if not triton_spelling(v.op, kind):
         raise refusal(v.op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
     op = f"fast_{v.op}" if e.fast and kind == torch.float32 and OPS[v.op].triton_fast else v.op
     return _let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
@@ -533,6 +549,59 @@ def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
         e.note(n)
         scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
     scope.body.extend(after.body)
+
+
+def _online(e: Emitter, scope: Scope, part: Online) -> None:
+    """One pass for a maximum and the sums of exponentials below it.
+
+    m' = max(m, max v);  s' = s exp(m - m') + sum exp(v - m'), where exp(-inf - -inf) counts as 0.
+    """
+    n, rank = _row_length(e, part.top), e.blocks.rank
+    _row_axis(e, scope, n)
+    inner, after = Scope(scope, "r"), Scope(scope)
+    _row_points(e, inner, n, "base")
+    for q in part.passed:
+        e.writers[q.node.out] = _on_tile(e, inner, q)
+    inner.body.append(Comment(provenance(part.top)))
+    top = _on_tile(e, inner, part.top)
+    axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
+    value = bind(e, inner, top.value)
+    kind = value.dtype
+    best, sums = _running(e, scope, "best", "max", kind, axes), []
+    block = va.make("reduced", (_whole(e, inner, top, value, "max"),), kind, ("max", rank - 1, rank))
+    new = _let(e, inner, va.make("combined", (best, _let(e, inner, block, axes)), kind, "max"), axes)
+    floor = va.apply("where", va.apply("eq", new, identity("max", kind)), va.const(0.0, kind), new)
+    floor = _let(e, inner, floor, axes)
+    scale = _let(e, inner, _exp(e, va.apply("sub", best, floor)), axes)
+    for q in part.sums:
+        inner.body.append(Comment(provenance(q)))
+        total = _running(e, scope, "sum", "sum", kind, axes)
+        terms = _let(e, inner, _exp(e, va.apply("sub", value, floor)), axes | {"r"})
+        held = va.make("reduced", (_whole(e, inner, top, terms, "sum"),), kind, ("sum", rank - 1, rank))
+        grown = va.apply("add", va.apply("mul", total, scale), _let(e, inner, held, axes))
+        inner.body.append(Let(total.attr, grown))
+        sums.append(total)
+    inner.body.append(Let(best.attr, new))
+    e.note(n)
+    scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
+    for q, result in zip((part.top, *part.sums), (best, *sums), strict=True):
+        placed = _on_tile(e, scope, q)
+        e.results[q.node.out], e.writers[q.node.out] = result, placed
+        if q.node.out in e.kernel.stored:
+            _store(e, after, placed, result)
+    scope.body.extend(after.body)
+
+
+def _running(e: Emitter, scope: Scope, prefix: str, op: str, dtype: torch.dtype, axes: frozenset[str]) -> Value:
+    """A number a row that a loop carries."""
+    out = name(e.fresh(prefix), dtype)
+    e.axes[out] = axes
+    scope.body.append(Accumulator(out.attr, dtype, identity(op, dtype), _shape(e, axes, None)))
+    return out
+
+
+def _exp(e: Emitter, x: Value) -> Value:
+    return va.make("fast_exp" if e.fast and x.dtype == torch.float32 else "exp", (x,), x.dtype)
 
 
 def _members(e: Emitter, scope: Scope, stage: Stage, after: Scope) -> None:
@@ -683,28 +752,14 @@ def parts_name(t: Total) -> str:
     return f"{t.workspace}_parts"
 
 
-ATOMIC = {
-    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
-    "max": (torch.int32, torch.int64),
-    "min": (torch.int32, torch.int64),
-}
-
-
 def _scatter(e: Emitter, scope: Scope, q: Placed) -> None:
     """Stores to positions from data, atomic where they accumulate; which of several plain stores stays is open."""
     node = q.node
     assert isinstance(node, Scatter)
-    if (why := scatter_refusal(node, q.value.dtype)) is not None:
-        raise refusal(node.out, why)
+    if node.mode != "set" and q.value.dtype not in ATOMIC.get(node.mode, ()):
+        raise refusal(node.out, f"no atomic {node.mode} of {str(q.value.dtype).removeprefix('torch.')}")
     value = bind(e, scope, q.value)
     _store(e, scope, q, value, "" if node.mode == "set" else node.mode)
-
-
-def scatter_refusal(node: Scatter, dtype: torch.dtype) -> str | None:
-    """Why a scatter has no kernel here: there is no atomic operation that does what torch does."""
-    if node.mode == "set" or dtype in ATOMIC.get(node.mode, ()):
-        return None
-    return f"no atomic {node.mode} of {str(dtype).removeprefix('torch.')}"
 
 
 def _scan(e: Emitter, scope: Scope, q: Placed) -> None:

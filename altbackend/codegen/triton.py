@@ -63,6 +63,7 @@ _COMBINE = {
 }
 _COMBINE_BOOL = {"max": "{0} | {1}", "min": "{0} & {1}"}
 _COMBINERS = {"prod": "product", "max": "largest", "min": "smallest", "xor": "parity", "logaddexp": "log_add_exp"}
+LABEL_OPS = 6  # operators that a kernel's name lists
 # operators that take a plain number beside a tile
 _WEAK = frozenset(("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "where"))
 _WEAK_TYPES = (torch.float32, torch.int32, torch.int64)
@@ -93,6 +94,7 @@ class TritonKernel:
     (int64), `constexprs`. `grid` has one entry, in terms of the symbols. The `finish` kernels run after it and write
     `totals`, which it does not take itself. `zeroed` names parameters that must hold zero before the launch. `scratch`:
     bytes of global memory that each program needs for itself, whose address follows the arguments of the signature.
+    `label` is the name under which a profiler shows it: its form and operators. It does not tell kernels apart.
     """
 
     source: str
@@ -108,6 +110,7 @@ class TritonKernel:
     zeroed: tuple[str, ...] = ()
     checks: bool = False
     scratch: int = 0
+    label: str = "kernel"
 
     @property
     def signature(self) -> dict[str, str]:
@@ -140,8 +143,14 @@ def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
         scratch=matmul.scratch_bytes(k.matmul),
+        label=_label(f.blocks.form, k.origins),
     )
     return kernel, (*f.buffers, *outs)
+
+
+def _label(form: str, origins: tuple[Origin, ...]) -> str:
+    ops = dict.fromkeys(re.sub(r"\W.*", "", o.target) for o in origins)
+    return "_".join([form, *list(ops)[:LABEL_OPS]])
 
 
 def _by_size(totals: tuple[Total, ...]) -> list[list[Total]]:
@@ -162,7 +171,7 @@ def _finish(p: Program, totals: list[Total], f: TileFunction, labels: dict[str, 
         row, point = ex.var("o", numel), ex.var("i0", count)
         value = va.load(parts, ex.add(ex.mul(ex.ix(point), numel), ex.ix(row)), t.dtype)
         index = ex.substitute(t.index, {t.slot: ex.ix(row)})
-        node = Reduction(t.out, (row,), (point,), index, t.op, value, (Origin("", "totals of all programs"),))
+        node = Reduction(t.out, (row,), (point,), index, t.op, value, (Origin("", "totals_of_programs"),))
         placed.append(Placed(node, "inner", row, (point,), frozenset((point,)), index, value))
     outs = frozenset(t.out for t in totals)
     k = Kernel(

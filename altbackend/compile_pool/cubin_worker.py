@@ -1,7 +1,7 @@
 """A process that compiles Triton kernels: `python -m altbackend.compile_pool.cubin_worker`. It never imports torch.
 
-Each line of its input is a job in JSON, each line of its output the answer: `{"cubin": base64, "shared": bytes}`, or
-`{"error": text}`. It ends when its input does, so it does not outlive the process that started it.
+Each line of its input is a job in JSON, each line of its output the answer: `{"cubin": base64, "shared": bytes, "name":
+text}`, or `{"error": text}`. It ends when its input does, so it does not outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from triton.compiler import ASTSource
 
 
 def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Compile one kernel. `job`: source, signature, constexprs, aligned (numbers), warps, stages, capability."""
+    """Compile one kernel. `job`: name, source, signature, constexprs, aligned (numbers), warps, stages, capability."""
     path = folder / f"kernel_{job['key']}.py"  # triton reads a function's text from its file
-    path.write_text(job["source"])
+    path.write_text(job["source"].replace("def kernel(", f"def {job['name']}(", 1))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -32,11 +32,11 @@ def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     spec.loader.exec_module(module)
     hints = {(k,): [["tt.divisibility", 16]] for k in job["aligned"]}
     made = triton.compile(
-        ASTSource(module.kernel, job["signature"], job["constexprs"], hints),
+        ASTSource(getattr(module, job["name"]), job["signature"], job["constexprs"], hints),
         target=GPUTarget("cuda", job["capability"], 32),
         options={"num_warps": job["warps"], "num_stages": job["stages"]},
     )
-    return {"cubin": base64.b64encode(made.asm["cubin"]).decode(), "shared": made.metadata.shared}
+    return {"cubin": base64.b64encode(made.asm["cubin"]).decode(), "shared": made.metadata.shared, "name": job["name"]}
 
 
 def main() -> int:

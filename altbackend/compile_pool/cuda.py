@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
 
 @dataclass(frozen=True)
 class Job:
-    """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16."""
+    """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16.
+
+    `name` is what the function is called; code built under another name is as good.
+    """
 
     source: str
     signature: tuple[tuple[str, str], ...]
@@ -41,6 +45,7 @@ class Job:
     warps: int
     stages: int
     capability: int
+    name: str = field(default="kernel", compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -56,6 +61,7 @@ def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job
         kernel.num_warps,
         kernel.num_stages,
         capability,
+        kernel.label,
     )
 
 
@@ -70,17 +76,17 @@ def triton_version() -> str:
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
     """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
     triton_version()
-    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin")
+    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin", cfg.compile_threads)
 
 
 @functools.lru_cache(maxsize=4096)
-def _submit(job: Job, folder: Path) -> Future[Cubin]:
-    return _threads().submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
+    return _threads(count).submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_count(), thread_name_prefix="altbackend-compile")
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count or _count(), thread_name_prefix="altbackend-compile")
 
 
 def _count() -> int:
@@ -119,7 +125,7 @@ def _read(path: Path) -> Cubin | None:
 
 
 def _cubin(held: dict[str, Any], warps: int) -> Cubin:
-    return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps)
+    return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps, str(held["name"]))
 
 
 def _keep_source(path: Path, job: Job) -> Path:
@@ -151,13 +157,23 @@ def _worker() -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"PYTHONPATH": path},
     )
-    atexit.register(made.kill)
+    atexit.register(_end, made)
     return made
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # something was still to be written
+                pipe.close()
 
 
 def _ask(job: Job) -> dict[str, Any]:
     question = {
         "key": job.key,
+        "name": job.name,
         "source": job.source,
         "signature": dict(job.signature),
         "constexprs": dict(job.constexprs),
@@ -181,6 +197,6 @@ def _ask(job: Job) -> dict[str, Any]:
             _idle.put(worker)
             made: dict[str, Any] = json.loads(answer)
             return made | {"warps": job.warps}
-        worker.kill()
-        reason = f"a compile worker ended with exit status {worker.wait()} {reason}"
+        _end(worker)
+        reason = f"a compile worker ended with exit status {worker.returncode} {reason}"
     return {"error": reason}

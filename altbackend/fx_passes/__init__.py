@@ -21,6 +21,7 @@ from . import (
     patchify,
     shared_input,
     simplify,
+    statistics,
 )
 
 
@@ -35,6 +36,13 @@ def on_gpu(gm: GraphModule) -> bool:
     """Whether an input of the graph is a tensor on a GPU."""
     held = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
+
+
+def joint_statistics(joint: GraphModule, trace: Trace) -> None:
+    """What the partitioner should see in parts."""
+    found = statistics.expose(joint)
+    trace.decision("partition", "normalisations", "in parts", f"{found}: their statistics and what is pointwise")
+    joint.graph.eliminate_dead_code()
 
 
 def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:

@@ -25,6 +25,15 @@ def only_user(n: Node) -> Node | None:
     return next(iter(n.users)) if len(n.users) == 1 else None
 
 
+def duplicate(graph: Graph) -> Graph:
+    """The same nodes in a graph of their own; what they refer to is shared."""
+    out, made = Graph(tracer_cls=graph._tracer_cls), dict[Node, Node]()
+    for n in graph.nodes:
+        made[n] = out.node_copy(n, made.__getitem__)
+    out.set_codegen(graph._codegen)
+    return out
+
+
 def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:
     """A call placed before a node, its fake value computed from its arguments'."""
     with graph.inserting_before(before):

@@ -10,7 +10,7 @@ import torch
 from . import expr as ex
 from . import value as va
 from .expr import Atom, Index
-from .loops import Extern, Loop, Program, Reduction, Scan, Scatter, View, loop_vars
+from .loops import Extern, HostNumber, Loop, Program, Reduction, Scan, Scatter, View, defined_by, loop_vars
 from .ops import OPS
 from .value import Value
 
@@ -130,6 +130,9 @@ def _scan(op: str, value: torch.Tensor, dim: int) -> torch.Tensor:
 def _run_extern(node: Extern, state: State) -> None:
     result = node.target(*_concrete(node.args, state), **{k: _concrete(v, state) for k, v in node.kwargs})
     results = result if node.multi else (result,)
+    state.symbols |= {n: r for n, r in zip(node.outs, results, strict=False) if n in node.defines}
+    held = dict(zip(node.outs, results, strict=False))
+    state.symbols |= {s: held[b].shape[axis] for s, b, axis in defined_by(state.program, node)}
     for name, r in zip(node.outs, results, strict=False):
         if name is None or not isinstance(r, torch.Tensor):
             continue
@@ -141,6 +144,8 @@ def _run_extern(node: Extern, state: State) -> None:
 def _concrete(x: Any, state: State) -> Any:
     if isinstance(x, View):
         return state.view(x)
+    if isinstance(x, HostNumber):
+        return eval(x, {}, state.symbols)
     if isinstance(x, ex.Expr):
         return state.size(x)
     if isinstance(x, tuple):

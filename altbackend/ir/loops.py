@@ -12,7 +12,8 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -120,12 +121,18 @@ class View:
     dtype: torch.dtype | None = None
 
 
+class HostNumber(str):
+    """A number that only the host program has, as Python text: other calls and the caller may take it."""
+
+
 @dataclass(frozen=True)
 class Extern:
     """`target(*args, **kwargs)`; leaves of the argument trees are View, Index, or plain constants.
 
     `outs`: buffer name per tensor result (None: a result that nobody uses), matching `result` paths.
-    `out_arg`: the operator has an out-variant that writes into the planned buffer.
+    `out_variant`: the operator's form that writes into the planned buffer.
+    `defines`: symbols that are known once the call returned. One that is in `outs` is a result itself (a number),
+    the others are sizes of results.
     `mutates`: buffers written through arguments. `aliases`: buffers that the results may share storage with.
     """
 
@@ -137,12 +144,13 @@ class Extern:
     out_variant: Any = None
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = ()
 
 
 Loop = Pointwise | Reduction | Scan | Scatter
 Node = Pointwise | Reduction | Scan | Scatter | Extern
-Output = View | Index | float | bool | None
+Output = View | Index | HostNumber | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,6 @@ class Program:
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Any, ...]
-    symbols: dict[str, int] = field(default_factory=dict)
 
 
 def loop_vars(node: Loop) -> tuple[Atom, ...]:
@@ -174,8 +181,45 @@ def reads(node: Node) -> tuple[str, ...]:
 
 def writes(node: Node) -> tuple[str, ...]:
     if isinstance(node, Extern):
-        return tuple(o for o in node.outs if o) + node.mutates
+        return tuple(o for o in node.outs if o and o not in node.defines) + node.mutates
     return (node.out,)
+
+
+def symbols_of(p: Program, node: Node) -> frozenset[str]:
+    """Symbols that must be known before the node runs: of its loops, its indices, and the buffers that it touches."""
+    found = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
+    if isinstance(node, Extern):
+        _argument_symbols((node.args, node.kwargs), found)
+        return frozenset(found) - set(node.defines)
+    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
+    return frozenset(found.union(a.key for s in syms for a in s))
+
+
+def _argument_symbols(x: Any, found: set[str]) -> None:
+    if isinstance(x, ex.Expr):
+        found.update(a.key for a in x.syms)
+    elif isinstance(x, HostNumber):
+        found.update(re.findall(r"[^\W\d]\w*", x))
+    elif isinstance(x, View):
+        _argument_symbols((x.sizes, x.strides, x.offset), found)
+    elif isinstance(x, (tuple, list)):
+        for y in x:
+            _argument_symbols(y, found)
+
+
+def defined_by(p: Program, node: Extern) -> list[tuple[str, str, int]]:
+    """(symbol, buffer, axis) of the symbols that are sizes of the call's results."""
+    out: list[tuple[str, str, int]] = []
+    for name in writes(node):
+        for axis, n in enumerate(p.buffers[name].sizes):
+            if (text := ex.show(n)) in node.defines and text not in [s for s, _, _ in out]:
+                out.append((text, name, axis))
+    return out
+
+
+def late_symbols(p: Program) -> frozenset[str]:
+    """Symbols that no input gives."""
+    return frozenset(s for node in p.nodes if isinstance(node, Extern) for s in node.defines)
 
 
 def without_dead(p: Program) -> Program:

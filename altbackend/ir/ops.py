@@ -217,8 +217,16 @@ FLOAT8 = frozenset(
 )
 
 
+# What a GPU combines in memory without a loop around it, as torch does: its maxima of floats ignore NaN.
+ATOMIC: dict[str, tuple[torch.dtype, ...]] = {
+    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
+    "max": (torch.int32, torch.int64),
+    "min": (torch.int32, torch.int64),
+}
+
+
 def triton_spelling(op: str, dtype: torch.dtype) -> str:
-    """The Triton text of a table operator on arguments of `dtype`; "" where there is none."""
+    """The Triton text of a table operator on arguments of `dtype`; "" where there is none (libdevice is for floats)."""
     spec = OPS[op]
     kind: str | None = None
     if dtype == torch.bool:
@@ -227,7 +235,8 @@ def triton_spelling(op: str, dtype: torch.dtype) -> str:
         kind = spec.triton_int
     elif dtype == torch.float64:
         kind = spec.triton_double
-    return spec.triton if kind is None else kind
+    text = spec.triton if kind is None else kind
+    return "" if "libdevice" in text and not dtype.is_floating_point else text
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,12 +10,15 @@ import sympy
 import torch
 
 from ..config import Config
+from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Node, Origin, Pointwise, View
+from ..ir.loops import Buffer, Extern, HostNumber, Node, Origin, Pointwise, View
 from ..ir.value import Value
+from ..runtime import ops as runtime_ops
 from . import sizes as sz
+from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
 MAX_ORIGINS = 24  # nodes named for one loop
@@ -27,16 +30,19 @@ class Ctx:
 
     cfg: Config
     device: torch.device = torch.device("cpu")
+    gpu: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
-    symbols: dict[str, int] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    numbers: dict[Value, HostNumber] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
     shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
     stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
     decision: Callable[[str, str, str, str], None] = lambda *a: None
+    expressible: set[Value] = field(default_factory=set)
 
     def index(self, x: Any) -> Index:
         """An int or SymInt as an index expression."""
@@ -61,9 +67,11 @@ class Ctx:
         held = self.env.get(n)
         return isinstance(held, Tensor) and held.value.op not in ("load", "const")
 
-    def new_buffer(self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index]) -> Buffer:
+    def new_buffer(
+        self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], device: torch.device | None = None
+    ) -> Buffer:
         name = f"buf{len(self.buffers)}"
-        b = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
+        b = Buffer(name, dtype, tuple(sizes), tuple(strides), device or self.device)
         self.buffers[name] = b
         return b
 
@@ -90,7 +98,14 @@ class Ctx:
         self.store(b, t, offset=ex.mul(b.strides[dim], begin))
 
     def store(self, b: Buffer, t: Tensor, offset: Index = 0) -> None:
-        """Write `t` into `b`, loops in `b`'s memory order."""
+        """Write `t` into `b`, loops in `b`'s memory order; one loop without points where there is nothing to write."""
+        if b.dtype not in SUPPORTED_DTYPES:
+            self._copy_by_call(b, t, offset)
+            return
+        if 0 in t.sizes:
+            nothing = ex.var("d0", 0)
+            self.emit(Pointwise(b.name, (nothing,), ex.ix(nothing), va.const(0, b.dtype), self.origins()))
+            return
         order = memory_order(b.strides, t.sizes)
         dims = tuple(ex.var(f"d{k}", t.sizes[old]) for k, old in enumerate(order))
         where: list[Index] = [0] * len(order)
@@ -100,6 +115,13 @@ class Ctx:
         index = ex.add(offset, *(ex.mul(s, i) for s, i in zip(b.strides, where, strict=True)))
         live = tuple(d for d in dims if d.args[1] != 1)
         self.emit(Pointwise(b.name, live, index, value, self.origins()))
+
+    def _copy_by_call(self, b: Buffer, t: Tensor, offset: Index) -> None:
+        """A dtype that kernels do not know (complex) is copied by torch. Raises Unsupported for more than a copy."""
+        v = as_view(t)
+        if v is None or offset != 0 or v.sizes != b.sizes:
+            raise Unsupported(self.graph_node, f"a computation on {b.dtype} outside library calls")
+        self.emit(Extern((b.name,), runtime_ops.strided_copy, (v, b.strides), origins=self.origins()))
 
     def strides_like(self, sizes: Sequence[Index], like: Any) -> tuple[Index, ...]:
         """Dense strides in the stride order of the fake tensor `like`; row-major without one."""
@@ -159,6 +181,13 @@ def _estimate(e: Index) -> int:
     number = ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97))
     assert isinstance(number, int)
     return number
+
+
+def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
+    """Whether the node's results are CPU tensors in a graph whose kernels run on a GPU."""
+    val = n.meta.get("val")
+    held = [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
+    return ctx.device.type == "cuda" and bool(held) and all(v.device.type == "cpu" for v in held)
 
 
 def target_name(target: Any) -> str:

@@ -9,15 +9,17 @@ import torch
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Extern, View
+from ..ir.loops import Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import ops as runtime_ops
-from .context import Ctx
+from .context import Ctx, cpu_beside_gpu
 from .registry import overload
+from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer
 
 # Operators whose out-variant computes straight into the given storage.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
+_SCALAR = overload("scalar_tensor.default")
 _REPLACED = {overload("as_strided_scatter.default"): runtime_ops.as_strided_scatter}
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
@@ -31,10 +33,14 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
 
     def leaf(x: Any) -> Any:
         if isinstance(x, Tensor):
+            if not x.sizes and x.value.op == "const" and cpu_beside_gpu(ctx, node):
+                return _number_on_cpu(ctx, x)
             source = sources.get(id(x))
             return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
         if isinstance(x, (torch.SymInt, ex.Expr)):
             return ctx.index(x)
+        if isinstance(x, Value) and x in ctx.numbers:
+            return ctx.numbers[x]
         if isinstance(x, Value):
             raise Unsupported(node, "a library call on a float computed from sizes")
         return x
@@ -48,16 +54,20 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     results = val if isinstance(val, (tuple, list)) else (val,)
     outs: list[str | None] = []
     tensors: list[Any] = []
+    defines: list[str] = []
     for r in results:
         if isinstance(r, torch.Tensor):
-            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()))
+            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device)
+            defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
+            ctx.known.update(defines)
             outs.append(b.name)
             tensors.append(of_buffer(b))
         elif isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            name = str(r.node.expr)
-            ctx.symbols.setdefault(name, -1)
+            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{node.name}"
+            ctx.known.add(name)
+            defines.append(name)
             outs.append(name)
-            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) else r)
+            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name))
         else:
             outs.append(None)
             tensors.append(r)
@@ -71,10 +81,17 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             out_variant=_OUT.get(target),
             mutates=mutated,
             aliases=_aliased(target, converted, named),
+            defines=tuple(defines),
             origins=ctx.origins(),
         )
     )
     return tuple(tensors) if isinstance(val, (tuple, list)) else tensors[0]
+
+
+def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:
+    b = ctx.new_buffer(t.dtype, (), (), torch.device("cpu"))
+    ctx.emit(Extern((b.name,), _SCALAR, (t.value.attr,), (("dtype", t.dtype),), origins=ctx.origins()))
+    return View(b.name, (), ())
 
 
 def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import operator
 from collections.abc import Callable
@@ -16,11 +15,13 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Program, View, without_dead
+from ..ir.loops import Buffer, HostNumber, Program, View, without_dead
 from ..ir.value import Value
 from . import (
     extern,
+    gpu,
     grid_sampler,
+    host_numbers,
     indexing,
     padding_backward,
     pointwise,
@@ -32,9 +33,9 @@ from . import (
     view,
 )
 from . import scalar as s
-from .context import Ctx, target_name
+from .context import Ctx, cpu_beside_gpu, target_name
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
-from .tensor import Tensor, as_view, expand, of_buffer
+from .tensor import Tensor, as_view, axes, expand, of_buffer, points
 
 # importing them fills the registry
 _ROOMS = (
@@ -101,9 +102,22 @@ RESERVED = frozenset(
         "view",
         "max",
         "min",
+        "DEVICE",
+        "L",
+        "aligned",
+        "current_stream",
+        "empty_cuda",
+        "flag",
+        "kernels",
+        "on_device",
+        "stream",
+        "t",
+        "tables",
     ]
 ) | frozenset(keyword.kwlist)
+_RESERVED_STARTS = ("buf", "const", "kernel", "op_", "parts", "segment")
 _COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
+_SHAPE_ONLY = frozenset(f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"))
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,
@@ -125,13 +139,18 @@ _REAL_OPS: dict[Any, Callable[..., Value]] = {
 
 
 def lower_graph(
-    gm: torch.fx.GraphModule, cfg: Config, decision: Callable[[str, str, str, str], None] = lambda *a: None
+    gm: torch.fx.GraphModule,
+    cfg: Config,
+    decision: Callable[[str, str, str, str], None] = lambda *a: None,
+    on_gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
-    Raises Unsupported for what neither a lowering nor a library call can express.
+    `on_gpu`: whether kernels will be for a GPU, by default whether the graph's tensors are on one. Raises Unsupported
+    for what neither a lowering nor a library call can express.
     """
-    ctx = Ctx(cfg=cfg, device=device_of(gm), decision=decision)
+    device = device_of(gm)
+    ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
     outputs: tuple[Any, ...] = ()
     for node in gm.graph.nodes:
         ctx.graph_node = node
@@ -146,30 +165,26 @@ def lower_graph(
                 outputs = _outputs(ctx, node)
             case _:
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
-    program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, ctx.symbols)
+    program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs)
     return without_dead(program), ctx.constants
 
 
 def device_of(gm: torch.fx.GraphModule) -> torch.device:
-    """The device of a graph's tensors; single numbers on the CPU may stand beside those of a GPU.
+    """The device of a graph's tensors; CPU tensors may stand beside those of a GPU, and library calls compute them.
 
-    Raises Unsupported for a second GPU, for larger CPU tensors beside a GPU's, and for other kinds of device.
+    Raises Unsupported for a second GPU and for other kinds of device.
     """
     found = torch.device("cpu")
-    large: torch.fx.Node | None = None
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for v in val if isinstance(val, (tuple, list)) else (val,):
             if not isinstance(v, torch.Tensor):
                 continue
             if v.device.type == "cpu":
-                large = node if v.dim() else large
                 continue
             if v.device.type != "cuda" or (found.type == "cuda" and found != v.device):
                 raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU or for one GPU")
             found = v.device
-    if large is not None and found.type == "cuda":
-        raise Unsupported(large, f"a CPU tensor of more than one element in a graph on {found}")
     return found
 
 
@@ -180,18 +195,18 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
         return Opaque(node.name)
     if isinstance(val, torch.Tensor):
         # the printed host program uses input names as variables
-        name = (
-            f"{node.name}_" if node.name in RESERVED or node.name.startswith(("buf", "op_", "segment")) else node.name
-        )
+        name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(_RESERVED_STARTS) else node.name
         b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
         ctx.buffers[name] = b
         ctx.inputs.append(name)
+        ctx.known.update(map(ex.show, b.sizes))
         return of_buffer(b)
     if isinstance(val, torch.SymInt):
         index = ctx.index(val)
         name = ex.show(index)
         bare = not isinstance(index, int) and len(index.syms) == 1 and name == next(iter(index.syms)).key
         ctx.inputs.append(name if bare else f"_{node.name}")
+        ctx.known.add(name)
         return index
     ctx.inputs.append(f"_{node.name}")
     return val
@@ -230,8 +245,11 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
     if target is torch.ops.aten.copy_.default:
-        return _copy_into(ctx, node, args[0], args[1])
-    if target is torch.ops.aten.copy.default:
+        if _dtypes_ok(node) and not cpu_beside_gpu(ctx, node):
+            return _copy_into(ctx, node, args[0], args[1])
+        extern.call(ctx, node, args, dict(kwargs))
+        return args[0]
+    if target is torch.ops.aten.copy.default and _dtypes_ok(node):
         fake = node.meta["val"]
         return Tensor(
             ctx.shape(fake.shape),
@@ -239,20 +257,35 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
         )
     lowering = LOWERINGS.get(target)
-    if lowering is not None and _dtypes_ok(node):
+    if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty(ctx, node)) is not None:
             return empty
         try:
-            return lowering(ctx, *args, **kwargs)
+            result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
+            if not cpu_beside_gpu(ctx, node) or _is_view(node) or _is_number(result):
+                return result
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
 
 
+def _is_number(result: Any) -> bool:
+    return isinstance(result, Tensor) and not result.sizes and result.value.op == "const"
+
+
+def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
+    """Whether the result's size comes from data, or an argument is a number that only the host program has."""
+    late = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
+    if late or node.meta.get("unbacked_bindings"):
+        ctx.decision("lowering", node.name, "library call", "data decides its size or one of its arguments")
+        return True
+    return False
+
+
 def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
     """The result when it has no elements: nothing is computed, whatever the operator."""
     fake = node.meta["val"]
-    if not isinstance(fake, torch.Tensor):
+    if not isinstance(fake, torch.Tensor) or cpu_beside_gpu(ctx, node):
         return None
     sizes = ctx.shape(fake.shape)
     return Tensor(sizes, fake.dtype, va.const(0, fake.dtype)) if 0 in sizes else None
@@ -268,18 +301,39 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
     """Size arithmetic: tracing already knows the result as an expression."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:
-        return extern.call(ctx, node, args, dict(kwargs))
+        return _item(ctx, node, args[0])
     if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-        return ctx.index(val)
+        return host_numbers.integer(ctx, node, args)
     if isinstance(val, (float, bool)):
         return val
-    if val is None and "assert" in target_name(node.target):
+    if _only_checked(node):
         return None
     if isinstance(val, torch.SymFloat) and node.target in _REAL_OPS:
         return _REAL_OPS[node.target](*map(_real, args))
     if isinstance(val, (torch.SymBool, torch.SymFloat)):
-        raise Unsupported(node, f"{type(val).__name__} arithmetic")
+        return host_numbers.text(ctx, node, args)
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+_CHECKS = ("assert", "sym_constrain")
+
+
+def _only_checked(node: torch.fx.Node) -> bool:
+    """A check of sizes, or a condition that only such checks read: tracing has drawn its conclusions from it."""
+    name = target_name(node.target)
+    if node.meta.get("val") is None:
+        return any(c in name for c in _CHECKS)
+    return isinstance(node.meta["val"], torch.SymBool) and all(_only_checked(u) for u in node.users)
+
+
+def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
+    """The number in a tensor of one element: a size to the program if it is an integer, else a scalar of kernels."""
+    number = extern.call(ctx, node, (x,), {})
+    if not isinstance(number, HostNumber) or x.dtype == torch.bool:
+        return number
+    value = va.cast(x.at([0] * len(x.sizes)), torch.float64)
+    ctx.numbers[value] = number
+    return value
 
 
 def _real(a: Any) -> Value:
@@ -329,11 +383,28 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    cheap = (cost <= 1 and reads <= 1) or (reads == 0 and cost <= 8)
-    if (users > 1 and not cheap) or reads > 24 or cost > ctx.cfg.inline_limit:
+    if (users > 1 and not _is_cheap(ctx, t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
+
+
+AGAIN = 1  # float additions an element that cost less than reading it once more
+AGAIN_ON_GPU = 16
+
+
+def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
+    """Whether computing a value again costs its readers less than reading it: one load of its size, few operations.
+
+    What lacks a loop variable (a row's mean) is in a register or the cache.
+    """
+    loads = va.loads(t.value)
+    if not loads:
+        return cost <= 8
+    gpu = ctx.device.type == "cuda"
+    every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
+    few = cost <= AGAIN_ON_GPU if gpu else cost <= AGAIN and len(loads) <= 2
+    return few and sum(every <= set(ex.vars_of(i)) for _, i in loads) <= 1
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -357,6 +428,8 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
+        if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
+            continue
         total += _readers(user, None) if user.op == "call_function" and _is_view(user) else 1
     return total
 
@@ -373,6 +446,8 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
         return n
     held = ctx.env[n]
     ctx.graph_node = n
+    if isinstance(held, Value) and held in ctx.numbers:
+        return ctx.numbers[held]
     if isinstance(held, Value):
         raise Unsupported(n, "a result that is a float computed from sizes")
     if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
@@ -392,33 +467,20 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
 
 
 def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, ...]) -> View:
-    """A result written into a buffer of its own, with the strides that tracing saw (gaps included) if it can be."""
+    """A result written into a buffer of its own with the strides that tracing saw, which its readers count on.
+
+    With gaps and with points that share an element: these were one element when traced, so they are equal.
+    """
     fake = n.meta["val"]
     dense = ctx.strides_like(held.sizes, fake)
-    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)) or not _apart(
-        wanted, held.sizes
-    ):
+    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)):
         v = as_view(ctx.realize(held, fake, fresh=True), wanted)
         assert v is not None
-        if any(a != b and s != 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True)):
-            ctx.decision("layout", n.name, "strides differ", f"traced {wanted}, stored {v.strides}")
         return v
-    b = ctx.new_buffer(held.dtype, held.sizes, wanted)
-    ctx.store(b, held)
-    return View(b.name, b.sizes, b.strides)
-
-
-def _apart(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
-    """Whether no two points of a static layout share an element."""
-    live: list[tuple[int, int]] = []
-    for step, n in zip(strides, sizes, strict=True):
-        if n == 1:
-            continue
-        if not (isinstance(step, int) and isinstance(n, int)):
-            return False
-        live.append((step, n))
-    live.sort()
-    return all(a > 0 for a, _ in live) and all(a * n <= after for (a, n), (after, _) in itertools.pairwise(live))
+    once = tuple(1 if step == 0 else size for size, step in zip(held.sizes, wanted, strict=True))
+    b = ctx.new_buffer(held.dtype, once, wanted)
+    ctx.store(b, Tensor(once, held.dtype, held.at(points(once))))
+    return View(b.name, held.sizes, wanted)
 
 
 def _alias_root(n: torch.fx.Node) -> torch.fx.Node:

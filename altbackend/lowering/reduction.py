@@ -16,6 +16,7 @@ from ..ir.ops import compute_dtype
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx, memory_order
+from .one_hot import total
 from .pointwise import finish
 from .registry import NotHere, lowers
 from .tensor import Tensor, axes, expand, full, of_buffer, points
@@ -39,6 +40,9 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     if acc == torch.bool:
         op = {"max": "any", "min": "all"}.get(op, op)
     value = va.cast(x.value, acc)
+    varying = [k for k in dims if x.sizes[k] != 1]
+    if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
+        return Tensor(kept_sizes, out, va.cast(single, out))
     order = _loop_order(x, value)
     fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}

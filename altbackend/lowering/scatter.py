@@ -15,7 +15,9 @@ from ..ir.ops import compute_dtype
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
+from .gpu import scatter_refusal
 from .indexing import advanced, position
+from .one_hot import one_hot
 from .pointwise import finish
 from .registry import NotHere, lowers
 from .tensor import Tensor, axes, expand, of_buffer, points, with_dim
@@ -41,6 +43,8 @@ def scatter(
     val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     fake = val[0] if isinstance(val, (tuple, list)) else val  # a gradient by several arguments: the scattered is first
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
+    if why := scatter_refusal(ctx, mode, acc):
+        raise NotHere(why)
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
     index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
@@ -70,9 +74,18 @@ def _scatter_along(mode: str) -> Callable[..., Tensor]:
             return x
         x, indices = with_dim(x), with_dim(indices)
         dim %= len(x.sizes)
-        return scatter(ctx, x, mode, indices.sizes, _along(dim, indices, x), _source(src, indices, x))
+        where = _along(dim, indices, x)
+        if mode == "set" and indices.sizes == tuple(1 if k == dim else n for k, n in enumerate(x.sizes)):
+            filled = one_hot(x, dim, where[dim], _source(src, indices, x))
+            if filled is not None:
+                return finish(ctx, filled.sizes if _result_has_dims(ctx) else (), filled.dtype, filled.value)
+        return scatter(ctx, x, mode, indices.sizes, where, _source(src, indices, x))
 
     return lower
+
+
+def _result_has_dims(ctx: Ctx) -> bool:
+    return bool(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
 
 
 lowers("scatter.src", "scatter.value")(_scatter_along("set"))

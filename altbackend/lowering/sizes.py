@@ -32,13 +32,19 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index]) -> Index:
     raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
+def late_symbol(x: Any) -> str:
+    """The name of a size that only data decides (an unbacked symbol, and nothing but it), or ''."""
+    e = x.node.expr if isinstance(x, torch.SymInt) else None
+    return str(e) if e is not None and e.is_Symbol and symbol_is_type(e, SymT.UNBACKED_INT) else ""
+
+
 def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index]) -> Index:
     if e in memo:
         return memo[e]
     if e.is_Integer:
         return int(e)
     if e.is_Symbol:
-        if symbol_is_type(e, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+        if symbol_is_type(e, SymT.UNBACKED_FLOAT):
             raise Unsupported(f"size {e}", "it is known only once other results of the graph are")
         lo, hi = _range(e, shape_env)
         memo[e] = ex.sym(str(e), lo, hi)

@@ -11,6 +11,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import View
+from . import extern
 from . import scalar as s
 from .context import Ctx, memory_order
 from .registry import NotHere, lowers
@@ -302,7 +303,9 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
     """Only the form in which `src` covers all of `x`; the rest is a library call."""
-    fake = ctx.graph_node.args[0].meta["val"]  # type: ignore[union-attr]
+    node = ctx.graph_node
+    assert node is not None
+    fake = node.args[0].meta["val"]  # type: ignore[union-attr]
     strides, sizes = ctx.shape(stride), ctx.shape(size)
     order = memory_order(strides, sizes)
     dense = tuple(strides[k] for k in order if sizes[k] != 1) == ex.strides_for(
@@ -310,7 +313,10 @@ def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any,
     )
     whole = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
     if not (dense and whole and offset in (0, None) and fake.storage_offset() == 0):
-        raise NotHere("the source covers a part of the tensor only")
+        ctx.decision("lowering", node.name, "library call", "the source covers a part of the tensor only")
+        begin = 0 if offset is None else ex.sub(ctx.index(offset), ctx.index(fake.storage_offset()))
+        out: Tensor = extern.call(ctx, node, (x, src, size, stride, begin), {})
+        return out
     # position in memory -> coordinates of src, slowest first
     inner = ex.unflatten(ex.flatten(x.sizes, points(x.sizes)), tuple(sizes[k] for k in order))
     where: list[Index] = [0] * len(sizes)

@@ -27,11 +27,12 @@ _EXTRA = 2  # Triton's kernels end with two scratch pointers, null here
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code of one kernel named `kernel`, its shared memory in bytes, and warps a program."""
+    """Machine code of one kernel, its shared memory in bytes, warps a program, and the function's name."""
 
     code: bytes
     shared: int
     warps: int
+    name: str = "kernel"
 
 
 @functools.cache
@@ -73,7 +74,7 @@ def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
     driver = _driver()
     bind_context(torch.cuda.current_device())
     _check(driver.cuModuleLoadData(ctypes.byref(module), cubin.code), f"loading {name}")
-    _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"), f"loading {name}")
+    _check(driver.cuModuleGetFunction(ctypes.byref(function), module, cubin.name.encode()), f"loading {name}")
     if cubin.shared > _SHARED_LIMIT:
         _check(driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, cubin.shared), f"loading {name}")
     call, threads, shared = driver.cuLaunchKernel, 32 * cubin.warps, cubin.shared
@@ -145,7 +146,7 @@ def aligned(t: torch.Tensor) -> torch.Tensor:
 
 
 def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[Any]], Any]:
-    """`call` with `device` current, as allocation and launches need it."""
+    """`call` with `device` current, as allocation and launches need it; `check` is what to do before a replay of it."""
     current, guard = torch._C._cuda_getDevice, torch.cuda.device(device)
 
     def run(args: list[Any]) -> Any:
@@ -156,6 +157,7 @@ def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[A
             bind_context(device)
             return call(args)
 
+    run.check = getattr(call, "check", None)  # type: ignore[attr-defined]
     return run
 
 

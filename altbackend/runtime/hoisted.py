@@ -25,7 +25,8 @@ class Hoisted:
 
     A parameter counts as changed when its storage address or its version counter differs. Inference tensors
     have no counter: with one among them the prologue runs at every call. Writes through `.data` change neither;
-    `refresh_all()` (public as `altbackend.refresh`) drops the results of every compiled graph.
+    `refresh_all()` (public as `altbackend.refresh`) drops the results of every compiled graph. `in_place`: new results
+    take the storage of the old ones, whose addresses a CUDA graph holds.
     """
 
     _boxed_call = True
@@ -36,8 +37,11 @@ class Hoisted:
         prologue: Callable[..., Sequence[Any]],
         kept: tuple[int, ...],
         watched: tuple[int, ...],
+        in_place: bool = False,
     ) -> None:
         self.main, self.prologue, self.kept, self.watched = main, prologue, kept, watched
+        self.in_place = in_place
+        self.stored: Sequence[Any] = ()
         self.state: tuple[Any, Sequence[Any]] = (None, ())
         _alive.add(self)
 
@@ -55,8 +59,23 @@ class Hoisted:
         if key is None or held != key:
             with torch.no_grad():
                 folded = self.prologue(*sources)
+                if self.in_place:
+                    folded = self.stored = _in_place(self.stored, folded, sources)
             self.state = (key, folded)
         inner = [args[k] for k in self.kept]
         args.clear()
         inner += folded
         return self.main(inner)
+
+
+def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """`new`, moved into the storage of `old` where that is no parameter's own and has the same geometry."""
+    shared = {t.untyped_storage().data_ptr() for t in sources}
+
+    def stays(a: torch.Tensor, b: torch.Tensor) -> bool:
+        apart = not {a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()} & shared
+        return apart and (a.size(), a.stride(), a.dtype) == (b.size(), b.stride(), b.dtype)
+
+    if len(old) != len(new):
+        return new
+    return [a.copy_(b) if stays(a, b) else b for a, b in zip(old, new, strict=True)]

@@ -1,4 +1,4 @@
-"""Library calls that ATen's own form would get wrong on windows of a shared arena."""
+"""Library calls that ATen has no single operator for, or whose form would be wrong on windows of a shared arena."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ def as_strided_scatter(
     x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor:
     """torch.as_strided_scatter with `offset` counted from the first element of `x`, not of its storage."""
-    out = x.clone()
-    out.as_strided(size, stride, out.storage_offset() + (offset or 0)).copy_(src)
+    shapes: list[tuple[Sequence[int], Sequence[int]]] = [(x.shape, x.stride()), (size, stride)]
+    mine, window = (0 if 0 in n else 1 + sum((k - 1) * s for k, s in zip(n, t, strict=True)) for n, t in shapes)
+    held = x.new_empty(max(mine, window + (offset or 0)))
+    out = held.as_strided(x.shape, x.stride())
+    out.copy_(x)
+    held.as_strided(size, stride, offset or 0).copy_(src)
     return out
+
+
+def strided_copy(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The elements of `x` in new storage with other strides."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

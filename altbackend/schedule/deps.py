@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.loops import Extern, Pointwise, Program, View, reads, writes
+from ..ir.loops import Extern, Pointwise, Program, View, reads, symbols_of, writes
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ def analyse(p: Program) -> Deps:
     readers: dict[str, list[int]] = {}
     before: list[frozenset[int]] = []
     alias: dict[str, tuple[str, ...]] = {}
+    defined: dict[str, int] = {}
     last_effect = -1
     for k, node in enumerate(p.nodes):
-        edges: set[int] = set()
+        edges = {defined[s] for s in symbols_of(p, node) if s in defined} if defined else set()
         read = [r for name in reads(node) for r in (name, *alias.get(name, ()))]
         for name in read:
             edges.update(writers.get(name, ()))
@@ -41,6 +42,7 @@ def analyse(p: Program) -> Deps:
             edges.update(readers.get(name, ()))
             writers.setdefault(name, []).append(k)
         if isinstance(node, Extern):
+            defined.update(dict.fromkeys(node.defines, k))
             for out in node.outs:
                 if out and node.aliases:
                     alias[out] = tuple(dict.fromkeys(b for a in node.aliases for b in (a, *alias.get(a, ()))))

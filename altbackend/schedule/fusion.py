@@ -8,7 +8,7 @@ Every refusal is recorded with its reason.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..config import Config
@@ -66,6 +66,17 @@ def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision
     if target.registers and cfg.fuse:
         groups = _merge(p, deps, cfg, target, decision, groups)
     return order(groups)
+
+
+def apart(p: Program, members: Sequence[int], target: Target) -> list[Group]:
+    """The nodes of one kernel as kernels of their own, in order."""
+    groups = []
+    for k in members:
+        g = _open(k, k, p.nodes[k], target)
+        g.reads.update(reads(p.nodes[k]))
+        g.writes.update(writes(p.nodes[k]))
+        groups.append(g)
+    return groups
 
 
 def totals_over_rows(p: Program, cfg: Config, target: Target) -> frozenset[str]:
@@ -306,7 +317,8 @@ def _edge(
     if same_point(writer, reader):
         return None
     if target.registers:
-        return registers.read_back(writer, reader, b, target) or row_local(writer, reader, b, index)
+        here = same_point_load(writer, reader, b)
+        return registers.read_back(writer, reader, b, here, target) or row_local(writer, reader, b, index)
     if rows == 1 and writer.kind != "inner" and points(writer) >= alone:
         return No(f"{b} is read at other points than it is written: fused, all of it would run on one {target.one}")
     return row_local(writer, reader, b, index)
@@ -420,22 +432,26 @@ def _check_size(p: Program, placed: list[Placed], rows: Index) -> No | None:
 
 
 def order(groups: list[Group]) -> list[Group]:
-    """Topological order, earliest last member first."""
+    """Topological order: a kernel runs at the place of its first member, or as soon as what it needs is done.
+
+    Later, and what it reads lives longer; earlier, and what it writes does.
+    """
     by_number = {g.number: g for g in groups}
     waiting = {g.number: set(g.needs) for g in groups}
     users: dict[int, list[int]] = {}
     for g in groups:
         for n in g.needs:
             users.setdefault(n, []).append(g.number)
-    ready = [(max(by_number[n].members), n) for n, w in waiting.items() if not w]
+    place = {g.number: min(g.members) for g in groups}
+    ready = [(place[n], place[n], n) for n, w in waiting.items() if not w]
     heapq.heapify(ready)
     out = []
     while ready:
-        _, n = heapq.heappop(ready)
+        when, _, n = heapq.heappop(ready)
         out.append(by_number[n])
         for u in users.get(n, ()):
             waiting[u].discard(n)
             if not waiting[u]:
-                heapq.heappush(ready, (max(by_number[u].members), u))
+                heapq.heappush(ready, (max(when, place[u]), place[u], u))
     assert len(out) == len(groups), "the kernels depend on each other in a circle"
     return out

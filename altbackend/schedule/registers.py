@@ -43,9 +43,12 @@ def openings(ways: list[Placed]) -> list[Placed]:
     return [q for q in ways if q.kind != "outer"]
 
 
-def read_back(writer: Placed, reader: Placed, b: str, target: Target) -> No | None:
-    """None where the reader's program holds the value; the caller has excluded reads of just the same point."""
-    if writer.kind == "scan" and writer.sizes == reader.sizes and not is_long(inner_points(writer), target):
+def read_back(writer: Placed, reader: Placed, b: str, here: bool, target: Target) -> No | None:
+    """None where the reader's program holds the value; the caller has excluded plain points read at the same point.
+
+    `here`: every read is at just the point that was written.
+    """
+    if writer.kind == "scan" and here and writer.sizes == reader.sizes and not is_long(inner_points(writer), target):
         return None
     if writer.kind in ("point", "inner") and kept_points(writer) == 1:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Preset = Literal["tiny", "cpu", "gpu"]
+Preset = Literal["tiny", "cpu", "gpu", "serve"]
 Mode = Literal["inference", "training", "step"]
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 

@@ -10,9 +10,14 @@ from torch.nn import functional as F
 from benchmarks.cases.case import Built, Case, Preset
 from benchmarks.cases.optimizers import OPTIMIZER_CASES
 
-ROWS_COLUMNS: dict[Preset, tuple[int, int]] = {"tiny": (24, 40), "cpu": (2048, 768), "gpu": (16384, 4096)}
-SQUARE: dict[Preset, int] = {"tiny": 24, "cpu": 1024, "gpu": 8192}
-VOCABULARY: dict[Preset, int] = {"tiny": 50, "cpu": 30522, "gpu": 30522}
+ROWS_COLUMNS: dict[Preset, tuple[int, int]] = {
+    "tiny": (24, 40),
+    "cpu": (2048, 768),
+    "gpu": (16384, 4096),
+    "serve": (16, 4096),
+}
+SQUARE: dict[Preset, int] = {"tiny": 24, "cpu": 1024, "gpu": 8192, "serve": 512}
+VOCABULARY: dict[Preset, int] = {"tiny": 50, "cpu": 30522, "gpu": 30522, "serve": 30522}
 Shape = Callable[[Preset], tuple[int, ...]]
 
 

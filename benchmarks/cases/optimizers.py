@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.cases.case import Built, Case, Preset
 
 # (number of parameters, side of each square parameter)
-PARAMETERS: dict[Preset, tuple[int, int]] = {"tiny": (4, 6), "cpu": (100, 64), "gpu": (300, 256)}
+PARAMETERS: dict[Preset, tuple[int, int]] = {"tiny": (4, 6), "cpu": (100, 64), "gpu": (300, 256), "serve": (100, 64)}
 
 
 class OptimizerStep(nn.Module):

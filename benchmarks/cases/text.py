@@ -34,21 +34,25 @@ BERT: dict[Preset, TextSize] = {
     "tiny": tiny(),
     "cpu": TextSize(1, 128, 4, 768, 12, 3072, 30522, head=False),
     "gpu": TextSize(16, 512, 12, 768, 12, 3072, 30522, head=True),
+    "serve": TextSize(1, 128, 12, 768, 12, 3072, 30522, head=True),
 }
 GPT2: dict[Preset, TextSize] = {
     "tiny": tiny(),
     "cpu": TextSize(1, 128, 4, 768, 12, 3072, 50257, head=False),
     "gpu": TextSize(8, 1024, 12, 768, 12, 3072, 50257, head=True),
+    "serve": TextSize(1, 128, 12, 768, 12, 3072, 50257, head=True),
 }
 LLAMA: dict[Preset, TextSize] = {
     "tiny": tiny(),
     "cpu": TextSize(1, 128, 2, 1024, 16, 2816, 32000, head=False),
     "gpu": TextSize(4, 1024, 8, 1024, 16, 2816, 32000, head=True),
+    "serve": TextSize(1, 128, 8, 1024, 16, 2816, 32000, head=True),
 }
 T5: dict[Preset, TextSize] = {
     "tiny": tiny(),
     "cpu": TextSize(1, 128, 6, 512, 8, 2048, 32128, head=False),
     "gpu": TextSize(8, 512, 6, 512, 8, 2048, 32128, head=True),
+    "serve": TextSize(1, 128, 6, 512, 8, 2048, 32128, head=True),
 }
 
 

@@ -29,6 +29,7 @@ def _sizes(model: str, gpu_batch: int, tiny: ImageSize, **options: Any) -> dict[
         "tiny": ImageSize(tiny.model, tiny.batch, tiny.pixels, {**options, **tiny.options}),
         "cpu": ImageSize(model, 1, options=options),
         "gpu": ImageSize(model, gpu_batch, options=options),
+        "serve": ImageSize(model, 1, options=options),
     }
 
 

@@ -143,6 +143,13 @@ def test_descriptors(sizes: tuple[int, int, int], left: bool, right: bool, persi
     assert source.count("make_tensor_descriptor") == 2
 
 
+def test_the_host_program_gives_each_program_its_scratch() -> None:
+    torch.manual_seed(0)
+    inputs = [r(64, 48).bfloat16(), r(48, 32).bfloat16()]
+    for tiles in (SMALL, replace(SMALL, descriptors=True, persistent=True)):
+        check(lambda x, w: (x @ w).relu(), inputs, tiles, host=True)
+
+
 def residual(x: T, w: T, b: T, y: T) -> T:
     return F.gelu(F.linear(x, w, b)) + y
 

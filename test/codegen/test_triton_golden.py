@@ -197,7 +197,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     r0 = tl.arange(0, RBLOCK)[None, :]
     r0mask = r0 < 264
-    # totals of all programs
+    # totals_of_programs
     t0 = tl.load(in0 + (r0 * 64 + x), mask=r0mask, other=0.0)
     t1 = tl.where(r0mask, t0, 0.0)
     total0 = tl.sum(t1, 1, keep_dims=True)
@@ -227,7 +227,7 @@ def kernel(in0, sum0_parts, XBLOCK: tl.constexpr):
 def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     r0 = tl.arange(0, RBLOCK)
-    # totals of all programs
+    # totals_of_programs
     t0 = tl.load(in0 + r0)
     total0 = tl.sum(t0, 0, keep_dims=False)
     tl.store(out0, total0)

@@ -223,3 +223,42 @@ def test_channels_last_and_other_output_strides() -> None:
 def test_output_strides_of_odd_inputs() -> None:
     a, b, c = torch.randn(4, 6).t(), torch.randn(1, 6).expand(4, 6), torch.randn(4, 12)[:, ::2]
     check(lambda a, b, c: [a + 1, b * 2, c - 1, a.t() + b, b + c, c.t() * a, (a * 2).t(), a.exp().sum(0)], a, b, c)
+
+
+T = torch.Tensor
+
+
+def expanded(x: T) -> tuple[T, ...]:
+    y = (x + 1)[:, None].expand(3, 4)
+    return y, y * 2, x.expand(4, 3)
+
+
+def overlapping(x: T) -> tuple[T, ...]:
+    return x.sin().unfold(0, 2, 1), x.unfold(0, 2, 1)
+
+
+@pytest.mark.parametrize("fn", [expanded, overlapping], ids=lambda f: f.__name__)
+def test_results_whose_points_share_elements_keep_their_strides(fn: Callable[..., Any]) -> None:
+    check(fn, torch.randn(3))
+
+
+def test_a_saved_overlapping_window_is_read_back_right() -> None:
+    """The gradient of the factor reads the windows, which the forward saved with their overlapping strides."""
+    check_gradients(lambda x, w: x.sin().unfold(0, 4, 2) * w, torch.randn(20), torch.randn(4))
+
+
+def doubled(x: T, z: T) -> tuple[T, ...]:
+    z.mul_(2)
+    return z.real + x, z.transpose(0, 1)
+
+
+def passed_on(x: T, z: T) -> tuple[T, ...]:
+    return z, z.t().contiguous(), x + 1, z[0:0]
+
+
+@pytest.mark.parametrize("fn", [doubled, passed_on], ids=lambda f: f.__name__)
+def test_complex_tensors_beside_kernels(fn: Callable[..., Any]) -> None:
+    x, z = torch.randn(4, 4), torch.randn(4, 4, dtype=torch.complex64)
+    other = z.clone()
+    torch.testing.assert_close(compiled(fn)(x, z), fn(x, other))
+    torch.testing.assert_close(z, other)

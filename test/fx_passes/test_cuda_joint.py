@@ -12,7 +12,7 @@ from altbackend import backend
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.errors import FallbackWarning
-from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul
+from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul, statistics
 from altbackend.ir.loops import Extern, writes
 from altbackend.lowering.graph import lower_graph
 from test.fx_passes.test_cuda_inference import T, targets, traced
@@ -79,14 +79,14 @@ def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.
             n.meta.clear()
         raise ValueError("broken pass")
 
-    monkeypatch.setattr(pad_matmul, "run_joint", broken)
+    monkeypatch.setattr(statistics, "expose", broken)
     gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
     with pytest.raises(ValueError, match="broken pass"):
-        backend._choose_layouts(gm, resolve(options={"strict": True}), Trace("joint", resolve()))
+        backend._joint_passes(gm, resolve(options={"strict": True}), Trace("joint", resolve()))
     gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
     held = [dict(n.meta) for n in gm.graph.nodes]
     with pytest.warns(FallbackWarning, match="broken pass"):
-        backend._choose_layouts(gm, resolve(), Trace("joint", resolve()))
+        backend._joint_passes(gm, resolve(), Trace("joint", resolve()))
     assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in held]
     x = torch.randn(4)
     torch.testing.assert_close(gm(x)[1], x.cos())

@@ -1,0 +1,74 @@
+"""Finds sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
+
+The running sum is rescaled whenever a block of the row raises the maximum (Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018), so that the row is read once and not twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import value as va
+from ..ir.loops import Reduction
+from ..ir.value import Value
+from ..schedule.kernel import Stage
+from ..schedule.place import Placed
+
+
+@dataclass(frozen=True)
+class Online:
+    """`top` is the maximum of its value, `sums` sums of exp(value - maximum). `passed`: points between them."""
+
+    top: Placed
+    sums: tuple[Placed, ...]
+    passed: tuple[Placed, ...]
+
+
+def plan(stages: Sequence[Stage], long: Sequence[Stage], stored: frozenset[str]) -> list[Stage | Online]:
+    """The stages, with neighbours of `long` as one where the second needs of the first only a running maximum."""
+    out: list[Stage | Online] = []
+    for s in stages:
+        before = out[-1] if out else None
+        pair = _pair(before, s, stored) if isinstance(before, Stage) and before in long and s in long else None
+        if pair is None:
+            out.append(s)
+        else:
+            out[-1] = pair
+    return out
+
+
+def _pair(a: Stage, b: Stage, stored: frozenset[str]) -> Online | None:
+    points = [q for q in (*a.members, *b.members) if q.kind == "point"]
+    tops, sums = ([q for q in s.members if q.kind != "point"] for s in (a, b))
+    if a.inner != b.inner or len(tops) != 1 or not sums or any(q.node.out in stored for q in points):
+        return None
+    (top,) = tops
+    held = {q.node.out: q for q in points}
+    value = inlined(top.value, held)
+    if not _is(top, "max") or not all(_is(q, "sum") and _scaled(q, top, value, held) for q in sums):
+        return None
+    return Online(top, tuple(sums), tuple(points))
+
+
+def _is(q: Placed, op: str) -> bool:
+    return isinstance(q.node, Reduction) and q.kind == "inner" and q.node.op == op and q.value.dtype.is_floating_point
+
+
+def _scaled(q: Placed, top: Placed, value: Value, held: dict[str, Placed]) -> bool:
+    """Whether `q` sums exp(value - maximum)."""
+    v = inlined(q.value, held)
+    if v.op != "exp" or v.args[0].op != "sub":
+        return False
+    left, right = v.args[0].args
+    return left is value and right.op == "load" and right.attr == (top.node.out, top.index)
+
+
+def inlined(v: Value, held: dict[str, Placed]) -> Value:
+    """`v` with loads of what points of the same loops compute replaced by their values."""
+
+    def on_load(x: Value) -> Value | None:
+        name, index = x.attr
+        return inlined(held[name].value, held) if name in held and held[name].index is index else None
+
+    return va.rewrite(v, on_load=on_load)

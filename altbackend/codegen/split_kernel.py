@@ -1,0 +1,33 @@
+"""A fused kernel that tiles cannot express becomes one kernel for each of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import Unsupported
+from ..ir.loops import Program
+from ..schedule import fusion, kernel
+from ..schedule.deps import Deps
+from ..schedule.kernel import Kernel
+from ..schedule.target import Target
+from . import triton
+from .triton import TritonKernel
+
+Emitted = tuple[Kernel, TritonKernel, tuple[str, ...]]
+
+
+def emit(
+    p: Program, deps: Deps, k: Kernel, target: Target, decision: Callable[[str, str, str, str], None]
+) -> list[Emitted]:
+    """The Triton kernels of a scheduled kernel in the order of their launches, with the buffers that they take.
+
+    Raises Unsupported where a single node has no kernel.
+    """
+    try:
+        return [(k, *triton.emit(p, k, target))]
+    except Unsupported as why:
+        if len(k.members) < 2 or k.matmul is not None:
+            raise
+        decision("kernel", ", ".join(p.nodes[n].out for n in k.members), "one kernel per node", str(why))  # type: ignore[union-attr]
+    parts = [kernel.build(p, deps, g, target) for g in fusion.apart(p, k.members, target)]
+    return [(part, *triton.emit(p, part, target)) for part in parts]

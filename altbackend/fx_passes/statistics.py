@@ -1,0 +1,91 @@
+"""Normalisations of a joint graph as their statistics and a pointwise rest.
+
+The statistics are small. Once they are values of their own, the partitioner can keep them and have the backward make
+the results again, pointwise and fused into what reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, is_call, val
+
+
+def expose(gm: GraphModule) -> int:
+    """Rewrite log-softmaxes and batch normalisations in training; gives how many."""
+    found = 0
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten._log_softmax.default):
+            found += _log_softmax(gm, n)
+        elif is_call(n, aten._native_batch_norm_legit_functional.default) and n.args[5] is True:
+            found += _batch_norm(gm, n)
+    return found
+
+
+class _At:
+    """Makes calls after a node, in turn, which take over its user's line."""
+
+    def __init__(self, gm: GraphModule, after: Node) -> None:
+        self.gm, self.before = gm, after.next
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return insert(self.gm.graph, self.before, target, args, kwargs)
+
+    def cast(self, n: Node, dtype: torch.dtype) -> Node:
+        return n if val(n).dtype == dtype else self.call(aten._to_copy.default, n, dtype=dtype)
+
+
+def _log_softmax(gm: GraphModule, n: Node) -> bool:
+    # (x - max) - log sum exp(x - max)
+    x, dim, _ = n.args
+    out = val(n)
+    assert isinstance(x, Node)
+    if not out.dtype.is_floating_point or out.numel() == 0 or out.dim() == 0:
+        return False
+    at = _At(gm, n)
+    wide = at.cast(x, torch.float64 if out.dtype == torch.float64 else torch.float32)
+    shifted = at.call(aten.sub.Tensor, wide, at.call(aten.amax.default, wide, [dim], True))
+    total = at.call(aten.sum.dim_IntList, at.call(aten.exp.default, shifted), [dim], True)
+    made = at.cast(at.call(aten.sub.Tensor, shifted, at.call(aten.log.default, total)), out.dtype)
+    return _take_over(n, made)
+
+
+def _batch_norm(gm: GraphModule, n: Node) -> bool:
+    # (x - mean) / std * weight + bias
+    x, weight, bias = n.args[:3]
+    results = {u.args[1]: u for u in n.users if u.target is operator.getitem}
+    out, mean, _ = val(n)[:3]
+    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    if 0 not in results or mean.dtype != wide or out.dim() < 2:
+        return False
+    assert isinstance(x, Node)
+    for k in (1, 2):
+        if k not in results:
+            with gm.graph.inserting_after(n):
+                results[k] = gm.graph.call_function(operator.getitem, (n, k))
+            results[k].meta["val"] = val(n)[k]
+    at = _At(gm, max(results.values(), key=list(gm.graph.nodes).index))
+    shape = [1, -1] + [1] * (out.dim() - 2)
+
+    def channels(v: Node) -> Node:
+        return at.call(aten.view.default, at.cast(v, wide), shape)
+
+    made = at.call(aten.sub.Tensor, at.cast(x, wide), channels(results[1]))
+    made = at.call(aten.mul.Tensor, made, channels(results[2]))
+    if isinstance(weight, Node):
+        made = at.call(aten.mul.Tensor, made, channels(weight))
+    if isinstance(bias, Node):
+        made = at.call(aten.add.Tensor, made, channels(bias))
+    return _take_over(results[0], at.cast(made, out.dtype))
+
+
+def _take_over(old: Node, new: Node) -> bool:
+    """Give the users of `old` the node `new`, which has its dtype and shape."""
+    if val(new).stride() != val(old).stride():
+        return False
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    return True

@@ -1,0 +1,54 @@
+"""What kernels of a GPU cannot compute: such an operator becomes a library call, not the whole graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ir import expr as ex
+from ..ir.ops import ATOMIC, OPS, triton_spelling
+from ..ir.value import Value
+from .context import Ctx
+from .registry import NotHere
+from .tensor import Tensor
+
+
+def expressible(ctx: Ctx, result: Any) -> Any:
+    """`result` of a lowering. Raises NotHere if it computes what has no spelling in Triton."""
+    if ctx.gpu:
+        for t in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(t, Tensor):
+                _check(ctx, t.value)
+    return result
+
+
+def _check(ctx: Ctx, root: Value) -> None:
+    stack = [root]
+    while stack:
+        v = stack.pop()
+        if v in ctx.expressible:
+            continue
+        if v.op in OPS and (kind := unspelled(v)):
+            raise NotHere(f"{v.op} of {kind} has no form in Triton")
+        ctx.expressible.add(v)
+        stack.extend(v.args)
+        index = v.attr[1] if v.op == "load" else v.attr if v.op in ("index", "wrap_index") else 0
+        stack.extend(ex.lookups(index))
+
+
+def unspelled(v: Value) -> str:
+    """The dtype for which Triton lacks the operator of `v`, or ''."""
+    kind = v.args[0].dtype if v.op != "where" else v.dtype
+    return "" if triton_spelling(v.op, kind) else str(kind).removeprefix("torch.")
+
+
+def scatter_refusal(ctx: Ctx, mode: str, dtype: torch.dtype) -> str:
+    """Why a scatter has no kernel on a GPU, or ''."""
+    if not ctx.gpu or mode == "set":
+        return ""
+    if dtype not in ATOMIC.get(mode, ()):
+        return f"no atomic {mode} of {str(dtype).removeprefix('torch.')}"
+    if ctx.cfg.deterministic and dtype.is_floating_point:
+        return "atomic additions come in an order that varies from run to run"
+    return ""

@@ -1,0 +1,85 @@
+"""The joint graph of a training step, split into forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import compat
+from . import cost
+from .choose import Chooser, tagged
+from .halves import classify, is_tangent
+from .reorder import demand_order
+
+Decision = Callable[[str, str, str, str], None]
+Split = tuple[GraphModule, GraphModule]
+_EFFECTS = ("copy_", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
+
+
+def split(
+    joint: GraphModule, num_fwd_outputs: int, static: Sequence[int] | None, decision: Decision = lambda *a: None
+) -> Split:
+    """(forward, backward) of a functional joint graph; the forward's further results are what the backward takes.
+
+    `static`: positions of inputs that outlive the step. The joint graph loses what nobody reads and what it has twice.
+    Raises Unbounded where the backward needs what can be neither saved nor computed again.
+    """
+    joint.graph.eliminate_dead_code()
+    joint.graph = compat.without_repeats(joint.graph)
+    halves = classify(joint, num_fwd_outputs)
+    inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
+    keep = frozenset(inputs[k] for k in static or () if k < len(inputs))
+    choice = Chooser(halves, keep).choose()
+    for n, (size, reason) in choice.saved.items():
+        decision("partition", n.name, "saved", f"{size} bytes: {reason}")
+    numbers = [n for n in choice.saved if isinstance(n.meta.get("val"), torch.SymInt)]
+    tensors = [n for n in choice.saved if not isinstance(n.meta.get("val"), torch.SymInt)]
+    forward, backward = compat.extract_halves(joint, tensors, numbers, num_fwd_outputs)
+    demand_order(backward)
+    return forward, backward
+
+
+def left_to_torch(joint: GraphModule) -> str:
+    """Why torch's own partitioner has to split a graph, "" where `split` can."""
+    for n in joint.graph.nodes:
+        if n.op == "placeholder":
+            if any(part in str(n.target) for part in ("seed", "offset", "rng", "bwd_base", "fwd_base")):
+                return f"{n.name} is a state of random numbers"
+            if not isinstance(n.meta.get("val"), (torch.Tensor, torch.SymInt, int, float, bool, type(None))):
+                return f"{n.name} is no tensor"
+        elif n.op == "get_attr" and not isinstance(n.meta.get("val"), torch.Tensor) and n.users:
+            return f"{n.name} is no tensor"
+        elif n.op == "call_function" and (reason := _foreign(n)):
+            return reason
+    return compat.partition_settings()
+
+
+def _foreign(n: Node) -> str:
+    if isinstance(n.target, torch._ops.HigherOrderOperator):
+        return f"{n.name} holds a graph of its own or an effect"
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return ""
+    if cost.is_random(n) and n.meta.get("recompute") is not None and tagged(n) is not None:
+        return f"{n.name} draws random numbers in a checkpointed region"
+    if n.target.namespace == "_c10d_functional":
+        return f"{n.name} communicates"
+    if n.target._schema.is_mutable and cost.name_of(n) not in _EFFECTS:
+        return f"{n.name} writes to its arguments"
+    if n.meta.get("partitioner_tag") == "must_be_in_backward":
+        return f"{n.name} is bound to the backward"
+    return f"{n.name} has a memory budget" if "memory_budget" in n.meta else ""
+
+
+__all__ = ["left_to_torch", "split"]
+
+
+def saved_bytes(forward: GraphModule, num_fwd_outputs: int) -> int:
+    """Bytes that a forward keeps for its backward beyond its inputs and results, each storage once."""
+    halves = classify(forward, num_fwd_outputs)
+    results: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    alive = {halves.storage[n] for n in results[:num_fwd_outputs] if isinstance(n, Node)}
+    kept = {halves.storage[n] for n in results[num_fwd_outputs:] if isinstance(n, Node)} - alive
+    return sum(cost.nbytes(n) for n in kept if n.op != "placeholder")

@@ -1,0 +1,124 @@
+"""Runs the host program of a GPU without one: its buffers are CPU tensors, its launches Triton's interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from altbackend import compat, pipeline
+from altbackend.codegen import host_cuda
+from altbackend.codegen.triton import TritonKernel
+from altbackend.ir.loops import Extern
+from altbackend.runtime import cuda as runtime
+from test.graphs import Scheduled
+
+Launch = Callable[[TritonKernel, list[torch.Tensor], list[int], int], None]
+
+
+@dataclass
+class Memory:
+    """Storage by address: what a pointer in the tables of the host program means."""
+
+    at: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def hold(self, t: torch.Tensor) -> torch.Tensor:
+        if t.numel():
+            self.at[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        return t
+
+    def find(self, place: int, dtype: torch.dtype) -> torch.Tensor:
+        """All that is behind a pointer, as one flat tensor; empty where nothing is."""
+        address = ctypes.c_void_p.from_address(place).value or 0
+        for begin, storage in self.at.items():
+            if begin <= address < begin + storage.nbytes():
+                room = (begin + storage.nbytes() - address) // dtype.itemsize
+                return torch.empty(0, dtype=dtype).set_(storage, (address - begin) // dtype.itemsize, (room,), (1,))  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype)
+
+
+class Flag:
+    """An error flag whose number is looked at when the call ends."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.flag = torch.zeros(1, dtype=torch.int32)
+
+    def data_ptr(self) -> int:
+        return self.flag.data_ptr()
+
+    def check(self) -> None:
+        if self.flag.item():
+            self.flag.zero_()
+            raise IndexError("index out of range")
+
+
+def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Callable[[list[Any]], Any]]:
+    """The text of the host program of a scheduled graph, and its call; errors of indices are raised by the call."""
+    device = torch.device("cuda", 0)
+    p = replace(s.program, buffers={n: replace(b, device=device) for n, b in s.program.buffers.items()})
+    found: list[host_cuda.Step] = []
+    for n, step in enumerate(steps):
+        if isinstance(step, Extern):
+            found.append(step)
+        else:
+            p, more = host_cuda.launches(p, *step, (), n)
+            found += more
+    printed = host_cuda.build(p, s.deps, found)
+    memory, flags = Memory(), []
+
+    def flag(lines: Sequence[str]) -> Flag:
+        flags.append(Flag(lines))
+        memory.hold(flags[-1].flag)
+        return flags[-1]
+
+    def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        t = torch.empty_strided(sizes, strides, dtype=dtype)
+        # what no kernel writes must not look right by chance
+        return memory.hold(t.fill_(float("nan") if dtype.is_floating_point else 77))
+
+    names: dict[str, Any] = {
+        "ErrorFlag": flag,
+        "empty_cuda": empty,
+        "aligned": lambda t, real=runtime.aligned: memory.hold(real(t)),
+        "expect": lambda *a, real=runtime.expect: memory.hold(real(*a)),
+        "on_device": lambda call, device: call,
+        "stream": lambda device: None,
+    }
+    constants = pipeline.callables(found, s.constants)
+    with patch.multiple(runtime, **names), compat.real_tensors():
+        kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
+        call = pipeline.load(printed.python, kernels, constants)
+        for c in constants.values():
+            if isinstance(c, torch.Tensor):
+                memory.hold(c)
+
+    fixed = dict(memory.at)
+
+    def run(args: list[Any]) -> Any:
+        memory.at = dict(fixed)
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.layout == torch.strided:
+                memory.hold(a)
+        out = call(args)
+        for f in flags:
+            f.check()
+        return out
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return printed.python, run
+
+
+def _launcher(k: TritonKernel, memory: Memory, launch: Launch) -> Callable[..., None]:
+    dtypes = [q.dtype for q in k.params] + [w.dtype for w in k.workspace] + [torch.int32] * k.checks
+
+    def run(programs: int, stream: Any, places: Any) -> None:
+        pointers = [memory.find(places[n], d) for n, d in enumerate(dtypes)]
+        symbols = [ctypes.c_int64.from_address(places[len(dtypes) + n]).value for n in range(len(k.symbols))]
+        if programs:
+            launch(k, pointers, symbols, programs)
+
+    return run
