@@ -83,6 +83,22 @@ def cuda_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def allows_tf32() -> bool:
+    """Whether float32 matmuls on a GPU may round their operands to TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def cuda_shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    held = torch.cuda.get_device_properties(device)
+    return int(getattr(held, "shared_memory_per_block_optin", 99 << 10))  # the least since compute capability 8.0
+
+
+def cuda_name(device: torch.device) -> str:
+    """The product name of a GPU."""
+    return torch.cuda.get_device_name(device)
+
+
 def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Makes `device` the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)

@@ -116,6 +116,14 @@ class Config:
         16, "most CUDA graphs of one compiled graph; a call of further sizes runs without", "runtime", low=0
     )
     max_autotune: bool = _option(False, "measure candidate kernels and keep the fastest; no effect on a CPU", "code")
+    matmul_templates: str = _option(
+        "auto",
+        "matrix products and the pointwise work on their results as one kernel of ours: `auto` where measurement "
+        "(max_autotune) says that it is faster, `on` wherever it is possible; `off` leaves products to the library; "
+        "no effect on a CPU",
+        "code",
+        choices=("auto", "off", "on"),
+    )
     # folders and debugging
     cache_dir: str = _option("", "folder of compiled code; empty means the user's cache folder", "runtime")
     log: int = _option(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import compat, fx_passes
+from .autotune import products
 from .codegen import emit, host, host_cuda, replay, split_kernel
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
@@ -24,7 +25,7 @@ from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
 from .schedule import deps as dependencies
-from .schedule import fusion, kernel, split
+from .schedule import epilogue, fusion, kernel, split
 from .schedule import target as targets
 from .schedule.deps import Deps
 
@@ -69,6 +70,8 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         program = check(split.split_reductions(program, target, whole), cfg)
         edges = dependencies.analyse(program)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
+        if cuda and (choose := products.chooser(cfg, target, program)) is not None:
+            groups = epilogue.attach(program, edges, groups, trace.decision, choose)
         kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)

@@ -18,7 +18,7 @@ from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import fusion, kernel, split
+from altbackend.schedule import epilogue, fusion, kernel, split
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.fusion import Group
 from altbackend.schedule.target import Target, cpu
@@ -91,8 +91,13 @@ class Scheduled:
         return len(self.steps) - self.kernels
 
 
-def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, target: Target | None = None) -> Scheduled:
-    """The middle of the pipeline: lower, verify, fuse, place."""
+def schedule(
+    gm: torch.fx.GraphModule,
+    cfg: Config | None = None,
+    target: Target | None = None,
+    choose: epilogue.Choose | None = None,
+) -> Scheduled:
+    """The middle of the pipeline: lower, verify, fuse, place. `choose`: tiles for matrix products with epilogues."""
     cfg, target = cfg or resolve(), target or cpu(2)
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
@@ -102,5 +107,7 @@ def schedule(gm: torch.fx.GraphModule, cfg: Config | None = None, target: Target
         program = verify(split.split_reductions(program, target, fusion.totals_over_rows(program, cfg, target)))
     deps = dependencies.analyse(program)
     groups = fusion.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
+    if choose is not None:
+        groups = epilogue.attach(program, deps, groups, lambda *a: decisions.append(a), choose)
     steps = [g.extern or kernel.build(program, deps, g, target) for g in groups]
     return Scheduled(program, deps, groups, steps, decisions, constants)

@@ -27,6 +27,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "schedule",
         "codegen",
         "compile_pool cache",
+        "autotune",
         "aot",
         "pipeline",
         "backend",

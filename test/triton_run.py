@@ -19,7 +19,7 @@ from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
-from altbackend.schedule import target
+from altbackend.schedule import epilogue, target
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
@@ -46,6 +46,13 @@ def compile_later(kernel: TritonKernel, capabilities: Sequence[int]) -> None:
             if (k.source, c) not in _compiling:
                 job = (k.source, k.signature, k.constexprs, k.num_warps, k.num_stages, c)
                 _compiling[k.source, c] = _worker(False).submit(triton_worker.compile_cubin, *job)
+
+
+def memory_of(kernel: TritonKernel, capability: int) -> tuple[int, int]:
+    """Bytes of shared and of global memory that the machine code wants for each program."""
+    job = (kernel.source, kernel.signature, kernel.constexprs, kernel.num_warps, kernel.num_stages, capability)
+    held: tuple[int, int] = _worker(False).submit(triton_worker.memory, *job).result()
+    return held
 
 
 def compile_errors() -> list[str]:
@@ -127,12 +134,13 @@ def compiled(
     capabilities: Sequence[int] = (90,),
     seen: list[Step] | None = None,
     chosen: target.Target = TARGET,
+    choose: epilogue.Choose | None = None,
     host: bool = False,
 ) -> Callable[..., Any]:
     """`fn` through the Triton path. `seen` collects the steps of its graphs. `host`: the printed host program runs."""
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-        s = schedule(gm, cfg or resolve(), chosen)
+        s = schedule(gm, cfg or resolve(), chosen, choose)
         steps = steps_of(s, chosen)
         if seen is not None:
             seen.extend(steps)

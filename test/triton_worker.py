@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10}  # bytes a program may have, by compute capability
 Array = tuple[Any, str]  # bytes of a tensor as numpy uint8, and its dtype's name
 
 
@@ -71,18 +72,35 @@ def launch(
 def compile_cubin(
     source: str, signature: dict[str, str], constexprs: dict[str, int], warps: int, stages: int, capability: int
 ) -> int:
-    """Bytes of the kernel's machine code. Pointers are taken to be aligned, as the launcher finds them."""
+    """Bytes of the kernel's machine code. Pointers are taken to be aligned, as the launcher finds them.
+
+    Raises RuntimeError where the kernel takes more shared memory than a program of the device may have.
+    """
+    made = _compile(source, signature, constexprs, warps, stages, capability)
+    if made.metadata.shared > SHARED_MEMORY[capability]:
+        raise RuntimeError(f"{made.metadata.shared} bytes of shared memory, the limit is {SHARED_MEMORY[capability]}")
+    return len(made.asm["cubin"])
+
+
+def memory(*job: Any) -> tuple[int, int]:
+    """Bytes of shared and of global memory that each program of a kernel wants for itself."""
+    made = _compile(*job)
+    return int(made.metadata.shared), int(made.metadata.global_scratch_size)
+
+
+def _compile(
+    source: str, signature: dict[str, str], constexprs: dict[str, int], warps: int, stages: int, capability: int
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     aligned = {(k,): [["tt.divisibility", 16]] for k, t in enumerate(signature.values()) if t.startswith("*")}
-    made = triton.compile(
+    return triton.compile(
         ASTSource(_module(source).kernel, signature, constexprs, aligned),
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps, "num_stages": stages},
     )
-    return len(made.asm["cubin"])
 
 
 # --- what the interpreter lacks --------------------------------------------------------------------------------------
@@ -147,6 +165,7 @@ def _complete_interpreter() -> None:
         reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
         setattr(libdevice, name, _elementwise(reference))
     interpreter.InterpreterBuilder.create_splat = _splat
+    interpreter.InterpreterBuilder.create_dot = _dot
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
@@ -167,6 +186,20 @@ def _splat(self: Any, kind: Any, x: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     return TensorHandle(np.full(kind.shape, x.data.reshape(-1)[0], dtype=x.data.dtype), x.dtype.scalar)
+
+
+def _dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
+    """total + a @ b. The interpreter's own multiplies the bits of bfloat16 as if they were integers."""
+    from triton.runtime.interpreter import TensorHandle
+
+    left, right = (_as_float32(x) for x in (a, b))
+    return TensorHandle(np.matmul(left, right) + total.data, total.dtype.scalar)
+
+
+def _as_float32(x: Any) -> Any:
+    if x.data.dtype == np.uint16:
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+    return x.data.astype(np.float32)
 
 
 def _elementwise(reference: Callable[..., torch.Tensor]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 flat    one axis over all elements, a program computes one block of them
 rows    a program computes XBLOCK rows; a row is one tile, or blocks that every pass reads one after the other
+matmul  a program computes XBLOCK rows and RBLOCK columns of a matrix product, and what is made of them at once
 slices  programs walk over rows (or, flat, over elements) and keep totals, of which each leaves one in a workspace
 """
 
@@ -14,11 +15,13 @@ from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Program, reads, writes
 from ..schedule.kernel import Kernel
+from ..schedule.matmul import Matmul
 from ..schedule.place import Placed
 from ..schedule.registers import COLUMNS, inner_points, is_long, rows_are_neighbours
-from ..schedule.target import Target
+from ..schedule.target import PROGRAMS_PER_SM, Target
+from .templates.matmul import tiles_of
 
-FLAT, ROWS, CROSSED, SLICES = "flat", "rows", "crossed", "slices"
+FLAT, ROWS, CROSSED, SLICES, MATMUL = "flat", "rows", "crossed", "slices", "matmul"
 ALONE = 4096  # elements that one program reduces as fast as many programs and a second kernel do
 FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
 SLICE_BLOCK = 4096
@@ -37,7 +40,7 @@ class Blocks:
 
     `flat`: `x` runs over elements and there is no row axis. `programs`: launched programs. `wide`: positions need 64
     bits. `streams`: what is read does not fit in the cache. `cross`: loops of the axis `x` from slow to fast, then the
-    one loop of the row axis.
+    one loop of the row axis. `depth`: terms of a matrix product's sums at a time, loaded `stages` turns ahead.
     """
 
     form: str
@@ -51,6 +54,8 @@ class Blocks:
     wide: bool
     streams: bool
     cross: tuple[Atom, ...] = ()
+    depth: int = 0
+    stages: int = 1
 
     @property
     def tiled_x(self) -> bool:
@@ -73,11 +78,14 @@ class Blocks:
     @property
     def constexprs(self) -> dict[str, int]:
         x = {"XBLOCK": self.xblock} if self.tiled_x else {}
-        return x | {self.name_of(n): b for n, b in self.rblocks.items()}
+        k = {"KBLOCK": self.depth} if self.depth else {}
+        return x | {self.name_of(n): b for n, b in self.rblocks.items()} | k
 
 
 def choose(p: Program, k: Kernel, target: Target) -> Blocks:
     """The blocks of a kernel."""
+    if k.matmul is not None:
+        return _matmul(p, k, k.matmul, target)
     members = [q for s in k.stages for q in s.members]
     kinds = {q.kind for q in members}
     lengths = list(dict.fromkeys(inner_points(q) for q in members))
@@ -180,6 +188,25 @@ def _squares(p: Program, k: Kernel, order: tuple[Atom, ...], sides: tuple[int, i
         wide,
         False,
         order,
+    )
+
+
+def _matmul(p: Program, k: Kernel, m: Matmul, target: Target) -> Blocks:
+    t, high, wide = tiles_of(m)
+    programs = m.batch * high * wide
+    return Blocks(
+        MATMUL,
+        False,
+        m.batch * m.rows,
+        t.rows,
+        {m.columns: t.columns},
+        frozenset(),
+        min(programs, target.parallel // PROGRAMS_PER_SM) if t.persistent else programs,
+        t.warps,
+        _is_wide(p, k, m.points),
+        False,
+        depth=t.depth,
+        stages=t.stages,
     )
 
 

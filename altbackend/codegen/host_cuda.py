@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, writes
 from ..schedule.deps import Deps
@@ -19,12 +21,17 @@ from .triton import TritonKernel
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel on named buffers; `finish` steps follow it as launches of their own."""
+    """One kernel on named buffers; `finish` steps follow it as launches of their own. `scratch`: "" or one more."""
 
     kernel: TritonKernel
     params: tuple[Param, ...]
     buffers: tuple[str, ...]
     origins: tuple[Origin, ...]
+    scratch: str = ""
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        return (*self.buffers, self.scratch) if self.scratch else self.buffers
 
 
 Step = CudaLaunch | Extern
@@ -50,10 +57,13 @@ def launches(
     for w in kernel.workspace:
         held[w.name] = f"parts{number}_{w.name}"
         added[held[w.name]] = Buffer(held[w.name], w.dtype, (w.numel,), (1,), device)
+    scratch = f"scratch{number}" if kernel.scratch else ""
+    if scratch:
+        added[scratch] = Buffer(scratch, torch.uint8, (ex.mul(kernel.scratch, *kernel.grid),), (1,), device)
     if added:
         p = replace(p, buffers={**p.buffers, **added})
     params = (*kernel.params, *(Param(w.name, w.dtype, True) for w in kernel.workspace))
-    out = [CudaLaunch(kernel, params, tuple(held[q.name] for q in params), origins)]
+    out = [CudaLaunch(kernel, params, tuple(held[q.name] for q in params), origins, scratch)]
     for f in kernel.finish:
         names = tuple(held[a] for a in f.arguments)
         out.append(CudaLaunch(f.kernel, f.kernel.params, names, origins))
@@ -77,7 +87,7 @@ def _names(p: Program, steps: Sequence[Step]) -> _Names:
     for s in steps:
         if isinstance(s, CudaLaunch):
             symbols.update(s.kernel.symbols)
-            for b in s.buffers:
+            for b in s.held:
                 slots.setdefault(b, len(slots))
     used = {o.buffer for o in p.outputs if isinstance(o, View)}
     used.update(b for s in steps for b in (s.buffers if isinstance(s, CudaLaunch) else reads(s)))
@@ -100,7 +110,7 @@ def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
     """Per step the buffers that nothing needs after it; storage shared with a library result lives on."""
     last: dict[str, int] = {}
     for k, s in enumerate(steps):
-        for b in s.buffers if isinstance(s, CudaLaunch) else (*reads(s), *writes(s)):
+        for b in s.held if isinstance(s, CudaLaunch) else (*reads(s), *writes(s)):
             last[b] = k
     kept = {o.buffer for o in p.outputs if isinstance(o, View)}
     out: dict[int, list[str]] = {}
@@ -171,7 +181,7 @@ def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
 
 
 def _launch(w: _Python, p: Program, names: _Names, s: CudaLaunch, number: int) -> None:
-    for b in s.buffers:
+    for b in s.held:
         if b in names.fresh and b not in w.targets:
             _allocate(w, p, names, b)
             if any(q.name in s.kernel.zeroed for q, c in zip(s.params, s.buffers, strict=True) if c == b):
@@ -207,6 +217,7 @@ def _arguments(s: CudaLaunch, names: _Names, flag: int) -> str:
     out = [("p", names.slots[b]) for b in s.buffers]
     out += [("p", flag)] if s.kernel.checks else []
     out += [("s", names.symbols.index(x)) for x in s.kernel.symbols]
+    out += [("p", names.slots[s.scratch])] if s.scratch else []
     return repr(tuple(out))
 
 

@@ -23,7 +23,7 @@ def emit(p: Program, deps: Deps, k: Kernel, target: Target, decision: Decision) 
     try:
         return [(k, *triton.emit(p, k, target))]
     except Unsupported as why:
-        if len(k.members) < 2:
+        if len(k.members) < 2 or k.matmul is not None:
             raise
         decision("kernel", ", ".join(p.nodes[n].out for n in k.members), "one kernel per node", str(why))  # type: ignore[union-attr]
     parts = [kernel.build(p, deps, g, target) for g in fusion.apart(p, k.members, target)]

@@ -32,11 +32,13 @@ from ..ir.loops import Program, Reduction, Scan, Scatter, reads, writes
 from ..ir.ops import ATOMIC, LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
+from ..schedule.matmul import PRODUCT, Matmul
 from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, identity, name
-from .blocks import CROSSED, SLICES, Blocks, ceil_div, choose
+from .blocks import CROSSED, MATMUL, SLICES, Blocks, ceil_div, choose
 from .online import Online, plan
+from .templates.matmul import Descriptors, Product, tiles_of
 
 Shape = tuple[str, ...]
 Masks = tuple[str, ...]
@@ -99,7 +101,10 @@ class TileStore:
 
 @dataclass(frozen=True)
 class TileLoop:
-    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at a time."""
+    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at a time.
+
+    `joined`: the loop inside it runs on from one turn to the next, so that its loads are ahead of its turn.
+    """
 
     var: str
     begin: str
@@ -107,6 +112,7 @@ class TileLoop:
     step: str
     body: tuple[TileStmt, ...]
     stages: int = 1
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,9 @@ class Comment:
     text: str
 
 
-TileStmt: TypeAlias = "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Comment"
+TileStmt: TypeAlias = (
+    "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Descriptors | Product | Comment"
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,7 @@ class Emitter:
     counter: dict[str, int] = field(default_factory=dict)
     checks: bool = False
     fast: bool = False
+    unrounded: bool = False
 
     def fresh(self, prefix: str) -> str:
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
@@ -198,7 +207,8 @@ def refusal(node: object, reason: str) -> Unsupported:
 
 def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
     """The tile AST of a kernel. Raises Unsupported where tiles cannot express it."""
-    e = Emitter(p, k, choose(p, k, target), fast=target.fast and only_low_precision(p, k))
+    fast = target.fast and only_low_precision(p, k)
+    e = Emitter(p, k, choose(p, k, target), fast=fast, unrounded=target.fast)
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
@@ -210,6 +220,8 @@ def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
             _online(e, body, part)
     if body is not top:
         _close_rows_loop(e, top, body)
+    if k.matmul is not None:
+        _close_tiles_loop(e, top, k.matmul)
     e.note(e.blocks.points, *(t.numel for t in e.totals))
     return TileFunction(
         params=tuple(e.params.values()),
@@ -240,6 +252,9 @@ def _program_axis(e: Emitter, top: Scope) -> None:
     b = e.blocks
     if b.form == SLICES or b.points == 1:
         return
+    if e.kernel.matmul is not None:
+        _product(e, top, e.kernel.matmul)
+        return
     if b.form == CROSSED:
         program, wide = ex.sym("program"), ceil_div(b.cross[-1].args[1], *b.rblocks.values())
         for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
@@ -269,6 +284,41 @@ def _x_masks(e: Emitter, scope: Scope) -> None:
 
 def _flat_points(s: Stage) -> Index:
     return ex.prod(v.args[1] for v in s.inner)
+
+
+def _product(e: Emitter, top: Scope, m: Matmul) -> None:
+    """The sums of a tile of a matrix product; its rows are those of their own batch only."""
+    tiles, batch = tiles_of(m)[0], ex.sym("batch")
+    sides = e.param(m.left.buffer), e.param(m.right.buffer)
+    top.body.append(Product("tile" if tiles.persistent else "program", *sides, m))
+    base = f"batch * {m.rows} + across * XBLOCK" if m.batch > 1 else "across * XBLOCK"
+    top.body.append(Points("x", base, "XBLOCK", 0, e.blocks.rank))
+    if m.rows % tiles.rows:
+        e.masks[ex.var("x", e.blocks.points)] = "xmask"
+        top.body.append(Mask("xmask", "x", ex.mul(ex.add(batch, 1), m.rows) if m.batch > 1 else m.rows))
+    e.axes[PRODUCT] = frozenset({"x", "r"})
+    top.bound[PRODUCT, ()] = name("sums", PRODUCT.dtype)
+    e.axes[top.bound[PRODUCT, ()]] = e.axes[PRODUCT]
+
+
+def _close_tiles_loop(e: Emitter, top: Scope, m: Matmul) -> None:
+    """A persistent program computes one tile after the other."""
+    tiles, high, wide = tiles_of(m)
+    if tiles.persistent:
+        count = m.batch * high * wide
+        top.body = [TileLoop("tile", "program", count, "programs", tuple(top.body), joined=tiles.descriptors)]
+    if tiles.descriptors:
+        top.body.insert(0, Descriptors(e.param(m.left.buffer), e.param(m.right.buffer), m))
+
+
+def _unrounded(e: Emitter, v: Value) -> Value | None:
+    """The float32 value of a product that the kernel itself rounds to its dtype, where `v` is its conversion back."""
+    (x,) = v.args
+    m = e.kernel.matmul
+    if m is None or not e.unrounded or x.op != "load" or x.attr[0] != m.out or m.out not in e.writers:
+        return None
+    held = e.writers[m.out].value
+    return held.args[0] if held.op == "cast" and held.args[0].dtype == v.dtype else None
 
 
 def _rows_loop(e: Emitter, top: Scope) -> Scope:
@@ -312,7 +362,8 @@ def _row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:
         if not e.blocks.looped(n):
             while scope.parent is not None:
                 scope = scope.parent
-            _row_points(e, scope, n, f"along * {e.blocks.name_of(n)}" if e.blocks.form == CROSSED else "0")
+            tiled = e.blocks.form in (CROSSED, MATMUL)
+            _row_points(e, scope, n, f"along * {e.blocks.name_of(n)}" if tiled else "0")
     return e.rows[n]
 
 
@@ -398,6 +449,8 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "wrap_index":
             return _wrapped(e, scope, v, conds)
         case "cast":
+            if (product := _unrounded(e, v)) is not None:
+                return bind(e, scope, product)
             return _let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
     kind = v.args[0].dtype if v.op != "where" else v.dtype
     if not triton_spelling(v.op, kind):

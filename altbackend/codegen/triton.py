@@ -24,6 +24,7 @@ from ..schedule.target import Target
 from . import tile
 from .ast import Let, Param
 from .cpp import float_text
+from .templates import matmul
 from .tile import Accumulator, Comment, Fold, Mask, Points, Shape, TileFunction, TileLoop, TileStmt, TileStore, Total
 
 TYPES: dict[torch.dtype, str] = {
@@ -91,7 +92,8 @@ class TritonKernel:
 
     Arguments in order: `params` and `workspace` (pointers), "error" (a pointer to one int32) where `checks`, `symbols`
     (int64), `constexprs`. `grid` has one entry, in terms of the symbols. The `finish` kernels run after it and write
-    `totals`, which it does not take itself. `zeroed` names parameters that must hold zero before the launch.
+    `totals`, which it does not take itself. `zeroed` names parameters that must hold zero before the launch. `scratch`:
+    bytes of global memory that each program needs for itself, whose address follows the arguments of the signature.
     `label` is the name under which a profiler shows it: its form and operators. It does not tell kernels apart.
     """
 
@@ -107,6 +109,7 @@ class TritonKernel:
     finish: tuple[Finish, ...] = ()
     zeroed: tuple[str, ...] = ()
     checks: bool = False
+    scratch: int = 0
     label: str = "kernel"
 
     @property
@@ -134,11 +137,12 @@ def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str
         constexprs=f.blocks.constexprs,
         grid=(f.blocks.programs,),
         num_warps=f.blocks.warps,
-        num_stages=1,
+        num_stages=f.blocks.stages,
         workspace=tuple(Workspace(tile.parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
         totals=tuple(Param(labels[b], p.buffers[b].dtype, True) for b in outs),
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
+        scratch=matmul.scratch_bytes(k.matmul),
         label=_label(f.blocks.form, k.origins),
     )
     return kernel, (*f.buffers, *outs)
@@ -254,13 +258,14 @@ def _statement(w: Lines, s: TileStmt) -> None:
             _store(w, s)
         case TileLoop():
             turns = f"{s.begin}, {index(s.end)}, {s.step}"
-            w.add(
-                f"for {s.var} in "
-                + (f"tl.range({turns}, num_stages={s.stages}):" if s.stages > 1 else f"range({turns}):")
-            )
+            how = f", num_stages={s.stages}" if s.stages > 1 else ", flatten=True" if s.joined else ""
+            w.add(f"for {s.var} in " + (f"tl.range({turns}{how}):" if how else f"range({turns}):"))
             w.depth += 1
             _block(w, s.body)
             w.depth -= 1
+        case matmul.Product() | matmul.Descriptors():
+            for line in matmul.lines(s) if isinstance(s, matmul.Product) else matmul.descriptions(s):
+                w.add(line)
         case Comment():
             w.add(f"# {s.text}")
 

@@ -37,7 +37,7 @@ class State:
         flat = self.flat[v.buffer]
         if v.dtype is not None and v.dtype != flat.dtype:
             flat = flat.view(v.dtype)
-        begin = flat.storage_offset() + self.size(v.offset)
+        begin = flat.storage_offset() + self.size(v.offset)  # an input may be a view of something larger
         return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], begin)
 
 

@@ -8,7 +8,7 @@ Every refusal is recorded with its reason.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..config import Config
@@ -18,6 +18,7 @@ from ..ir.expr import Index
 from ..ir.loops import Buffer, Extern, Loop, Node, Program, Reduction, Scatter, reads, writes
 from . import registers
 from .deps import Deps, analyse
+from .matmul import Matmul
 from .place import No, Placed, fit, natural_rows, ordered_vars, placements, rechain, refine
 from .target import Target
 
@@ -27,7 +28,10 @@ HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads t
 
 @dataclass
 class Group:
-    """A kernel under construction. `rows` 1 with pointwise members only is a flat kernel."""
+    """A kernel under construction. `rows` 1 with pointwise members only is a flat kernel.
+
+    `matmul`: the product whose results the first member stands for (`epilogue`).
+    """
 
     number: int
     rows: Index
@@ -37,6 +41,7 @@ class Group:
     needs: set[int] = field(default_factory=set)
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
+    matmul: Matmul | None = None
 
 
 Decision = Callable[[str, str, str, str], None]

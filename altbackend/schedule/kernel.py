@@ -10,6 +10,7 @@ from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
 from .fusion import Group, row_local, same_point, split_row
+from .matmul import Matmul
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
 from .target import Target
 
@@ -30,7 +31,7 @@ class Kernel:
 
     `storage` says per written buffer where later stages find it; a global buffer is stored as well.
     `scratch` gives elements per row of each buffer kept on chip. `in_place` pairs (read, stored): the stored buffer
-    may take the storage of the read one, if that dies here.
+    may take the storage of the read one, if that dies here. `matmul`: the first member's sums are a matrix product.
     """
 
     rows: Index
@@ -43,6 +44,7 @@ class Kernel:
     members: tuple[int, ...]
     origins: tuple[Origin, ...]
     in_place: tuple[tuple[str, str], ...] = ()
+    matmul: Matmul | None = None
 
 
 def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
@@ -74,6 +76,7 @@ def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
         members=tuple(g.members),
         origins=tuple(o for q in placed for o in q.node.origins),
         in_place=_in_place(p, out, stored, deps),
+        matmul=g.matmul,
     )
 
 
@@ -277,6 +280,10 @@ def show_kernel(k: Kernel) -> str:
     """Text form: rows, then per stage its loops and members with their storage."""
     kind = "flat" if k.flat else f"{ex.show(k.rows)} rows"
     lines = [f"kernel: {kind}"]
+    if (m := k.matmul) is not None:
+        lines.append(
+            f"  product {m.batch}x{m.rows}x{m.columns}x{m.depth} of {m.left.buffer}, {m.right.buffer}: {m.tiles}"
+        )
     for s in k.stages:
         loops = ", ".join(f"{v.args[0]}:{ex.show(v.args[1])}" for v in s.inner) or "once"
         lines.append(f"  for {loops}")

@@ -193,6 +193,15 @@ def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed]
     return found or reason
 
 
+def cut_points(node: Pointwise, order: Sequence[Atom], rows: Index) -> Placed | No:
+    """`node` in a kernel of `rows` rows, its loops taken in the given order, which need not be that of memory."""
+    cut = cut_rows(order, rows)
+    if cut is None:
+        return No("no way to cut its loops into the kernel's rows")
+    outer, inner, env = cut
+    return _placed(node, "point", rows, outer, inner, frozenset(), env)
+
+
 def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
     """Orders in which neighbouring loops of just `rows` points together come first."""
     return [

@@ -1,0 +1,167 @@
+"""Library call and separate kernel, or one kernel and of which tiles: chosen by measuring all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from .. import __version__, compat, folders
+from ..codegen import triton
+from ..codegen.triton import TritonKernel
+from ..compile_pool import cuda as compile_cuda
+from ..compile_pool.cpp import usable_folder
+from ..config import Config
+from ..errors import AltError
+from ..ir.loops import Program
+from ..runtime.cuda import Cubin
+from ..schedule import kernel, matmul_cost
+from ..schedule.deps import Deps
+from ..schedule.epilogue import Candidate, Choose
+from ..schedule.fusion import Group
+from ..schedule.matmul import Tiles, fits
+from ..schedule.place import No
+from ..schedule.target import Target
+from . import measure, trial
+from .measure import MeasurerDied, TrialFailed
+from .store import Store, Times
+
+GAIN = 0.98  # of the time apart: less is within what two measurements differ by
+LIBRARY = "library"
+logger = logging.getLogger(__name__)
+
+Emitted = tuple[TritonKernel, tuple[str, ...]]
+Compile = Callable[[TritonKernel], "Future[Cubin]"]
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """`measured`: microseconds of a trial, or TrialFailed or MeasurerDied. `default`: who chooses where nothing can be
+    measured; None keeps the library call. `machine`: what times depend on besides the code. `shared`: bytes of shared
+    memory that a program may have."""
+
+    target: Target
+    machine: str
+    compiled: Compile
+    measured: Callable[[trial.Trial], float]
+    store: Store
+    shared: int = 227 << 10
+    default: Choose | None = None
+
+    def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
+        """Tiles of the fastest candidate, or that the library call with a separate kernel is as fast."""
+        if c.matmul.vectors:
+            return No(c.matmul.vectors)
+        emitted = self.candidates(p, deps, c)
+        if isinstance(emitted, No):
+            return self._default(p, deps, c, emitted.reason)
+        question = self._question(c, emitted)
+        times = self.store.read(question)
+        if times is None:
+            with self.store.lock(question):
+                times = self.store.read(question)
+                try:
+                    times = times or self.times(p, c, emitted)
+                except MeasurerDied as cause:
+                    _say_once(str(cause))
+                    return self._default(p, deps, c, str(cause))
+                self.store.write(question, times)
+        return self._best(p, deps, c, times)
+
+    def candidates(
+        self, p: Program, deps: Deps, c: Candidate, search: Sequence[Tiles] = matmul_cost.SEARCH
+    ) -> dict[str, Emitted] | No:
+        """By name, the separate kernel and those of the tiles of `search`; what has no Triton form is left out."""
+        separate = self._emit(p, deps, c.reader)
+        if isinstance(separate, No):
+            return separate
+        out = {LIBRARY: separate}
+        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.shared)]
+        out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), No)}
+        return out if len(out) > 1 else No("no tiles fit")
+
+    def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | No:
+        try:
+            made = triton.emit(p, kernel.build(p, deps, g, self.target), self.target)
+        except AltError as cause:
+            return No(str(cause))
+        why = trial.refusal(made[0])
+        return made if why is None else No(why)
+
+    def _question(self, c: Candidate, emitted: dict[str, Emitted]) -> str:
+        """Everything that the times depend on: kernels name no buffers, and hold sizes, layouts and the epilogue.
+
+        The separate kernel and the first of the others are there to read, all of them by their hash.
+        """
+        m, sources = c.matmul, [k.source for k, _ in emitted.values()]
+        digest = hashlib.sha256("\n".join(sources).encode()).hexdigest()
+        assert c.library.extern is not None
+        call = (c.library.extern.target, m.batch, m.rows, m.columns, m.depth, m.dtype)
+        return "\n".join([self.machine, *map(str, call), ", ".join(emitted), digest, *sources[:2]])
+
+    def times(self, p: Program, c: Candidate, emitted: dict[str, Emitted]) -> Times:
+        """Microseconds by name; what does not compile or run is left out. Raises MeasurerDied."""
+        jobs = {label: self.compiled(e[0]) for label, e in emitted.items()}
+        found = {label: self._time(p, c, label, *emitted[label], job) for label, job in jobs.items()}
+        return {label: t for label, t in found.items() if t is not None}
+
+    def _time(
+        self, p: Program, c: Candidate, label: str, k: TritonKernel, buffers: tuple[str, ...], job: Future[Cubin]
+    ) -> float | None:
+        try:
+            launch = (k, buffers, job.result())
+            call = c.library.extern
+            return self.measured(trial.of(p, [call, launch] if label == LIBRARY and call is not None else [launch]))
+        except (TrialFailed, AltError) as cause:
+            logger.debug("candidate %s is left out: %s", label, cause)
+            return None
+
+    def _best(self, p: Program, deps: Deps, c: Candidate, times: Times) -> tuple[Tiles, str] | No:
+        apart = times.get(LIBRARY)
+        known = [t for t in matmul_cost.SEARCH if str(t) in times]
+        if apart is None or not known:
+            return self._default(p, deps, c, "no candidate could be measured")
+        best = min(known, key=lambda t: times[str(t)])
+        text = f"{times[str(best)]:.1f} us measured, {apart:.1f} us apart"
+        return (best, text) if times[str(best)] < GAIN * apart else No(f"not faster: {text} with {best}")
+
+    def _default(self, p: Program, deps: Deps, c: Candidate, why: str) -> tuple[Tiles, str] | No:
+        return No(f"not measured: {why}") if self.default is None else self.default(p, deps, c)
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if not _said:
+        logger.warning("max_autotune chooses without measuring: %s", text)
+    _said.add(text)
+
+
+def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
+    """Who chooses for the products of a graph on a GPU, if anybody: by measuring with max_autotune, else the model."""
+    measures = cfg.max_autotune and not cfg.deterministic
+    if cfg.matmul_templates == "off" or not (measures or cfg.matmul_templates == "on" or matmul_cost.AUTO_BY_MODEL):
+        return None
+    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
+    if measures:
+        return tuner(cfg, target, device).choose
+    return matmul_cost.chooser(cfg, compat.cuda_shared_memory(device))
+
+
+def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
+    """A tuner of the GPU `device`."""
+    capability, index, shared = compat.cuda_capability(device), device.index or 0, compat.cuda_shared_memory(device)
+
+    def compiled(k: TritonKernel) -> Future[Cubin]:
+        return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
+
+    versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
+    store = Store(usable_folder(folders.cache_folder(cfg)) / "autotune")
+    return Tuner(
+        target, " ".join(versions), compiled, measure.on_device(index), store, shared, matmul_cost.chooser(cfg, shared)
+    )

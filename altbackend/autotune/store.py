@@ -1,0 +1,69 @@
+"""Measured times, kept in the cache folder and shared by processes: one JSON file for every question."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+LOCK_S = 300.0  # how long to wait for another process that measures the same
+
+Times = dict[str, float]  # microseconds by the candidate's name
+
+
+@dataclass(frozen=True)
+class Store:
+    """Entries under `folder`, which need not exist; one that cannot be written is measured again the next time."""
+
+    folder: Path
+    lock_s: float = LOCK_S
+
+    def path(self, question: str) -> Path:
+        """Where the answer to `question` is: a text that holds all that the times depend on."""
+        key = hashlib.sha256(question.encode()).hexdigest()[:40]
+        return self.folder / key[:2] / f"{key}.json"
+
+    def read(self, question: str) -> Times | None:
+        """The times, if the entry is whole; anything else is a miss and will be replaced."""
+        try:
+            held = json.loads(self.path(question).read_text())
+            times = {str(k): float(v) for k, v in held["microseconds"].items()}
+            return times if held["digest"] == _digest(times) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, question: str, times: Times) -> None:
+        path = self.path(question)
+        text = json.dumps({"microseconds": times, "digest": _digest(times), "question": question}, indent=1)
+        with contextlib.suppress(OSError):  # a full disk costs the next process a measurement
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            with os.fdopen(handle, "w") as f:
+                f.write(text)
+            os.replace(temporary, path)
+
+    @contextlib.contextmanager
+    def lock(self, question: str) -> Iterator[None]:
+        """One process at a time measures a question; whoever waited too long, or cannot lock, goes on without."""
+        held = None
+        with contextlib.suppress(OSError, Timeout):
+            path = self.path(question).with_suffix(".lock")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = FileLock(path, timeout=self.lock_s)
+            held.acquire()
+        try:
+            yield
+        finally:
+            if held is not None and held.is_locked:
+                held.release()
+
+
+def _digest(times: Times) -> str:
+    return hashlib.sha256(repr(sorted((name, float(us)) for name, us in times.items())).encode()).hexdigest()

@@ -1,0 +1,65 @@
+"""What is measured: one or several launches and library calls on buffers of given sizes, as plain data (JSON)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from ..codegen.triton import TritonKernel
+from ..ir.loops import Extern, Program, View
+from ..runtime.cuda import Cubin
+
+Trial = dict[str, Any]  # {"buffers": {name: [dtype, elements]}, "steps": [...]}
+ERROR, SCRATCH = "error", "scratch"  # buffers of a kernel's error flag and of what its programs need for themselves
+Launch = tuple[TritonKernel, tuple[str, ...], Cubin]  # and the program's buffers that its parameters stand for
+
+
+def refusal(kernel: TritonKernel) -> str | None:
+    """Why a kernel cannot be measured alone."""
+    if kernel.symbols:
+        return "its sizes are symbolic"
+    return "it is several kernels" if kernel.finish or kernel.workspace or kernel.zeroed else None
+
+
+def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
+    """The trial of some steps of a program with static sizes, run one after the other."""
+    buffers: dict[str, list[Any]] = {}
+    made = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
+    for b in dict.fromkeys(b for s in made for b in s["buffers"]):
+        if (held := p.buffers.get(b)) is not None:
+            buffers[b] = [str(held.dtype).removeprefix("torch."), held.extent]
+    bytes_ = max((s[0].scratch * s[0].grid[0] for s in steps if isinstance(s, tuple)), default=0)  # type: ignore[operator]
+    own = {ERROR: ["int32", 1], SCRATCH: ["uint8", bytes_]}
+    return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in made)}, "steps": made}
+
+
+def _launch(s: Launch) -> dict[str, Any]:
+    kernel, buffers, cubin = s
+    (grid,) = kernel.grid
+    return {
+        "buffers": [*buffers, *[ERROR] * kernel.checks, *[SCRATCH] * bool(kernel.scratch)],
+        "grid": grid,
+        "cubin": base64.b64encode(cubin.code).decode(),
+        "shared": cubin.shared,
+        "warps": cubin.warps,
+        "name": cubin.name,
+    }
+
+
+def _call(s: Extern) -> dict[str, Any]:
+    (out,) = s.outs
+    views = [a for a in s.args if isinstance(a, View)]
+    return {
+        "buffers": [*dict.fromkeys(v.buffer for v in views), out],
+        "operator": s.target._schema.name.removeprefix("aten::"),
+        "args": [_argument(a) for a in s.args],
+        "kwargs": dict(s.kwargs),
+        "out": out,
+    }
+
+
+def _argument(a: Any) -> Any:
+    if not isinstance(a, View):
+        return a
+    return {"buffer": a.buffer, "sizes": list(a.sizes), "strides": list(a.strides), "offset": a.offset}

@@ -1,0 +1,144 @@
+"""Predicted times of matrix products on a GPU, in microseconds: the library's, the templates', a separate kernel's.
+
+A product runs in waves of one tile per multiprocessor: `start + waves * (per_wave + per_term * depth)`, not faster than
+the device's sustained rate. The constants are fitted to times measured on one H200 with `benchmarks.matmul_fit`,
+16-bit operands, calls in a row on one stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..config import Config
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.loops import Program
+from .deps import Deps
+from .epilogue import Candidate, Choose
+from .matmul import Matmul, Tiles, fits
+from .place import No
+
+AUTO_BY_MODEL = False  # whether matmul_templates="auto" trusts this model; without it only a measurement takes one
+MULTIPROCESSORS = 132
+BYTES_PER_US = 4.2e6
+LAUNCH_US = 2.0
+FLOPS_PER_US = 760e6  # sustained, 16-bit operands
+GAIN = 0.9  # of the separate kernels' time, below which a template is taken
+EPILOGUE_US = 0.08  # a wave of 128x128 tiles, per float addition of the epilogue
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Times of tiles of `rows` x `columns`: before the first, each, and each per term of the sums; in microseconds."""
+
+    rows: int
+    columns: int
+    start: float
+    per_wave: float
+    per_term: float
+
+
+LIBRARY = Rate(128, 256, 11.0, 4.6, 0.0080)
+TEMPLATES: dict[Tiles, Rate] = {
+    Tiles(128, 128, 64, 8, 4, persistent=True, descriptors=True): Rate(128, 128, 21.0, 1.2, 0.0055),
+    Tiles(128, 256, 64, 8, 3): Rate(128, 256, 13.0, 6.0, 0.0102),
+    Tiles(128, 128, 64, 8, 4): Rate(128, 128, 12.0, 3.6, 0.0060),
+    Tiles(128, 128, 64, 4, 3): Rate(128, 128, 12.0, 3.6, 0.0060),
+    Tiles(64, 128, 64, 4, 4): Rate(64, 128, 11.0, 2.2, 0.0038),
+    Tiles(64, 64, 64, 4, 4): Rate(64, 64, 10.0, 1.4, 0.0024),
+}
+# what max_autotune measures: these, and other sizes, warps and pipelines
+SEARCH: tuple[Tiles, ...] = (
+    *TEMPLATES,
+    Tiles(128, 128, 64, 8, 3),
+    Tiles(128, 128, 64, 4, 4),
+    Tiles(128, 128, 32, 4, 5),
+    Tiles(128, 256, 64, 8, 4),
+    Tiles(64, 256, 64, 4, 4),
+    Tiles(64, 128, 64, 4, 3),
+    Tiles(128, 64, 64, 4, 4),
+    Tiles(64, 64, 64, 4, 5),
+    Tiles(128, 128, 64, 8, 4, persistent=True),
+    Tiles(128, 256, 64, 8, 3, persistent=True),
+    Tiles(128, 256, 64, 8, 3, persistent=True, descriptors=True),
+    Tiles(128, 256, 64, 8, 4, persistent=True, descriptors=True),
+    Tiles(128, 128, 64, 4, 3, persistent=True, descriptors=True),
+    Tiles(128, 128, 64, 4, 3, descriptors=True),
+    Tiles(128, 256, 64, 8, 3, descriptors=True),
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Microseconds of the library call followed by the reader's kernel, and of one kernel of the best `tiles`."""
+
+    separate: float
+    fused: float
+    tiles: Tiles
+
+    def __str__(self) -> str:
+        return f"{self.fused:.0f} us predicted, {self.separate:.0f} us apart"
+
+
+def waves(tiles: int) -> float:
+    """How many tiles a multiprocessor computes; of many, the last wave overlaps with the one before."""
+    return -(-tiles // MULTIPROCESSORS) if tiles < 8 * MULTIPROCESSORS else tiles / MULTIPROCESSORS
+
+
+def product_us(m: Matmul, rate: Rate) -> float:
+    """The product alone. float32 operands as TF32 take twice the time of 16 bits."""
+    tiles = m.batch * -(-m.rows // rate.rows) * -(-m.columns // rate.columns)
+    slow = 2 if m.dtype == torch.float32 else 1
+    return max(
+        rate.start + waves(tiles) * (rate.per_wave + slow * rate.per_term * m.depth), slow * m.flops / FLOPS_PER_US
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """Chooses without measuring, for a device whose programs have `shared` bytes of shared memory.
+
+    `always`: the best tiles, whatever the library would take.
+    """
+
+    shared: int
+    always: bool = False
+
+    def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
+        """Tiles where one kernel is predicted to be clearly faster."""
+        if c.matmul.vectors and not self.always:
+            return No(c.matmul.vectors)
+        found = self.predict(p, deps, c)
+        if isinstance(found, No) or self.always:
+            return found if isinstance(found, No) else (found.tiles, f"matmul_templates='on': {found}")
+        if found.fused > GAIN * found.separate:
+            return No(f"no clear gain: {found}")
+        return found.tiles, str(found)
+
+    def predict(self, p: Program, deps: Deps, c: Candidate) -> Prediction | No:
+        m = c.matmul
+        fitting = [t for t in TEMPLATES if fits(p, deps.writers, m, t, self.shared)]
+        if not fitting:
+            return No(f"no tiles fit in {self.shared} bytes of shared memory")
+        own = {m.out, *c.reader.writes}
+        others = sum(_bytes(p, b) for b in c.reader.reads - own)
+        stored = sum(_bytes(p, b) for b in c.reader.writes)
+        apart = product_us(m, LIBRARY) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
+        work = sum(va.flops(q.value) for q in c.fused.placed)
+        epilogue = EPILOGUE_US * work * m.points / (MULTIPROCESSORS * 128 * 128) + others / BYTES_PER_US
+        tiles = min(fitting, key=lambda t: product_us(m, TEMPLATES[t]))
+        return Prediction(apart, product_us(m, TEMPLATES[tiles]) + epilogue, tiles)
+
+
+def chooser(cfg: Config, shared: int) -> Choose | None:
+    """Who decides without measuring: nobody where templates are off."""
+    if cfg.matmul_templates == "on":
+        return Model(shared, always=True).choose
+    return Model(shared).choose if cfg.matmul_templates == "auto" and AUTO_BY_MODEL else None
+
+
+def _bytes(p: Program, b: str) -> int:
+    held = p.buffers[b]
+    return ex.bounds(held.numel)[1] * held.dtype.itemsize if not ex.syms_of(held.numel) else 0
