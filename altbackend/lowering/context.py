@@ -27,6 +27,7 @@ class Ctx:
 
     cfg: Config
     device: torch.device = torch.device("cpu")
+    gpu: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)

@@ -19,6 +19,7 @@ from ..ir.expr import Index
 from ..ir.loops import Buffer, Program, View, without_dead
 from ..ir.value import Value
 from . import (
+    batch_norm,
     extern,
     grid_sampler,
     indexing,
@@ -38,6 +39,7 @@ from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # importing them fills the registry
 _ROOMS = (
+    batch_norm,
     grid_sampler,
     indexing,
     padding_backward,
@@ -126,13 +128,18 @@ _REAL_OPS: dict[Any, Callable[..., Value]] = {
 
 
 def lower_graph(
-    gm: torch.fx.GraphModule, cfg: Config, decision: Callable[[str, str, str, str], None] = lambda *a: None
+    gm: torch.fx.GraphModule,
+    cfg: Config,
+    decision: Callable[[str, str, str, str], None] = lambda *a: None,
+    gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
+    `gpu`: whether to lower for one; None: where the graph's tensors are on one.
     Raises Unsupported for what neither a lowering nor a library call can express.
     """
-    ctx = Ctx(cfg=cfg, device=device_of(gm), decision=decision)
+    device = device_of(gm)
+    ctx = Ctx(cfg=cfg, device=device, gpu=device.type == "cuda" if gpu is None else gpu, decision=decision)
     outputs: tuple[Any, ...] = ()
     for node in gm.graph.nodes:
         ctx.graph_node = node
@@ -330,22 +337,31 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    if (users > 1 and not _is_cheap(t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
+    if (users > 1 and not _is_cheap(ctx, t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
 
 
-def _is_cheap(t: Tensor, cost: int) -> bool:
-    """Whether computing a value again costs its readers less than reading it: one load of its size, few operations.
+# Operations, and loads of any size, of a value that its readers compute again: about the time of one load of it.
+AGAIN, AGAIN_ON_GPU, LOADS_AGAIN = 1, 16, 6
+
+
+def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
+    """Whether computing a value again costs its readers less than reading it: few operations, one load of its size.
 
     What lacks a loop variable (a row's mean) is in a register or the cache.
     """
     loads = va.loads(t.value)
     if not loads:
         return cost <= 8
+    if cost <= 1 and len(loads) <= 1:
+        return True
     every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
-    return cost <= 1 and len(loads) <= 2 and sum(every <= set(ex.vars_of(i)) for _, i in loads) <= 1
+    large = [b for b, i in loads if every <= set(ex.vars_of(i))]
+    if cost > (AGAIN_ON_GPU if ctx.gpu else AGAIN) or len(loads) > LOADS_AGAIN or len(large) > 1:
+        return False
+    return cost <= AGAIN or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
 
 
 def _is_view(node: torch.fx.Node) -> bool:
