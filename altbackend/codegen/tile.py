@@ -349,7 +349,12 @@ def _stages(e: Emitter) -> int:
         return 1
     members = [q for s in e.kernel.stages for q in s.members]
     made = {q.node.out for q in members}
-    full = {b for q in members for b, i in va.loads(q.value) if b not in made and q.row in ex.vars_of(i)}
+    full = {
+        b
+        for q in members
+        for b, i in va.loads(q.value)
+        if b not in made and q.row in ex.vars_of(i) and ex.vars_of(i).intersection(q.inner)
+    }
     points = e.blocks.xblock * max(e.blocks.rblocks.values())
     waiting = sum(e.program.buffers[b].dtype.itemsize for b in full) * points
     return next((n for n in range(PIPELINE, 1, -1) if n * waiting <= PIPELINE_BYTES), 1)
