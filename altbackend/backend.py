@@ -45,7 +45,7 @@ def alt(
         partition_fn=_partition(cfg, number),
         keep_inference_input_mutations=True,
     )
-    with compat.functorch_settings():
+    with compat.functorch_settings(), compat.no_collection():
         return build(gm, example_inputs)  # type: ignore[no-any-return]
 
 
@@ -111,7 +111,8 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = duplicate(gm.graph)
         try:
-            return compile_graph(gm, cfg, trace, Job(kind, *_inputs_and_outputs(kind)))
+            with compat.no_collection():
+                return compile_graph(gm, cfg, trace, Job(kind, *_inputs_and_outputs(kind)))
         except Exception as cause:
             if cfg.strict:
                 raise

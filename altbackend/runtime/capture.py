@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..compat import no_collection
 from .cuda import empty_cuda
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -57,7 +57,8 @@ class CudaCapture:
         current = torch.cuda.current_stream(self.device)
         self.side.wait_stream(current)
         try:
-            with torch.cuda.stream(self.side), _no_collection():
+            # a collected tensor or graph would make driver calls that a recording does not allow
+            with torch.cuda.stream(self.side), no_collection():
                 outputs = _capture(graph, lambda: call(args), pool)
         except BaseException:
             self._smallest(None)
@@ -68,7 +69,7 @@ class CudaCapture:
     def _smallest(self, pool: Any) -> torch.cuda.CUDAGraph:
         """A graph of next to nothing. Recording it also takes torch's generator out of a recording that failed."""
         graph, t = torch.cuda.CUDAGraph(), torch.empty(1, device=f"cuda:{self.device}")
-        with torch.cuda.stream(self.side), _no_collection():
+        with torch.cuda.stream(self.side), no_collection():
             _capture(graph, t.zero_, pool)
         return graph
 
@@ -90,18 +91,6 @@ def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], Any], pool: Any) ->
         raise
     graph.capture_end()
     return done
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A collected tensor or graph would make driver calls that a recording does not allow."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from . import registers
 from .deps import Deps, analyse
 from .matmul import Matmul
 from .place import No, Placed, fit, natural_rows, ordered_vars, placements, rechain, refine
+from .split import cuts_of
 from .target import Target
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
@@ -84,11 +85,16 @@ def totals_over_rows(p: Program, cfg: Config, target: Target) -> frozenset[str]:
 
     Splitting them would take them out of that kernel, to read everything once more.
     """
-    few = [n for n in p.nodes if isinstance(n, Reduction) and n.dims and ordered_vars(n)[-1] not in n.rdims]
-    if not (target.registers and few):
+    if not target.registers or not any(_is_cut_column(n, target) for n in p.nodes):
         return frozenset()
     groups = fuse(p, analyse(p), cfg, target, lambda *a: None)
     return frozenset(q.node.out for g in groups for q in g.placed if q.kind == "outer")
+
+
+def _is_cut_column(n: Node, target: Target) -> bool:
+    if not isinstance(n, Reduction) or not n.dims or ordered_vars(n)[-1] in n.rdims:
+        return False
+    return cuts_of(n, target) is not None
 
 
 def _merge(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]) -> list[Group]:

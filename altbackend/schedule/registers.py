@@ -6,12 +6,14 @@ length, is read in blocks by one pass after the other, and every pass computes a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.expr import Index
+from ..ir.expr import Atom, Index
 from ..ir.loops import Program
+from ..ir.value import Value
 from .place import No, Placed
 from .target import Target
 
@@ -123,13 +125,17 @@ def _check_passes(p: Program, placed: list[Placed]) -> No | None:
 
 def rows_are_neighbours(members: Sequence[Placed]) -> bool:
     """Whether memory is contiguous from row to row, as in a reduction over columns, and not along the rows."""
+    found = [_neighbours(q.value, q.index, q.inner, q.row) for q in members if q.inner and inner_points(q) != 1]
+    return sum(across for _, across in found) > sum(along for along, _ in found)
+
+
+@functools.lru_cache(maxsize=4096)  # a member is asked about with every node that may join its kernel
+def _neighbours(value: Value, at: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[int, int]:
+    """How many accesses are contiguous along the row, and from row to row."""
     along = across = 0
-    for q in members:
-        if not q.inner or inner_points(q) == 1:
-            continue
-        for index in (*(i for _, i in va.loads(q.value)), q.index):
-            steps = [ex.coefficient(index, v) for v in q.inner]
-            along += any(s == 1 for s in steps)
-            here = ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0}))
-            across += here == 1 and all(s not in (0, 1) for s in steps)
-    return across > along
+    for index in (*(i for _, i in va.loads(value)), at):
+        steps = [ex.coefficient(index, v) for v in inner]
+        along += any(s == 1 for s in steps)
+        here = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
+        across += here == 1 and all(s not in (0, 1) for s in steps)
+    return along, across

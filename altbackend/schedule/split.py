@@ -71,7 +71,8 @@ def _cuts_on_gpu(node: Reduction, kept: int, sizes: tuple[int, ...], target: Tar
     return tuple(cuts) if math.prod(cuts) > 1 else None
 
 
-def _cuts(node: Reduction, target: Target) -> tuple[int, ...] | None:
+def cuts_of(node: Reduction, target: Target) -> tuple[int, ...] | None:
+    """Into how many pieces to cut each reduced loop; None where the reduction stays whole."""
     kept, sizes = ex.prod(v.args[1] for v in node.dims), tuple(v.args[1] for v in node.rdims)
     if not node.dims or not sizes or not isinstance(kept, int) or node.op.startswith("arg"):
         return None
@@ -84,7 +85,7 @@ def _cuts(node: Reduction, target: Target) -> tuple[int, ...] | None:
 
 
 def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[Node] | None:
-    cuts = _cuts(node, target)
+    cuts = cuts_of(node, target)
     if cuts is None:
         return None
     kept, pieces = ex.prod(v.args[1] for v in node.dims), math.prod(cuts)
