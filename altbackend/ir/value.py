@@ -8,6 +8,7 @@ holds) and `wrap_index` (attr: size; -size <= x < size becomes 0 <= x < size, an
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -94,8 +95,21 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
     if x.op == "const" and not (x.dtype.is_floating_point and not dtype.is_floating_point):
         exact = dtype in (torch.float64, torch.float32) or (not dtype.is_floating_point and dtype != torch.bool)
         if exact and abs(x.attr) < 2**24 and (dtype.is_floating_point or abs(x.attr) < 128) and x.attr >= 0:
-            return const(x.attr, dtype)
+            held = _held(x)
+            return make("cast", (x,), dtype) if held is None else const(held, dtype)
     return make("cast", (x,), dtype)
+
+
+_PACKED = {torch.float32: "f", torch.float16: "e", torch.float64: "d"}
+
+
+def _held(x: Value) -> float | None:
+    """The number that a constant's dtype holds for it: 0.3 as float32 is 0.30000001192...; None where unsure."""
+    number: float = x.attr
+    if not x.dtype.is_floating_point or (number == int(number) and abs(number) < 256):
+        return number
+    code = _PACKED.get(x.dtype)
+    return None if code is None or abs(number) >= 65504 else float(struct.unpack(code, struct.pack(code, number))[0])
 
 
 def apply(op: str, *args: Value) -> Value:

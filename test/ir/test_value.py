@@ -128,3 +128,11 @@ def test_comparisons_give_bool_and_where_takes_its_branches_dtype() -> None:
     c = va.apply("lt", X, X)
     assert c.dtype == BOOL
     assert va.apply("where", c, X, X).dtype == F32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("number", [0.0, 0.1, 0.3, 1.0, 200.0, 1234.567, 70000.3])
+def test_a_constant_is_rounded_to_its_dtype_before_it_is_cast(number: float, dtype: torch.dtype) -> None:
+    folded = va.cast(va.const(number, dtype), torch.float64)
+    if folded.op == "const":
+        assert folded.attr == torch.tensor(number, dtype=dtype).double().item()
