@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.records import Row
+from benchmarks.records import Measurement, Row
 
 FLOOR = "aot_eager"
 HEADER = (
@@ -20,6 +20,7 @@ HEADER = (
     "range",
     "error",
     "graphs",
+    "peak GB: eager, it",
 )
 
 
@@ -127,7 +128,14 @@ def _line(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         f"{min(row.speedups):.2f}-{max(row.speedups):.2f}",
         f"{row.worst_error:.0e}",
         f"{first.graphs}+{first.graph_breaks}" if first.graph_breaks else str(first.graphs),
+        _peaks(first),
     )
+
+
+def _peaks(m: Measurement) -> str:
+    if m.eager_peak_bytes is None or m.compiled_peak_bytes is None:
+        return ""
+    return f"{m.eager_peak_bytes / 1e9:.2f}, {m.compiled_peak_bytes / 1e9:.2f}"
 
 
 def _mean_line(backend: str, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -143,6 +151,7 @@ def _mean_line(backend: str, rows: Sequence[Row]) -> tuple[str, ...]:
         "",
         "",
         _mean([row.speedup for row in done], 2),
+        "",
         "",
         "",
         "",
