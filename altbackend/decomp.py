@@ -135,6 +135,33 @@ def _foreach() -> dict[Any, Callable[..., Any]]:
     return found
 
 
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    """`index_fill` as one `index_put`, whose result keeps x's strides too.
+
+    torch's own decomposition writes to a tensor that it has made, which AOTAutograd refuses in a functional graph.
+    """
+    if x.dim() == 0:
+        return aten.squeeze.dim(_index_fill(aten.unsqueeze(x, 0), 0, index, value), 0)
+    if isinstance(value, torch.Tensor):
+        value = value.to(device=x.device, dtype=x.dtype)
+    else:
+        value = aten.full([], value, dtype=x.dtype, device=x.device)
+    return aten.index_put(x, [None] * (dim % x.dim()) + [aten.reshape(index, [-1])], value)
+
+
+def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
+    """`_unique` under the name by which every torch knows that the size of its result depends on data."""
+    return aten._unique2(x, sorted, return_inverse, False)[:2]
+
+
+# Ours, in place of torch's.
+_OWN: dict[Any, Callable[..., Any]] = {
+    aten.index_fill.int_Scalar: _index_fill,
+    aten.index_fill.int_Tensor: _index_fill,
+    aten._unique.default: _unique,
+}
+
+
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, as `aot_autograd` takes it."""
@@ -146,4 +173,4 @@ def table() -> dict[Any, Callable[..., Any]]:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)
         chosen.pop(op, None)
-    return chosen
+    return chosen | _OWN
