@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import compat, decomp, fx_passes, partition
+from .compile_pool import cuda as compile_cuda
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
@@ -33,6 +34,8 @@ def alt(
     for name, reason in notes(options):
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
+    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
+        compile_cuda.warm(cfg)  # while the graph is traced
     fx_passes.pre_grad(gm, cfg)
     build = compat.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward"),

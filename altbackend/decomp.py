@@ -34,6 +34,7 @@ _KEPT = (
     "gelu_backward.default",
     "silu_backward.default",
     "native_dropout_backward.default",
+    "native_batch_norm_backward.default",
     "tril.default",
     "triu.default",
     "logaddexp.default",
@@ -77,7 +78,6 @@ _ADDED = (
     aten._softmax_backward_data,
     aten._log_softmax_backward_data,
     aten._log_softmax,  # so that a backward may compute it again from its input and two numbers a row
-    aten.native_batch_norm_backward,
     aten.batch_norm_backward,
     aten.frobenius_norm,
     aten.linalg_vector_norm,

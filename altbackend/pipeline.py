@@ -11,6 +11,7 @@ import torch
 
 from . import compat, fx_passes
 from .autotune import products
+from .codegen import bundle as print_bundle
 from .codegen import emit, host, host_cuda, replay, split_kernel
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
@@ -24,8 +25,8 @@ from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
+from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
-from .schedule import epilogue, fusion, kernel, split
 from .schedule import target as targets
 from .schedule.deps import Deps
 
@@ -72,7 +73,9 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         groups = fusion.fuse(program, edges, cfg, target, trace.decision)
         if cuda and (choose := products.chooser(cfg, target, program)) is not None:
             groups = epilogue.attach(program, edges, groups, trace.decision, choose)
-        kernels = [g.extern or kernel.build(program, edges, g, target) for g in groups]
+        kernels: list[Any] = [g.extern or kernel.build(program, edges, g, target) for g in groups]
+        if cuda and cfg.fuse:
+            kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)
     if cuda and cfg.cudagraphs:
@@ -128,6 +131,10 @@ def _cuda(
             if isinstance(k, Extern):
                 steps.append(k)
                 continue
+            if isinstance(k, bundle.Bundle):
+                together, names = print_bundle.emit(k, target)
+                steps.append(host_cuda.CudaLaunch(together, together.params, names, k.kernel.origins))
+                continue
             for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
                 p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
                 steps += found
@@ -154,6 +161,8 @@ def check(p: Program, cfg: Config) -> Program:
 
 
 def _show_step(k: Any) -> str:
+    if isinstance(k, bundle.Bundle):
+        return bundle.show(k)
     return f"library call: {k.target}\n" if isinstance(k, Extern) else kernel.show_kernel(k)
 
 

@@ -113,10 +113,11 @@ def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]]
     """Of a split of a copy of the joint graph."""
     own = Joint(GraphModule(j.graph, duplicate(j.graph.graph)), j.forward_results, j.static)
     trace = Trace("joint", cfg)
+    _statistics_of_a_gpu(own.graph)
     if divide is by_ours:
-        _statistics_of_a_gpu(own.graph)
         fx_passes.joint_statistics(own.graph, trace)
     fx_passes.cuda_joint(own.graph, cfg, trace)
+    _statistics_of_a_gpu(own.graph)
     start = time.perf_counter()
     forward, backward = divide(own)
     seconds = time.perf_counter() - start
@@ -153,7 +154,7 @@ def _bytes_of(n: Node) -> int:
 
 def _schedule(gm: GraphModule, cfg: Config) -> tuple[Program, list[Group]]:
     gm = fx_passes.finish(fx_passes.post_grad(gm, cfg, Trace("half", cfg)), cfg)
-    p, _ = lower_graph(gm, cfg)
+    p, _ = lower_graph(gm, cfg, gpu=True)
     machine = target.cuda()
     p = split.split_reductions(p, machine, fusion.totals_over_rows(p, cfg, machine))
     return p, fusion.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)

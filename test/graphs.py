@@ -101,7 +101,7 @@ def schedule(
     cfg, target = cfg or resolve(), target or cpu(2)
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
-    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), target.kind == "cuda")
+    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), target.registers)
     verify(program)
     if target.kind == "cuda":
         program = verify(split.split_reductions(program, target, fusion.totals_over_rows(program, cfg, target)))

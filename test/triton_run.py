@@ -14,12 +14,13 @@ from unittest.mock import patch
 
 import torch
 
+from altbackend.codegen import bundle as print_bundle
 from altbackend.codegen import split_kernel
 from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
-from altbackend.schedule import epilogue, target
+from altbackend.schedule import bundle, epilogue, target
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
@@ -64,9 +65,11 @@ def compile_errors() -> list[str]:
 
 def steps_of(s: Scheduled, chosen: target.Target = TARGET) -> list[Step]:
     steps: list[Step] = []
-    for k in s.steps:
+    for k in bundle.bundled(s.program, s.steps, lambda *a: s.decisions.append(a)):
         if isinstance(k, Extern):
             steps.append(k)
+        elif isinstance(k, bundle.Bundle):
+            steps.append(print_bundle.emit(k, chosen))
         else:
             emitted = split_kernel.emit(s.program, s.deps, k, chosen, lambda *a: s.decisions.append(a))
             steps += [(made, buffers) for _, made, buffers in emitted]

@@ -6,6 +6,7 @@ import ast
 import functools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,12 +144,13 @@ def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
         scratch=matmul.scratch_bytes(k.matmul),
-        label=_label(f.blocks.form, k.origins),
+        label=label(f.blocks.form, k.origins),
     )
     return kernel, (*f.buffers, *outs)
 
 
-def _label(form: str, origins: tuple[Origin, ...]) -> str:
+def label(form: str, origins: tuple[Origin, ...]) -> str:
+    """A name for a profiler: the form, and some of the operators."""
     ops = dict.fromkeys(re.sub(r"\W.*", "", o.target) for o in origins)
     return "_".join([form, *list(ops)[:LABEL_OPS]])
 
@@ -204,16 +206,22 @@ class Lines:
         self.out.append("    " * self.depth + text)
 
 
-def source(f: TileFunction) -> str:
-    """A module with the function `kernel`, complete but for triton itself."""
+def source(f: TileFunction, pointers: Sequence[str] = (), header: Sequence[str] = ()) -> str:
+    """A module with the function `kernel`, complete but for triton itself.
+
+    `pointers`: arguments in place of those of `f` and its symbols, which the lines of `header` then define.
+    """
     w = Lines(f)
     w.add("program = tl.program_id(0)" + (".to(tl.int64)" if f.blocks.wide else ""))
     if any("programs" in s.step for s in f.body if isinstance(s, TileLoop)):
         w.add("programs = tl.num_programs(0)")
+    for line in header:
+        w.add(line)
     _block(w, f.body)
     arguments = [p.name for p in f.params] + [tile.parts_name(t) for t in f.totals]
     arguments += ["error"] if f.checks else []
-    arguments += [*f.symbols, *(f"{c}: tl.constexpr" for c in f.blocks.constexprs)]
+    arguments = list(pointers) or [*arguments, *f.symbols]
+    arguments += [f"{c}: tl.constexpr" for c in f.blocks.constexprs]
     body = "\n".join(w.out)
     texts = [_HEADER, *_helpers(body), f"@triton.jit\ndef kernel({', '.join(arguments)}):\n{body}"]
     return "\n\n\n".join(texts) + "\n"

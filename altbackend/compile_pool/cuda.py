@@ -13,6 +13,8 @@ import queue
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from .cpp import usable_folder
 
 MOST_WORKERS = 8
 ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
+SECONDS = 300.0  # that one kernel may take
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,19 @@ def submit(job: Job, cfg: Config) -> Future[Cubin]:
 @functools.lru_cache(maxsize=4096)
 def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
     return _threads(count).submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+
+
+def warm(cfg: Config) -> None:
+    """Start the workers in the background: they are ready when the first kernel is, and not a second later."""
+    with contextlib.suppress(Unsupported):  # without triton there is nothing to start; a kernel will say so
+        triton_version()
+        _warm(cfg.compile_threads)
+
+
+@functools.cache
+def _warm(count: int) -> None:
+    for _ in range(count or _count()):
+        _threads(count).submit(lambda: _idle.put(_start()))
 
 
 @functools.cache
@@ -147,7 +163,10 @@ def _worker() -> subprocess.Popen[str]:
     try:
         return _idle.get_nowait()
     except queue.Empty:
-        pass
+        return _start()
+
+
+def _start() -> subprocess.Popen[str]:
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     made = subprocess.Popen(
@@ -187,16 +206,22 @@ def _ask(job: Job) -> dict[str, Any]:
         worker = _worker()
         assert worker.stdin is not None
         assert worker.stdout is not None
+        limit = threading.Timer(SECONDS, worker.kill)
+        limit.start()
+        start = time.monotonic()
         try:
             worker.stdin.write(json.dumps(question) + "\n")
             worker.stdin.flush()
-            answer = worker.stdout.readline()
-        except OSError as cause:
-            answer, reason = "", str(cause)
-        if answer:
+            made = json.loads(worker.stdout.readline())
+        except (OSError, ValueError) as cause:
+            reason = str(cause)
+        else:
+            limit.cancel()
             _idle.put(worker)
-            made: dict[str, Any] = json.loads(answer)
-            return made | {"warps": job.warps}
+            return dict(made) | {"warps": job.warps}
+        limit.cancel()
         _end(worker)
+        if time.monotonic() - start >= SECONDS:
+            return {"error": f"the kernel did not compile within {SECONDS:.0f} s"}
         reason = f"a compile worker ended with exit status {worker.returncode} {reason}"
     return {"error": reason}

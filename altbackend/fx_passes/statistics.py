@@ -1,4 +1,4 @@
-"""Normalisations of a joint graph as their statistics and a pointwise rest.
+"""What a joint graph's partitioner should see in parts: normalisations as their statistics and a pointwise rest.
 
 The statistics are small. Once they are values of their own, the partitioner can keep them and have the backward make
 the results again, pointwise and fused into what reads them.
@@ -23,7 +23,28 @@ def expose(gm: GraphModule) -> int:
             found += _log_softmax(gm, n)
         elif is_call(n, aten._native_batch_norm_legit_functional.default) and n.args[5] is True:
             found += _batch_norm(gm, n)
+        elif is_call(n, aten.native_batch_norm_backward.default) and n.args[7] is True:
+            n.update_arg(3, None)  # a backward of batch statistics reads no running ones
+            n.update_arg(4, None)
+        elif is_call(n, aten.max_pool2d_with_indices.default):
+            _narrow_positions(gm, n)
     return found
+
+
+def _narrow_positions(gm: GraphModule, n: Node) -> None:
+    """Positions in an image fit in 16 or 32 bits: what a backward reads is kept so."""
+    x, result = n.args[0], next((u for u in n.users if u.target is operator.getitem and u.args[1] == 1), None)
+    height, width = val(x).shape[-2:]
+    if result is None or not isinstance(height, int) or not isinstance(width, int):
+        return
+    users = [u for u in result.users if u.op == "call_function"]
+    if len(users) != len(result.users) or not users:  # the positions are a result
+        return
+    at = _At(gm, result)
+    narrow = at.cast(result, torch.int16 if height * width < 2**15 else torch.int32)
+    wide = at.cast(narrow, val(result).dtype)
+    for u in users:
+        u.replace_input_with(result, wide)
 
 
 class _At:

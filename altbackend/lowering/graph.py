@@ -18,6 +18,7 @@ from ..ir.expr import Index
 from ..ir.loops import Buffer, HostNumber, Program, View, without_dead
 from ..ir.value import Value
 from . import (
+    batch_norm,
     extern,
     gpu,
     grid_sampler,
@@ -39,6 +40,7 @@ from .tensor import Tensor, as_view, axes, expand, of_buffer, points
 
 # importing them fills the registry
 _ROOMS = (
+    batch_norm,
     grid_sampler,
     indexing,
     padding_backward,
@@ -389,22 +391,25 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     return t
 
 
-AGAIN = 1  # float additions an element that cost less than reading it once more
-AGAIN_ON_GPU = 16
+# Operations, and loads of any size, of a value that its readers compute again: about the time of one load of it.
+AGAIN, AGAIN_ON_GPU, LOADS_AGAIN = 1, 16, 6
 
 
 def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
-    """Whether computing a value again costs its readers less than reading it: one load of its size, few operations.
+    """Whether computing a value again costs its readers less than reading it: few operations, one load of its size.
 
     What lacks a loop variable (a row's mean) is in a register or the cache.
     """
     loads = va.loads(t.value)
     if not loads:
         return cost <= 8
-    gpu = ctx.device.type == "cuda"
+    if cost <= 1 and len(loads) <= 1:
+        return True
     every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
-    few = cost <= AGAIN_ON_GPU if gpu else cost <= AGAIN and len(loads) <= 2
-    return few and sum(every <= set(ex.vars_of(i)) for _, i in loads) <= 1
+    large = [b for b, i in loads if every <= set(ex.vars_of(i))]
+    if cost > (AGAIN_ON_GPU if ctx.gpu else AGAIN) or len(loads) > LOADS_AGAIN or len(large) > 1:
+        return False
+    return cost <= AGAIN or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
 
 
 def _is_view(node: torch.fx.Node) -> bool:

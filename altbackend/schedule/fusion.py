@@ -173,7 +173,7 @@ def _join_best(
 ) -> Group | None:
     candidates: dict[int, Group] = {g: groups[g] for g in needs}
     for g in groups[-HORIZONTAL_REACH:]:
-        if g.reads & set(reads(node)):
+        if g.reads & set(reads(node)) or (target.registers and _are_siblings(g, node, needs)):
             candidates[g.number] = g
     scored = sorted(
         ((_shared_bytes(p, g, node), g.number) for g in candidates.values() if g.extern is None), reverse=True
@@ -187,6 +187,13 @@ def _join_best(
             return group
         decision("fusion", subject, "not fused", refusal.reason)
     return None
+
+
+def _are_siblings(g: Group, node: Loop, needs: set[int]) -> bool:
+    """Small totals of what one kernel left behind (the two of a normalisation's backward): one launch for both."""
+    first = g.placed[0].node if g.placed else None
+    alike = isinstance(node, Reduction) and isinstance(first, Reduction) and first.dims == node.dims
+    return alike and bool(node.dims) and bool(g.needs & needs)
 
 
 def _shared_bytes(p: Program, g: Group, node: Loop) -> int:

@@ -17,6 +17,7 @@ from .target import Target
 
 AGAIN = 256  # float additions that a pass over a long row may repeat
 COLUMNS = 64  # rows of a program where rows, not the points in them, are neighbours in memory: a cache line of 16 bits
+SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
 MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
 
 
@@ -71,6 +72,10 @@ def check(p: Program, placed: list[Placed], rows: Index, target: Target) -> No |
     most = MOST_OF_COLUMNS if columns else target.row_limit
     if few and any(q.kind == "point" and _above(inner_points(q), most) for q in placed):
         return No(f"{rows} rows would leave most of the device idle")
+    if not columns:
+        for q in placed:
+            if q.kind == "point" and _above(inner_points(q), SCATTERED) and rows_are_neighbours([q]):
+                return No(f"{q.node.out} would be reached a row at a time, which its memory is not")
     return _check_passes(p, placed) if long else None
 
 

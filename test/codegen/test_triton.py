@@ -170,7 +170,7 @@ ROWS: dict[str, tuple[Callable[..., Any], Make, int]] = {
 }
 LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "logsumexp": (lambda x: torch.logsumexp(x * 3, -1), lambda: [r(5, 70)], 1),
-    "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 2),
+    "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 1),
     "cross entropy": (F.cross_entropy, lambda: [r(30, 150), ints(0, 150, 30)], 2),
     "rising and falling rows": (
         lambda x: torch.logsumexp(x, -1),

@@ -1,0 +1,121 @@
+"""Which kernels share a launch, and that the order of everything else is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from altbackend.ir.loops import Extern, reads, writes
+from altbackend.schedule import bundle, target
+from test import triton_run
+from test.compare import as_list
+from test.graphs import schedule, trace
+
+T = torch.Tensor
+GPU = target.cuda()
+
+
+def r(*sizes: int) -> T:
+    return torch.randn(sizes)
+
+
+def chain(x: T, *ws: T) -> T:
+    for w in ws:
+        x = x @ w.half()
+    return x
+
+
+def gradients(x: T, g: T, *ws: T) -> list[T]:
+    """Casts of results that come one after the other."""
+    out = []
+    for w in ws:
+        out.append((x.t() @ g).float())
+        g = g @ w
+    return out
+
+
+def momentum(*ts: T) -> list[T]:
+    third = len(ts) // 3
+    out = []
+    for p, g, m in zip(ts[:third], ts[third : 2 * third], ts[2 * third :], strict=True):
+        m.mul_(0.9).add_(g)
+        p.sub_(m * 0.1)
+        out.append(p * 2)
+    return out
+
+
+def counters(*ns: T) -> list[T]:
+    return [n + 1 for n in ns]
+
+
+def overwritten(x: T, a: T, b: T) -> list[T]:
+    """The second cast must see what was written between."""
+    first = x @ a.half()
+    b.copy_(a * 2 + b)
+    return [first, first @ b.half()]
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]], list[int]]] = {
+    "casts of weights": (chain, lambda: [r(8, 16).half(), *(r(16, 16) for _ in range(5))], [5]),
+    "casts of gradients": (
+        gradients,
+        lambda: [r(8, 16).half(), r(8, 16).half(), *(r(16, 16).half() for _ in range(4))],
+        [4],
+    ),
+    "sizes that differ": (
+        lambda *ws: [w.half() for w in ws],
+        lambda: [r(1), r(1000), r(7, 3), r(5000), r(2, 3, 5)],
+        [5],
+    ),
+    "an optimizer": (
+        momentum,
+        lambda: [r(n) for _ in range(3) for n in (70, 1100, 3)],
+        [3],
+    ),
+    "counters": (counters, lambda: [torch.tensor(k) for k in range(7)], [7]),
+    "work that differs": (lambda a, b, c: (a.sin(), b.cos(), c.sin()), lambda: [r(9), r(9), r(8)], [2]),
+    "an input that changes": (overwritten, lambda: [r(4, 8).half(), r(8, 8), r(8, 8)], []),
+    "rows that are no range": (lambda a, b: (a.t() + 1, b[:, 1:] * 2), lambda: [r(4, 5), r(4, 5)], []),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_results_and_bundles(name: str) -> None:
+    fn, make, sizes = CASES[name]
+    inputs = make()
+    mine, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    seen: list[Any] = []
+    got, want = as_list(triton_run.compiled(fn, seen=seen)(*mine)), as_list(fn(*theirs))
+    for a, b in zip([*got, *mine], [*want, *theirs], strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
+    (gm,) = trace(fn, *make())
+    s = schedule(gm, target=GPU)
+    steps = bundle.bundled(s.program, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, bundle.Bundle)] == sizes
+    assert triton_run.compile_errors() == []
+
+
+def test_every_step_runs_once_and_after_what_it_needs() -> None:
+    (gm,) = trace(chain, r(8, 16).half(), *(r(16, 16) for _ in range(5)))
+    s = schedule(gm, target=GPU)
+    written: set[str] = set(s.program.inputs)
+    ran = 0
+    for step in bundle.bundled(s.program, s.steps, lambda *a: None):
+        for part in step.parts if isinstance(step, bundle.Bundle) else (step,):
+            nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
+            assert {b for n in nodes for b in reads(n)} <= written
+            ran += 1
+        for part in step.parts if isinstance(step, bundle.Bundle) else (step,):
+            nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
+            written.update(b for n in nodes for b in writes(n))
+    assert ran == len(s.steps)
+
+
+def test_a_launch_takes_as_many_as_fit() -> None:
+    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(bundle.MOST_PARTS + 7)))
+    s = schedule(gm, target=GPU)
+    steps = bundle.bundled(s.program, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, bundle.Bundle)] == [bundle.MOST_PARTS, 7]
