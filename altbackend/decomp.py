@@ -154,11 +154,29 @@ def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) 
     return aten._unique2(x, sorted, return_inverse, False)[:2]
 
 
+def _batch_norm_with_update(
+    x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
+) -> Any:
+    """`_batch_norm_with_update_functional`, its running statistics in their own dtype.
+
+    torch traces those as float32 whatever they are, and a library call gives what they are. A GPU's float32 statistics
+    stay with the library call, since cuDNN returns bytes that its backward needs.
+    """
+    if x.device.type == "cuda" and mean.dtype == var.dtype == torch.float32:
+        return NotImplemented
+    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, var, True, momentum, eps
+    )
+    empty = aten.empty([0], dtype=torch.uint8, device=x.device)
+    return out, saved_mean, saved_rstd, empty, new_mean.to(mean.dtype), new_var.to(var.dtype)
+
+
 # Ours, in place of torch's.
 _OWN: dict[Any, Callable[..., Any]] = {
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
     aten._unique.default: _unique,
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
 }
 
 
