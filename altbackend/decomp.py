@@ -135,6 +135,51 @@ def _foreach() -> dict[Any, Callable[..., Any]]:
     return found
 
 
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    """`index_fill` as one `index_put`, whose result keeps x's strides too.
+
+    torch's own decomposition writes to a tensor that it has made, which AOTAutograd refuses in a functional graph.
+    """
+    if x.dim() == 0:
+        return aten.squeeze.dim(_index_fill(aten.unsqueeze(x, 0), 0, index, value), 0)
+    if isinstance(value, torch.Tensor):
+        value = value.to(device=x.device, dtype=x.dtype)
+    else:
+        value = aten.full([], value, dtype=x.dtype, device=x.device)
+    return aten.index_put(x, [None] * (dim % x.dim()) + [aten.reshape(index, [-1])], value)
+
+
+def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
+    """`_unique` under the name by which every torch knows that the size of its result depends on data."""
+    return aten._unique2(x, sorted, return_inverse, False)[:2]
+
+
+def _batch_norm_with_update(
+    x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
+) -> Any:
+    """`_batch_norm_with_update_functional`, its running statistics in their own dtype.
+
+    torch traces those as float32 whatever they are, and a library call gives what they are. A GPU's float32 statistics
+    stay with the library call, since cuDNN returns bytes that its backward needs.
+    """
+    if x.device.type == "cuda" and mean.dtype == var.dtype == torch.float32:
+        return NotImplemented
+    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, var, True, momentum, eps
+    )
+    empty = aten.empty([0], dtype=torch.uint8, device=x.device)
+    return out, saved_mean, saved_rstd, empty, new_mean.to(mean.dtype), new_var.to(var.dtype)
+
+
+# Ours, in place of torch's.
+_OWN: dict[Any, Callable[..., Any]] = {
+    aten.index_fill.int_Scalar: _index_fill,
+    aten.index_fill.int_Tensor: _index_fill,
+    aten._unique.default: _unique,
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+}
+
+
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, as `aot_autograd` takes it."""
@@ -146,4 +191,4 @@ def table() -> dict[Any, Callable[..., Any]]:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)
         chosen.pop(op, None)
-    return chosen
+    return chosen | _OWN

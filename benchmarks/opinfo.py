@@ -27,6 +27,8 @@ Sample = tuple[Any, tuple[Any, ...], dict[str, Any]]
 Run = Callable[[list[Sample]], list[Any]]
 SEED = 1234
 ROUNDINGS = 4  # that a low-precision result may have beyond twice eager's error
+# the sample's input is the divisor: an integer division by zero raises on a CPU and is undefined on a GPU
+DIVIDED_BY_INPUT = ("__rmod__",)
 BROKEN = ("wrong", "error")  # what another backend may share
 
 
@@ -137,6 +139,8 @@ def _subject(case: Case, settings: Settings) -> Subject:
     subject = Subject(case, op.op)
     usable = []
     for sample in chosen(list(made), settings.samples):
+        if case.op in DIVIDED_BY_INPUT and not dtype.is_floating_point:
+            sample[0].masked_fill_(sample[0] == 0, 1)
         with contextlib.suppress(Exception):
             subject.eager([sample])
             usable.append(sample)
@@ -184,9 +188,11 @@ def copied(samples: list[Sample]) -> list[Sample]:
 
 
 def widened(sample: Sample) -> Sample:
-    """The sample with floats in float64."""
+    """The sample with floats in float64, and dtypes of 16 bits that are arguments as float64."""
 
     def widen(t: Any) -> Any:
+        if isinstance(t, torch.dtype):
+            return torch.float64 if t in LOW_PRECISION else t
         if not isinstance(t, torch.Tensor) or not t.is_floating_point():
             return t
         return t.detach().double().requires_grad_(t.requires_grad)

@@ -166,6 +166,7 @@ def _complete_interpreter() -> None:
         setattr(libdevice, name, _elementwise(reference))
     interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter.InterpreterBuilder.create_add = _add
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
@@ -186,6 +187,11 @@ def _splat(self: Any, kind: Any, x: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     return TensorHandle(np.full(kind.shape, x.data.reshape(-1)[0], dtype=x.data.dtype), x.dtype.scalar)
+
+
+def _add(self: Any, a: Any, b: Any) -> Any:
+    """a + b. numpy's sum of two bools is their or; that of a GPU has one bit."""
+    return self.binary_op(a, b, np.logical_xor if a.data.dtype == np.bool_ else np.add)
 
 
 def _dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:

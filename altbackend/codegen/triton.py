@@ -289,9 +289,12 @@ def _points(s: Points, wide: bool) -> str:
 
 
 def _fold(w: Lines, s: Fold) -> None:
-    table = _COMBINE_BOOL if s.value.dtype == torch.bool and s.op in _COMBINE_BOOL else _COMBINE
-    text = table[s.op].format(s.target, scalar(s.value))
+    text = _combined(s.op, s.value.dtype).format(s.target, scalar(s.value))
     w.add(f"{s.target} = " + (f"tl.where({_and(s.masks)}, {text}, {s.target})" if s.masks else text))
+
+
+def _combined(op: str, dtype: torch.dtype) -> str:
+    return _COMBINE_BOOL.get(op, _COMBINE[op]) if dtype == torch.bool else _COMBINE[op]
 
 
 def _and(masks: tuple[str, ...]) -> str:
@@ -362,7 +365,7 @@ def scalar(v: Value, weak: bool = False) -> str:
         case "scanned":
             return _scanned(v)
         case "combined":
-            return _COMBINE[v.attr].format(*(scalar(a) for a in v.args))
+            return _combined(v.attr, v.dtype).format(*(scalar(a) for a in v.args))
     if v.op.startswith("fast_"):
         return (OPS[v.op[5:]].triton_fast or "").format(*(scalar(a) for a in v.args))
     weak_ones = v.op in _WEAK and any(a.op != "const" for a in v.args[-2:])

@@ -66,9 +66,10 @@ def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
 
 
 _ROWS: list[OpSpec] = [
-    _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})"),
+    # of bools: or, and; the sum of two int1 is one bit
+    _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})", triton_bool="({0} | {1})"),
     _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})"),
-    _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})"),
+    _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})", triton_bool="({0} & {1})"),
     _row(
         "truediv",
         2,

@@ -55,7 +55,7 @@ def batch_norm_inference(
     ctx: Ctx, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
     out = _result(ctx, 0)
-    none = Tensor((0,), compute_dtype(out.dtype), va.const(0, compute_dtype(out.dtype)))
+    none = Tensor((0,), _result(ctx, 1).dtype, va.const(0, _result(ctx, 1).dtype))
     return _by_statistics(ctx, x, weight, bias, mean, var, eps, out.dtype), none, none
 
 

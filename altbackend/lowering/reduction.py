@@ -38,7 +38,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
         value = va.cast(x.value, acc)
         return Tensor(kept_sizes, out, va.cast(value, out))
     if acc == torch.bool:
-        op = {"max": "any", "min": "all"}.get(op, op)
+        op = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(op, op)
     value = va.cast(x.value, acc)
     varying = [k for k in dims if x.sizes[k] != 1]
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:

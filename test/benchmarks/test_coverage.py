@@ -44,6 +44,22 @@ def test_low_precision_is_judged_by_the_float64_result() -> None:
     assert opinfo.compare([eager / 0], [eager * float("nan")], lambda: [exact * 1e60]) == ""  # it does overflow
 
 
+def test_the_float64_result_is_that_of_wide_samples_and_wide_dtypes() -> None:
+    x, (grad, dim, dtype), kwargs = opinfo.widened(
+        (torch.ones(2, dtype=torch.float16), (torch.ones(2).bfloat16(), 0, torch.bfloat16), {"dtype": torch.int64})
+    )
+    assert (x.dtype, grad.dtype, dim, dtype) == (torch.float64, torch.float64, 0, torch.float64)
+    assert kwargs == {"dtype": torch.int64}
+
+
+def test_no_sample_divides_an_integer_by_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = opinfo.database()["__rmod__"][0]
+    monkeypatch.setattr(op, "dtypes", {*op.dtypes, torch.int64})  # as on a GPU
+    made = opinfo._subject(Case("__rmod__", "int64", "forward"), opinfo.Settings("cpu"))
+    assert made.samples
+    assert all((s[0] != 0).all() for s in made.samples)
+
+
 def test_random_results_are_compared_by_their_means() -> None:
     a, b = torch.rand(4096), torch.rand(4096)
     assert opinfo.alike([a], [b]) == ""

@@ -89,6 +89,11 @@ POINTWISE: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "float16": (lambda a: a.sigmoid() / 3, lambda: [r(10, 40).half()], 1),
     "float64": (lambda x: (x * 0.1, x / 3, x.sqrt(), x.exp()), lambda: [r(30, 7).double().abs()], 1),
     "bool": (lambda x: (x & ~x, x | x, x ^ x, x.logical_not(), x.float()), lambda: [r(30, 7) > 0], 1),
+    "arithmetic of bools": (
+        lambda a, b: (a + b, torch.add(a, b, alpha=True), a * b, a.maximum(b), a.minimum(b), a.fmax(b), a < b, a >= b),
+        lambda: [r(30, 7) > 0, r(30, 7) > 0],
+        1,
+    ),
     "int64": (lambda a, b: (a // b, a % b, a & b, a.fmod(b)), lambda: [ints(-9, 9, 20), ints(1, 5, 20)], 1),
     "int8": (lambda x: (x * 2 - 1, -x, x.abs(), x // 3), lambda: [ints(-60, 60, 30, dtype=torch.int8)], 1),
     "uint8": (lambda x: (x + 1, x * 3, x.float() * 0.1), lambda: [ints(0, 255, 30, dtype=torch.uint8)], 1),

@@ -123,3 +123,32 @@ def test_positions_of_a_pooling_are_kept_in_16_bits() -> None:
     torch.testing.assert_close(a.grad, b.grad)
     assert torch.int16 in kept
     assert torch.int64 not in kept
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_running_statistics_keep_their_dtype(dtype: torch.dtype) -> None:
+    """torch traces `_batch_norm_with_update` with float32 ones, whatever they are."""
+
+    def update(x: T, w: T, b: T, mean: T, var: T) -> T:
+        out: T = torch.ops.aten._batch_norm_with_update(x, w, b, mean, var, 0.1, 1e-5)[0]
+        return out
+
+    x, w, b = torch.randn(40, 5, 7), torch.rand(5) + 0.5, torch.randn(5)
+    exact = step(update, x.double(), w.double(), b.double())
+    run = torch.compile(update, backend=alt, fullgraph=True, options={"strict": True})
+    rounded = [t.to(dtype) for t in (x, w, b)]
+    for g, e, near in zip(step(run, *rounded), exact, step(update, *rounded), strict=True):
+        assert g.dtype == dtype
+        assert distance(g, e) <= max(2 * distance(near, e), 2e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_every_result_has_the_dtype_of_eager(training: bool) -> None:
+    def whole(x: T, w: T, b: T, mean: T, var: T) -> tuple[T, ...]:
+        results: tuple[T, ...] = torch.ops.aten.native_batch_norm(x, w, b, mean, var, training, 0.1, 1e-5)
+        return results
+
+    xs = [t.bfloat16() for t in (torch.randn(4, 5, 7), torch.ones(5), torch.zeros(5), torch.zeros(5), torch.ones(5))]
+    got = torch.compile(whole, backend=alt, fullgraph=True, options={"strict": True})(*(t.clone() for t in xs))
+    want = whole(*(t.clone() for t in xs))
+    assert [(t.dtype, t.shape) for t in got] == [(t.dtype, t.shape) for t in want]
