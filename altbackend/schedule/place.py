@@ -12,6 +12,7 @@ iteration space is its inner part, run inside the row by one thread:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from ..ir.loops import Loop, Pointwise, Reduction, Scan, Scatter
 from ..ir.value import Value
 
 ROW = "o"
+ASKED = 4096  # answers that are kept: a node is tried with every kernel that it may join
 COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter keeps together: whole cache lines
 
 
@@ -152,14 +154,15 @@ def fit(node: Loop, rows: Index) -> Placed | No:
     return found if isinstance(found, No) else found[0]
 
 
-def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed] | No:
+@functools.lru_cache(maxsize=ASKED)
+def placements(node: Loop, rows: Index, any_order: bool = False) -> tuple[Placed, ...] | No:
     """Every way to place `node` in a kernel of `rows` rows, the one that follows memory order first.
 
     `any_order`: rows may also be loops that are not the slowest in memory.
     """
     if isinstance(node, (Scan, Scatter)):
         placed = _fit_ordered(node, rows)
-        return placed if isinstance(placed, No) else [placed]
+        return placed if isinstance(placed, No) else (placed,)
     order = ordered_vars(node)
     reduced = frozenset(rdims(node))
     tries = [order]
@@ -190,7 +193,7 @@ def placements(node: Loop, rows: Index, any_order: bool = False) -> list[Placed]
         placed = _placed(node, kind, rows, outer, inner, inner_reduced, env)
         if placed.kind == "point" or all(q.kind != placed.kind for q in found):
             found.append(placed)
-    return found or reason
+    return tuple(found) or reason
 
 
 def cut_points(node: Pointwise, order: Sequence[Atom], rows: Index) -> Placed | No:
@@ -297,6 +300,7 @@ def refine(chains: Sequence[tuple[Index, ...]]) -> tuple[Index, ...] | None:
     return tuple(reversed(out))
 
 
+@functools.lru_cache(maxsize=ASKED)
 def rechain(p: Placed, chain: tuple[Index, ...]) -> Placed:
     """Split the inner loops of `p` to exactly `chain`, named i0, i1, ...; `chain` refines `p.sizes`."""
     fresh = [ex.var(f"i{k}", n) for k, n in enumerate(chain)]

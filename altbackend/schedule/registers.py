@@ -41,9 +41,9 @@ def _above(n: Index, most: int) -> bool:
     return not isinstance(n, int) or n > most
 
 
-def openings(ways: list[Placed]) -> list[Placed]:
+def openings(ways: Sequence[Placed]) -> tuple[Placed, ...]:
     """The placements with which a kernel starts: totals over rows are only for kernels that others opened."""
-    return [q for q in ways if q.kind != "outer"]
+    return tuple(q for q in ways if q.kind != "outer")
 
 
 def read_back(writer: Placed, reader: Placed, b: str, here: bool, target: Target) -> No | None:
