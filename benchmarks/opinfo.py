@@ -29,6 +29,9 @@ SEED = 1234
 ROUNDINGS = 4  # that a low-precision result may have beyond twice eager's error
 # the sample's input is the divisor: an integer division by zero raises on a CPU and is undefined on a GPU
 DIVIDED_BY_INPUT = ("__rmod__",)
+# results that eager leaves as memory was: the seed and the offset of a dropout that does not happen
+UNWRITTEN = {"torch.ops.aten._efficient_attention_forward": (2, 3)}
+NEIGHBOURS = 4  # samples that differ by roundings, on which eager's error is measured again
 BROKEN = ("wrong", "error")  # what another backend may share
 
 
@@ -306,7 +309,12 @@ def differs(subject: Subject, got: list[list[torch.Tensor]]) -> str:
     for k, (mine, eager) in enumerate(zip(got, subject.eager(subject.samples), strict=True)):
         if "empty" in subject.case.op:  # whatever memory holds
             mine, eager = ([torch.zeros_like(t) for t in ts] for ts in (mine, eager))
-        text = compare(mine, eager, functools.partial(_exact, subject, subject.samples[k], eager))
+        if subject.case.direction == "forward":
+            for n in UNWRITTEN.get(subject.case.op, ()):
+                mine[n], eager[n] = torch.zeros_like(mine[n]), torch.zeros_like(eager[n])
+        sample = subject.samples[k]
+        exact = functools.partial(_exact, subject, sample, eager)
+        text = compare(mine, eager, exact, functools.partial(usual_error, subject, sample))
         if text and not (is_random(subject) and not alike(mine, eager)):
             return f"sample {k}: {text}"
     return ""
@@ -315,6 +323,33 @@ def differs(subject: Subject, got: list[list[torch.Tensor]]) -> str:
 def _exact(subject: Subject, sample: Sample, eager: list[torch.Tensor]) -> list[torch.Tensor]:
     rounded = getattr(torch, subject.case.dtype)
     return subject.eager([widened(sample)], rounded)[0]
+
+
+def neighbour(sample: Sample, seed: int) -> Sample:
+    """The sample with every float moved by up to four roundings of its dtype."""
+    (held,) = copied([sample])
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for t in tensors(list(held)):
+            if t.is_floating_point():
+                moved = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t.device) * 8 - 4
+                t.copy_(t.double() * (1 + moved * torch.finfo(t.dtype).eps))
+    return held
+
+
+def usual_error(subject: Subject, sample: Sample, k: int) -> float:
+    """Eager's largest error in result `k` over neighbours of the sample; 0 where it has none.
+
+    Where terms cancel, a single sample says little: the same operations may by chance round to the exact result.
+    """
+    errors = [0.0]
+    for seed in range(NEIGHBOURS):
+        with contextlib.suppress(Exception):
+            near = neighbour(sample, seed)
+            got, truth = subject.eager([near])[0][k].double(), _exact(subject, near, [])[k]
+            live = got.isfinite() & truth.isfinite()
+            errors.append(float((got - truth)[live].abs().max()))
+    return max(errors)
 
 
 def is_random(subject: Subject) -> bool:
@@ -341,29 +376,41 @@ def alike(mine: list[torch.Tensor], eager: list[torch.Tensor]) -> str:
     return ""
 
 
-def compare(mine: list[torch.Tensor], eager: list[torch.Tensor], exact: Callable[[], list[torch.Tensor]]) -> str:
+def compare(
+    mine: list[torch.Tensor],
+    eager: list[torch.Tensor],
+    exact: Callable[[], list[torch.Tensor]],
+    usual: Callable[[int], float] = lambda k: 0.0,
+) -> str:
     """'' when equal to eager within dtype tolerances, or as near to the float64 result as eager is.
 
-    Low precision is judged by the float64 result alone, where there is one.
+    Low precision is judged by the float64 result alone, where there is one. `usual`: eager's error in a result as
+    `usual_error` measures it, asked for where this sample's is too small.
     """
     if len(mine) != len(eager):
         return f"{len(mine)} results instead of {len(eager)}"
     for k, (a, b) in enumerate(zip(mine, eager, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
             return f"result {k}: {a.dtype}{list(a.shape)} on {a.device} instead of {b.dtype}{list(b.shape)}"
-        if b.layout == torch.strided and b.dtype in LOW_PRECISION and (text := _far(a, b, exact, k)) is not None:
+        if b.layout == torch.strided and b.dtype in LOW_PRECISION and (text := _far(a, b, exact, usual, k)) is not None:
             if text:
                 return f"result {k}: {text}"
             continue
         try:
             torch.testing.assert_close(a, b, equal_nan=True)
         except AssertionError as difference:
-            if not b.is_floating_point() or _far(a, b, exact, k) != "":
+            if not b.is_floating_point() or _far(a, b, exact, usual, k) != "":
                 return f"result {k}: {one_line(difference)}"
     return ""
 
 
-def _far(a: torch.Tensor, b: torch.Tensor, exact: Callable[[], list[torch.Tensor]], k: int) -> str | None:
+def _far(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    exact: Callable[[], list[torch.Tensor]],
+    usual: Callable[[int], float],
+    k: int,
+) -> str | None:
     """'' when `a` is no further from the float64 result than eager's `b` twice over and some roundings.
 
     None where there is no such result.
@@ -384,7 +431,8 @@ def _far(a: torch.Tensor, b: torch.Tensor, exact: Callable[[], list[torch.Tensor
     scale = float(truth[live].abs().max()) if bool(live.any()) else 0.0
     mine = float((a.double() - truth)[live].abs().max()) if scale else 0.0
     theirs = float((b.double() - truth)[both].abs().max()) if bool(both.any()) else 0.0
-    if mine <= 2 * theirs + ROUNDINGS * torch.finfo(a.dtype).eps * scale:
+    roundings = ROUNDINGS * torch.finfo(a.dtype).eps * scale
+    if mine <= 2 * theirs + roundings or mine <= 2 * (theirs := max(theirs, usual(k))) + roundings:
         return ""
     return f"error {mine:.3g} of {scale:.3g}, eager's is {theirs:.3g}"
 

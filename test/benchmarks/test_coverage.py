@@ -52,6 +52,21 @@ def test_the_float64_result_is_that_of_wide_samples_and_wide_dtypes() -> None:
     assert kwargs == {"dtype": torch.int64}
 
 
+def test_an_error_that_eager_has_nearby_is_no_error() -> None:
+    """A layer norm over two elements: its gradient is 1e-5 of the terms that cancel in it."""
+    case = Case("nn.functional.layer_norm", "float32", "backward")
+    x, w = torch.tensor([[1.793, 3.2695]], requires_grad=True), torch.tensor([-1.8369, -2.6445])
+    sample = (x, ((2,), w), {})
+    subject = opinfo.Subject(case, torch.nn.functional.layer_norm, [sample])
+    usual = opinfo.usual_error(subject, sample, 0)
+    (exact,) = subject.eager([opinfo.widened(sample)])[0]
+    assert 1e-8 < usual < 0.3 * float(exact.abs().max())
+    lucky = exact.float()
+    for error, accepted in ((1.5 * usual, True), (10 * usual, False)):
+        text = opinfo.compare([(exact + error).float()], [lucky], lambda: [exact], lambda k: usual)
+        assert (text == "") == accepted
+
+
 def test_no_sample_divides_an_integer_by_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     op = opinfo.database()["__rmod__"][0]
     monkeypatch.setattr(op, "dtypes", {*op.dtypes, torch.int64})  # as on a GPU
