@@ -239,7 +239,12 @@ def _library() -> dict[str, str]:
 
 
 def _helpers(body: str) -> list[str]:
-    called = set(re.findall(r"(?<![\w.])(\w+)\b", body))
+    called: set[str] = set()
+    pending = [body]
+    while pending:
+        names = set(re.findall(r"(?<![\w.])(\w+)\b", pending.pop())) & _library().keys() - called
+        called |= names
+        pending += [_library()[n] for n in names]
     return [text for name, text in _library().items() if name in called]
 
 

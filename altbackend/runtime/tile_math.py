@@ -95,3 +95,42 @@ def one_plus_erf_fast(x):
     q = q * s + 1.1283803
     tail = tl.where(s > 4.0, 0.0, tl.exp(-s * q))
     return tl.where(x < 0, tail, 2.0 - tail)
+
+
+@triton.jit
+def philox(seed, counter):
+    # Philox4x32-10, the first two words. One instruction multiplies to 64 bits.
+    key_x = seed.to(tl.uint32)
+    key_y = (seed >> 32).to(tl.uint32)
+    x = counter.to(tl.uint32)
+    y = (counter >> 32).to(tl.uint32)
+    z = x ^ x
+    w = z
+    for _ in tl.static_range(10):
+        a = x.to(tl.uint64) * 0xD2511F53
+        b = z.to(tl.uint64) * 0xCD9E8D57
+        x = (b >> 32).to(tl.uint32) ^ y ^ key_x
+        y = b.to(tl.uint32)
+        z = (a >> 32).to(tl.uint32) ^ w ^ key_y
+        w = a.to(tl.uint32)
+        key_x += 0x9E3779B9
+        key_y += 0xBB67AE85
+    return x, y
+
+
+@triton.jit
+def philox_uniform(seed, counter):
+    x, _ = philox(seed, counter)
+    return (x >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox_turn(seed, counter):
+    _, y = philox(seed, counter)
+    return (y >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox_bits(seed, counter):
+    x, y = philox(seed, counter)
+    return x.to(tl.int64) | (y.to(tl.int64) << 32)

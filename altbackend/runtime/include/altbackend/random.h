@@ -47,6 +47,18 @@ ALT_FN float rand_normal(uint64_t seed, uint64_t index) {
   return alt::sqrt(-2.0f * alt::log(u)) * cosine;
 }
 
+// The operators of kernels, of (seed, counter) in int64: 24 bits of the first word and of the second, and both words.
+ALT_FN float philox_uniform(int64_t seed, int64_t counter) {
+  return alt::rand_uniform(uint64_t(seed), uint64_t(counter));
+}
+ALT_FN float philox_turn(int64_t seed, int64_t counter) {
+  return float(int32_t(alt::philox(uint64_t(seed), 0, uint64_t(counter)).y >> 8)) * 0x1p-24f;
+}
+ALT_FN int64_t philox_bits(int64_t seed, int64_t counter) {
+  const Philox4 bits = alt::philox(uint64_t(seed), 0, uint64_t(counter));
+  return int64_t((uint64_t(bits.y) << 32) | bits.x);
+}
+
 // Uniform integer in [low, high), from 64 bits by remainder, as torch; low for an empty range. Scalar.
 ALT_FN int64_t randint64(uint64_t seed, uint64_t index, int64_t low, int64_t high) {
   const Philox4 bits = alt::philox(seed, 0, index);
