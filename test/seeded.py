@@ -36,13 +36,17 @@ def scheduled(fn: Callable[..., Any], *inputs: Any, chosen: target.Target | None
     return [schedule(prepared(gm, seen), seen.cfg, chosen) for gm in trace(fn, *inputs)]
 
 
-def interpreted(fn: Callable[..., Any], *, kernels: bool, dynamic: bool = False) -> Callable[..., Any]:
-    """`fn` by the interpreter of the loop IR, or its Triton `kernels` by Triton's interpreter."""
+def interpreted(
+    fn: Callable[..., Any], *, kernels: bool, dynamic: bool = False, seen: list[Any] | None = None
+) -> Callable[..., Any]:
+    """`fn` by the interpreter of the loop IR, or its Triton `kernels` by Triton's. `seen` collects their steps."""
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-        seen = Trace("random", resolve())
-        s = schedule(prepared(gm, seen), seen.cfg, GPU)
+        cfg = resolve()
+        s = schedule(prepared(gm, Trace("random", cfg)), cfg, GPU)
         steps = triton_run.steps_of(s, GPU) if kernels else []
+        if seen is not None:
+            seen.extend(steps)
         for step in steps:
             if isinstance(step, tuple):
                 triton_run.compile_later(step[0], (90,))

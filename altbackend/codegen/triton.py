@@ -351,6 +351,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return index(v.attr)
         case "cast":
             return _cast(v)
+        case "philox_quads":
+            return f"philox_uniform_quads({scalar(v.args[0])}, tl.cast({index(v.attr)}, tl.int64))"
         case "wrapped":
             x = scalar(v.args[0])
             return f"tl.where({x} < 0, {x} + {_paren(v.attr)}, {x})"

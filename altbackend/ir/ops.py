@@ -212,6 +212,7 @@ _ROWS: list[OpSpec] = [
     _row("i1e", 1, torch.special.i1e, triton="", flops=30),
     # Of (seed, counter), int64 both. Equal calls give equal numbers, so a value may be computed again.
     _row("philox_uniform", 2, philox.uniform, triton="philox_uniform({0}, {1})", result=FLOAT32, flops=60),
+    _row("philox_radius", 2, philox.radius, triton="philox_radius({0}, {1})", result=FLOAT32, flops=60),
     _row("philox_turn", 2, philox.turn, triton="philox_turn({0}, {1})", result=FLOAT32, flops=60),
     _row("philox_bits", 2, philox.bits, triton="philox_bits({0}, {1})", flops=60),
 ]

@@ -28,13 +28,23 @@ def words(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def uniform(seed: Tensor, counter: Tensor) -> Tensor:
-    """float32 in [0, 1): the upper 24 bits of the first word."""
-    return (words(seed, counter)[0] >> 8).to(torch.float32) * 2.0**-24
+    """float32 in [0, 1), 24 bits. Four neighbours are the words of one block, so that it may be computed once."""
+    four = torch.stack(torch.broadcast_tensors(*words(seed, counter >> 2)), -1)  # type: ignore[no-untyped-call]
+    return _fraction(four.gather(-1, (counter & 3).expand(four.shape[:-1]).unsqueeze(-1)).squeeze(-1))
+
+
+def radius(seed: Tensor, counter: Tensor) -> Tensor:
+    """float32 in [0, 1) from the first word of the counter's block."""
+    return _fraction(words(seed, counter)[0])
 
 
 def turn(seed: Tensor, counter: Tensor) -> Tensor:
-    """float32 in [0, 1) from the second word of the same block, independent of `uniform`: the angle of Box-Muller."""
-    return (words(seed, counter)[1] >> 8).to(torch.float32) * 2.0**-24
+    """float32 in [0, 1) from the second word of the same block, independent of `radius`: the angle of Box-Muller."""
+    return _fraction(words(seed, counter)[1])
+
+
+def _fraction(word: Tensor) -> Tensor:
+    return (word >> 8).to(torch.float32) * 2.0**-24
 
 
 def bits(seed: Tensor, counter: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
 def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
     # sqrt(-2 log u) cos(2 pi v)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    u, v = (va.cast(_call(ctx, op, seed), wide) for op in ("philox_uniform", "philox_turn"))
+    u, v = (va.cast(_call(ctx, op, seed), wide) for op in ("philox_radius", "philox_turn"))
     radius = s.unary("sqrt", s.mul(s.unary("log", s.add(u, 2.0**-25)), -2.0))
     return _result(ctx, s.mul(radius, s.unary("cos", s.mul(v, 2 * math.pi))))
 

@@ -40,7 +40,7 @@ def philox_normal(seed: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
     """Standard normal (Box and Muller, 1958), up to 5.9 deviations."""
     at = _counters(seed, shape)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    u, turn = philox.uniform(seed[0], at).to(wide), philox.turn(seed[0], at).to(wide)
+    u, turn = philox.radius(seed[0], at).to(wide), philox.turn(seed[0], at).to(wide)
     return _like(torch.sqrt(torch.log(u + 2.0**-25) * -2.0) * torch.cos(turn * (2 * math.pi)), shape, dtype)
 
 

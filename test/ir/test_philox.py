@@ -46,9 +46,17 @@ def test_the_reference_wraps_as_integers_do(counter: tuple[int, int], key: tuple
     want = in_python(counter, key)
     seed, at = signed(*key), signed(*counter)
     assert tuple(int(w) for w in philox.words(seed, at)) == want
-    assert float(philox.uniform(seed, at)) == (want[0] >> 8) / 2**24
+    assert float(philox.radius(seed, at)) == (want[0] >> 8) / 2**24
     assert float(philox.turn(seed, at)) == (want[1] >> 8) / 2**24
     assert int(philox.bits(seed, at)) == int(signed(want[0], want[1]))
+
+
+def test_four_neighbours_are_the_words_of_a_block() -> None:
+    seed, at = torch.tensor(-77), torch.arange(8, 24).view(2, 8)
+    u = philox.uniform(seed, at)
+    for k in range(4):
+        assert torch.equal(u.view(4, 4)[:, k] * 2**24, (philox.words(seed, torch.arange(2, 6))[k] >> 8).float())
+    assert torch.equal(philox.uniform(seed, at[1, 3]), u[1, 3])
 
 
 SIZES = (37, 53)
@@ -109,18 +117,46 @@ def test_every_language_gives_the_same_bits(form: str) -> None:
     assert triton_run.compile_errors() == []
 
 
-def block(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.dropout(F.gelu(x), 0.2) + y
+def residual(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.gelu(x), 0.2) + 1
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-def test_dropout_of_a_gpu_drops_what_that_of_a_cpu_drops(kernels: bool) -> None:
-    runs = compiled(block), seeded.interpreted(block, kernels=kernels)
-    for x in (torch.rand(40, 30) + 1, (torch.rand(12, 96, 3) + 1).bfloat16()):
-        outs = []
-        for run in runs:
-            torch.manual_seed(2)
-            outs.append(run(x, torch.zeros_like(x)))
-        assert torch.equal(outs[0] == 0, outs[1] == 0)
-        torch.testing.assert_close(*outs)
+def after_softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(torch.softmax(x, -1), 0.2) * 3
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x, 0.2).sum(0)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x, 0.2).transpose(-1, -2) + x.new_ones(x.shape[-1], 1)
+
+
+# function, size, and whether a program of a GPU computes one block for four neighbours
+DROPOUTS = {
+    "elements": (residual, (40, 30), True),
+    "odd elements": (residual, (7, 13, 3), True),
+    "rows": (after_softmax, (30, 96), True),
+    "odd rows": (after_softmax, (30, 95), False),
+    "long rows": (after_softmax, (1, 20000), True),
+    "columns": (columns, (512, 64), False),
+    "transposed": (turned, (64, 48), None),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_of_a_gpu_drops_what_that_of_a_cpu_drops(name: str, dtype: torch.dtype) -> None:
+    fn, sizes, shared = DROPOUTS[name]
+    seen: list[Any] = []
+    x = (torch.rand(sizes, generator=torch.Generator().manual_seed(1)) + 1).to(dtype)
+    outs = []
+    for run in (compiled(fn), seeded.interpreted(fn, kernels=True, seen=seen), seeded.interpreted(fn, kernels=False)):
+        torch.manual_seed(2)
+        outs.append(run(x))
+    for got in outs[1:]:
+        torch.testing.assert_close(got, outs[0])
+    sources = "".join(step[0].source for step in seen if isinstance(step, tuple))
+    assert shared is None or ("philox_uniform_quads(t" in sources) == shared
     assert triton_run.compile_errors() == []
