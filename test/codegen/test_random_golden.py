@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import expecttest
 import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import cpp, emit, triton
+from altbackend.codegen import cpp, emit, host, triton
+from altbackend.config import resolve
 from altbackend.ir.loops import Extern
 from test import seeded
 from test.graphs import Scheduled
@@ -105,3 +111,21 @@ def test_layers_with_dropout_share_their_kernel() -> None:
     sources = {triton.emit(s.program, k, seeded.GPU)[0].source for k in s.steps if not isinstance(k, Extern)}
     assert s.kernels == 4
     assert len(sources) == 1
+
+
+def test_the_host_file_of_a_graph_with_dropout_runs_as_a_program(tmp_path: Path) -> None:
+    (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100))
+    (call, kernel), cfg = s.steps, resolve()
+    function, buffers = emit.emit(s.program, kernel)
+    steps = [call, host.Launch("kernel", function, buffers, kernel.origins)]
+    file = tmp_path / "host.py"
+    file.write_text(host.build(s.program, s.deps, steps, cfg, s.constants).python)
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("ms a call")
