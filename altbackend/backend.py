@@ -94,6 +94,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     try:
         with trace.stage("joint"):
             fx_passes.joint_statistics(joint, trace)
+            fx_passes.joint_random(joint, cfg)
             if fx_passes.on_gpu(joint):
                 fx_passes.cuda_joint(joint, cfg, trace)
     except Exception as cause:

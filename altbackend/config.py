@@ -78,7 +78,12 @@ class Config:
         "code",
         choices=("fast", "eager"),
     )
-    fallback_random: bool = _option(False, "draw random numbers with eager's own generator calls", "code")
+    fallback_random: bool = _option(
+        False,
+        "draw random numbers with eager's own generator calls, so that they equal eager's; False computes them inside "
+        "kernels from seeds that each call draws from torch's generator",
+        "code",
+    )
     deterministic: bool = _option(
         False, "never choose an algorithm by measuring it, and never use one that varies from run to run", "code"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -474,7 +475,8 @@ def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: 
         'if __name__ == "__main__":',
         "    from altbackend.compile_pool.cpp import load",
         "",
-        "    call = bind(load(SOURCE), {}, torch.get_num_threads)",
+        *_own_imports(p),
+        f"    call = bind(load(SOURCE), {{{_own_calls(p)}}}, torch.get_num_threads)",
         f"    # inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
         *_main(p),
         "",
@@ -487,6 +489,20 @@ def _describe(p: Program, b: str) -> str:
         return b
     buf = p.buffers[b]
     return f"{b} {str(buf.dtype).removeprefix('torch.')}{_tuple(buf.sizes)}"
+
+
+def _own_targets(p: Program) -> dict[str, str]:
+    """Functions of `altbackend.runtime` that the program calls, and their modules."""
+    targets = [n.target for n in p.nodes if isinstance(n, Extern) and isinstance(n.target, types.FunctionType)]
+    return {t.__name__: t.__module__ for t in targets if t.__module__.startswith("altbackend.runtime.")}
+
+
+def _own_imports(p: Program) -> list[str]:
+    return [f"    from {module} import {name}" for name, module in _own_targets(p).items()]
+
+
+def _own_calls(p: Program) -> str:
+    return ", ".join(f"'op_{name}': {name}" for name in _own_targets(p))
 
 
 def _main(p: Program) -> list[str]:

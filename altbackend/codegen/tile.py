@@ -164,6 +164,7 @@ class Scope:
     axis: str = ""
     body: list[TileStmt] = field(default_factory=list)
     bound: dict[tuple[Value, tuple[Value, ...]], Value] = field(default_factory=dict)
+    quads: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -178,6 +179,7 @@ class Emitter:
     masks: dict[Atom, str] = field(default_factory=dict)
     axes: dict[Value, frozenset[str]] = field(default_factory=dict)
     rows: dict[Index, Atom] = field(default_factory=dict)
+    points: dict[str, tuple[Scope, Points]] = field(default_factory=dict)
     totals: list[Total] = field(default_factory=list)
     symbols: set[Atom] = field(default_factory=set)
     counter: dict[str, int] = field(default_factory=dict)
@@ -199,6 +201,11 @@ class Emitter:
     def note(self, *indices: Index) -> None:
         for e in indices:
             self.symbols.update(ex.syms_of(e))
+
+    def place(self, scope: Scope, points: Points) -> None:
+        """Define the positions of an axis; the last definition of a name is the one that holds."""
+        scope.body.append(points)
+        self.points[points.name] = scope, points
 
 
 def refusal(node: object, reason: str) -> Unsupported:
@@ -262,7 +269,7 @@ def _program_axis(e: Emitter, top: Scope) -> None:
         base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)
         top.body.append(Points("x", base, block, 0, b.rank))
     elif b.tiled_x:
-        top.body.append(Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
+        e.place(top, Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
     else:
         top.body.append(Points("x", "program", None, 0, b.rank))
     _x_masks(e, top)
@@ -325,7 +332,7 @@ def _rows_loop(e: Emitter, top: Scope) -> Scope:
     scope = Scope(top, "x")
     b = e.blocks
     if b.tiled_x:
-        scope.body.append(Points("x", "first", "XBLOCK", 0, b.rank))
+        e.place(scope, Points("x", "first", "XBLOCK", 0, b.rank))
     _x_masks(e, scope)
     return scope
 
@@ -339,6 +346,7 @@ def _close_rows_loop(e: Emitter, top: Scope, body: Scope) -> None:
         _store_total(e, top, t)
 
 
+QUAD = 4  # words of a Philox block
 PIPELINE = 3  # rows that a program works on or waits for: 2 leave a third of the bandwidth unused
 PIPELINE_BYTES = 96 << 10  # shared memory for them, so that two programs fit on a multiprocessor
 
@@ -374,7 +382,7 @@ def _row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:
 
 def _row_points(e: Emitter, scope: Scope, n: Index, base: str) -> None:
     b, atom = e.blocks, e.rows[n]
-    scope.body.append(Points(atom.key, base, b.name_of(n), b.rank - 1, b.rank))
+    e.place(scope, Points(atom.key, base, b.name_of(n), b.rank - 1, b.rank))
     if not (isinstance(n, int) and n % b.rblocks[n] == 0):
         e.masks[atom] = f"{atom.key}mask"
         e.note(n)
@@ -457,11 +465,36 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             if (product := _unrounded(e, v)) is not None:
                 return bind(e, scope, product)
             return _let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
+        case "philox_uniform" if (quads := _quads(e, v)) is not None:
+            seed = bind(e, scope, v.args[0], conds)
+            return _let(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
     kind = v.args[0].dtype if v.op != "where" else v.dtype
     if not triton_spelling(v.op, kind):
         raise refusal(v.op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
     op = f"fast_{v.op}" if e.fast and kind == torch.float32 and OPS[v.op].triton_fast else v.op
     return _let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
+
+
+def _quads(e: Emitter, v: Value) -> Index | None:
+    """The number of the block of four, where neighbours of a tile's last axis draw from one; else None."""
+    if v.args[1].op != "index" or e.kernel.matmul is not None:
+        return None
+    counter: Index = v.args[1].attr
+    for a in ex.vars_of(counter):
+        scope, points = e.points.get(a.key, (None, None))
+        if scope is None or points is None or points.axis != points.rank - 1 or ex.coefficient(counter, a) != 1:
+            continue
+        block = e.blocks.xblock if a.key == "x" else e.blocks.rblocks[a.args[1]]
+        rest = ex.substitute(counter, {a: 0})
+        if block % QUAD or ex.mod(rest, QUAD) != 0:
+            continue
+        quad = ex.var(f"{a.key}q", a.args[1])
+        if quad.key not in scope.quads:
+            scope.quads.add(quad.key)
+            base = "0" if points.base == "0" else f"{points.base} // {QUAD}"
+            scope.body.append(Points(quad.key, base, f"{points.block} // {QUAD}", points.axis, points.rank))
+        return ex.add(ex.floordiv(rest, QUAD), ex.ix(quad))
+    return None
 
 
 def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:

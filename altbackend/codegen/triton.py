@@ -239,7 +239,12 @@ def _library() -> dict[str, str]:
 
 
 def _helpers(body: str) -> list[str]:
-    called = set(re.findall(r"(?<![\w.])(\w+)\b", body))
+    called: set[str] = set()
+    pending = [body]
+    while pending:
+        names = set(re.findall(r"(?<![\w.])(\w+)\b", pending.pop())) & _library().keys() - called
+        called |= names
+        pending += [_library()[n] for n in names]
     return [text for name, text in _library().items() if name in called]
 
 
@@ -349,6 +354,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return index(v.attr)
         case "cast":
             return _cast(v)
+        case "philox_quads":
+            return f"philox_uniform_quads({scalar(v.args[0])}, tl.cast({index(v.attr)}, tl.int64))"
         case "wrapped":
             x = scalar(v.args[0])
             return f"tl.where({x} < 0, {x} + {_paren(v.attr)}, {x})"

@@ -19,6 +19,7 @@ from . import (
     output_layouts,
     pad_matmul,
     patchify,
+    random,
     shared_input,
     simplify,
     statistics,
@@ -45,6 +46,12 @@ def joint_statistics(joint: GraphModule, trace: Trace) -> None:
     joint.graph.eliminate_dead_code()
 
 
+def joint_random(joint: GraphModule, cfg: Config) -> None:
+    """Dropouts in parts, unless eager's own numbers are wanted."""
+    if not cfg.fallback_random:
+        random.expose_dropout(joint)
+
+
 def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
     """Layouts of a GPU's training graph, chosen before it is split, so that both halves agree on what is saved."""
     before = output_layouts.of(joint)
@@ -62,6 +69,8 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
         user_pass(gm.graph)
     gm.graph.eliminate_dead_code()
     remember_output_strides(gm)
+    if not cfg.fallback_random:
+        random.run(gm, trace)
     for rule, count in simplify.run(gm).items():
         trace.decision("simplify", rule, "applied", f"{count} times")
     return gm

@@ -18,12 +18,17 @@ from typing import Any
 
 import torch
 
-SAME, BOOL = "same", "bool"
+from . import philox
+
+SAME, BOOL, FLOAT32 = "same", "bool", "float32"
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One scalar operator. `flops`: rough cost of one evaluation, in float additions."""
+    """One scalar operator. `result`: SAME as the arguments, BOOL or FLOAT32.
+
+    `flops`: rough cost of one evaluation, in float additions.
+    """
 
     name: str
     arity: int
@@ -206,6 +211,11 @@ _ROWS: list[OpSpec] = [
     _row("i0e", 1, torch.special.i0e, triton="", flops=30),
     _row("i1", 1, torch.special.i1, triton="libdevice.cyl_bessel_i1({0})", flops=30),
     _row("i1e", 1, torch.special.i1e, triton="", flops=30),
+    # Of (seed, counter), int64 both. Equal calls give equal numbers, so a value may be computed again.
+    _row("philox_uniform", 2, philox.uniform, triton="philox_uniform({0}, {1})", result=FLOAT32, flops=60),
+    _row("philox_radius", 2, philox.radius, triton="philox_radius({0}, {1})", result=FLOAT32, flops=60),
+    _row("philox_turn", 2, philox.turn, triton="philox_turn({0}, {1})", result=FLOAT32, flops=60),
+    _row("philox_bits", 2, philox.bits, triton="philox_bits({0}, {1})", flops=60),
 ]
 
 OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}
@@ -224,6 +234,11 @@ ATOMIC: dict[str, tuple[torch.dtype, ...]] = {
     "max": (torch.int32, torch.int64),
     "min": (torch.int32, torch.int64),
 }
+
+
+def result_dtype(spec: OpSpec, argument: torch.dtype) -> torch.dtype:
+    """What the operator gives for arguments of a dtype."""
+    return {SAME: argument, BOOL: torch.bool, FLOAT32: torch.float32}[spec.result]
 
 
 def triton_spelling(op: str, dtype: torch.dtype) -> str:

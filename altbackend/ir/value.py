@@ -17,7 +17,7 @@ import torch
 
 from . import expr as ex
 from .expr import Atom, Index
-from .ops import BOOL, OPS
+from .ops import OPS, result_dtype
 
 _values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
 
@@ -117,8 +117,7 @@ def apply(op: str, *args: Value) -> Value:
     spec = OPS[op]
     if len(args) != spec.arity:
         raise TypeError(f"{op} takes {spec.arity} values, got {len(args)}")
-    dtype = torch.bool if spec.result == BOOL else args[-1].dtype
-    return make(op, args, dtype)
+    return make(op, args, result_dtype(spec, args[-1].dtype))
 
 
 def where(cond: Value, a: Value, b: Value) -> Value:

@@ -28,6 +28,7 @@ from . import (
     pointwise,
     pooling,
     pooling_backward,
+    random,
     reduction,
     scatter,
     search,
@@ -47,6 +48,7 @@ _ROOMS = (
     pointwise,
     pooling,
     pooling_backward,
+    random,
     reduction,
     scatter,
     search,
@@ -119,7 +121,10 @@ RESERVED = frozenset(
 ) | frozenset(keyword.kwlist)
 _RESERVED_STARTS = ("buf", "const", "kernel", "op_", "parts", "segment")
 _COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
-_SHAPE_ONLY = frozenset(f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"))
+_SHAPE_ONLY = frozenset(
+    [f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros")]
+    + ["philox_uniform", "philox_normal", "philox_integers"]
+)
 _SCALAR_OPS: dict[Any, Callable[..., Any]] = {
     operator.add: ex.add,
     operator.sub: ex.sub,

@@ -95,3 +95,65 @@ def one_plus_erf_fast(x):
     q = q * s + 1.1283803
     tail = tl.where(s > 4.0, 0.0, tl.exp(-s * q))
     return tl.where(x < 0, tail, 2.0 - tail)
+
+
+@triton.jit
+def philox(seed, counter):
+    # Philox4x32-10. One instruction multiplies to 64 bits.
+    key_x = seed.to(tl.uint32)
+    key_y = (seed >> 32).to(tl.uint32)
+    x = counter.to(tl.uint32)
+    y = (counter >> 32).to(tl.uint32)
+    z = x ^ x
+    w = z
+    for _ in tl.static_range(10):
+        a = x.to(tl.uint64) * 0xD2511F53
+        b = z.to(tl.uint64) * 0xCD9E8D57
+        x = (b >> 32).to(tl.uint32) ^ y ^ key_x
+        y = b.to(tl.uint32)
+        z = (a >> 32).to(tl.uint32) ^ w ^ key_y
+        w = a.to(tl.uint32)
+        key_x += 0x9E3779B9
+        key_y += 0xBB67AE85
+    return x, y, z, w
+
+
+@triton.jit
+def philox_fraction(word):
+    # of [0, 1), 24 bits
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox_uniform(seed, counter):
+    x, y, z, w = philox(seed, counter >> 2)
+    odd = (counter & 1) != 0
+    return philox_fraction(tl.where((counter & 2) != 0, tl.where(odd, w, z), tl.where(odd, y, x)))
+
+
+@triton.jit
+def philox_uniform_quads(seed, block):
+    # a tile of four times as many columns as `block`, whose words are neighbours there
+    x, y, z, w = philox(seed, block)
+    words = tl.join(tl.join(x, z), tl.join(y, w))
+    if len(block.shape) == 1:
+        words = tl.reshape(words, [4 * block.shape[0]])
+    else:
+        words = tl.reshape(words, [block.shape[0], 4 * block.shape[1]])
+    return philox_fraction(words)
+
+
+@triton.jit
+def philox_radius(seed, counter):
+    return philox_fraction(philox(seed, counter)[0])
+
+
+@triton.jit
+def philox_turn(seed, counter):
+    return philox_fraction(philox(seed, counter)[1])
+
+
+@triton.jit
+def philox_bits(seed, counter):
+    x, y, _, _ = philox(seed, counter)
+    return x.to(tl.int64) | (y.to(tl.int64) << 32)

@@ -47,6 +47,24 @@ ALT_FN float rand_normal(uint64_t seed, uint64_t index) {
   return alt::sqrt(-2.0f * alt::log(u)) * cosine;
 }
 
+// The operators of kernels, of (seed, counter) in int64. Four neighbours are uniform from the words of one block;
+// a normal number takes 24 bits each of its own block's first and second word, an integer both.
+ALT_FN float philox_uniform(int64_t seed, int64_t counter) {
+  const Philox4 block = alt::philox(uint64_t(seed), 0, uint64_t(counter) >> 2);
+  const uint32_t low = counter & 1 ? block.y : block.x, high = counter & 1 ? block.w : block.z;
+  return float(int32_t((counter & 2 ? high : low) >> 8)) * 0x1p-24f;
+}
+ALT_FN float philox_radius(int64_t seed, int64_t counter) {
+  return alt::rand_uniform(uint64_t(seed), uint64_t(counter));
+}
+ALT_FN float philox_turn(int64_t seed, int64_t counter) {
+  return float(int32_t(alt::philox(uint64_t(seed), 0, uint64_t(counter)).y >> 8)) * 0x1p-24f;
+}
+ALT_FN int64_t philox_bits(int64_t seed, int64_t counter) {
+  const Philox4 bits = alt::philox(uint64_t(seed), 0, uint64_t(counter));
+  return int64_t((uint64_t(bits.y) << 32) | bits.x);
+}
+
 // Uniform integer in [low, high), from 64 bits by remainder, as torch; low for an empty range. Scalar.
 ALT_FN int64_t randint64(uint64_t seed, uint64_t index, int64_t low, int64_t high) {
   const Philox4 bits = alt::philox(seed, 0, index);
