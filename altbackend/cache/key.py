@@ -93,8 +93,13 @@ def resolve(gm: GraphModule, path: str) -> Any:
 def _call(n: Node) -> str:
     if n.op == "call_function":
         kwargs = f", {json.dumps(encode(n.kwargs))}" if n.kwargs else ""
-        return f"{json.dumps(encode(n.target))}({json.dumps(encode(n.args))}{kwargs})"
+        return f"{_target(n.target)}({json.dumps(encode(n.args))}{kwargs})"
     return f"{n.op}({json.dumps(encode(n.args))})" if n.op == "output" else n.op
+
+
+@functools.lru_cache(maxsize=4096)
+def _target(target: Any) -> str:
+    return json.dumps(encode(target))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ class Place:
         return self.folder / self.family / f"{self.key}.parts"
 
 
+def places(folder: Path) -> list[Place]:
+    """Every entry of a folder, whole or not."""
+    return [Place(folder, path.parent.name, path.stem) for path in sorted(folder.glob("*/*.graph"))]
+
+
 def read(place: Place) -> dict[str, Any] | None:
     """The entry, if it is whole and of this key; anything else is a miss, and will be replaced."""
     held = _read(place.entry)
