@@ -84,6 +84,8 @@ def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str
         parts = key.parts_of(gm, cfg, job)
     except (NotCacheable, AltError) as cause:
         return str(cause)
+    except Exception as cause:  # a graph that cannot be described can still be compiled
+        return f"its key cannot be made: {type(cause).__name__}: {cause}"
     folder = usable_folder(folders.cache_folder(cfg)) / "graphs"
     place = store.Place(folder, key.family_of(parts), key.key_of(parts))
     return Question(gm, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
