@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
@@ -88,6 +89,29 @@ def no_collection() -> Iterator[None]:
 def real_tensors() -> contextlib.AbstractContextManager[object]:
     """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
     return unset_fake_temporarily()
+
+
+def has_symbolic_geometry(t: torch.Tensor) -> bool:
+    """Whether a traced tensor has a size or stride that is a symbol."""
+    return bool(t._has_symbolic_sizes_strides)
+
+
+def size_range(shape_env: Any, symbol: sympy.Symbol) -> Any:
+    """The least and the greatest value of a size, as tracing knows them."""
+    return shape_env.bound_sympy(symbol)
+
+
+def size_conditions(shape_env: Any) -> list[Any]:
+    """What tracing has found or assumed of sizes: boolean sympy expressions."""
+    late = [check.expr for checks in shape_env.deferred_runtime_asserts.values() for check in checks]
+    return [guard.expr for guard in shape_env.guards] + late
+
+
+def size_assumptions(shape_env: Any) -> tuple[str, ...]:
+    """A snapshot of all that `shape_env` has concluded; a graph is right only where it holds."""
+    replaced = [f"{s} = {e}" for s, e in shape_env.replacements.items()]
+    ranges = [f"{s} in {r}" for s, r in shape_env.var_to_range.items()]
+    return (*map(str, size_conditions(shape_env)), *replaced, *ranges)
 
 
 def cuda_capability(device: torch.device) -> int:

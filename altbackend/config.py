@@ -130,6 +130,9 @@ class Config:
         choices=("auto", "off", "on"),
     )
     # folders and debugging
+    cache_graphs: bool = _option(
+        True, "keep the code of compiled graphs, so that another process binds it without compiling", "runtime"
+    )
     cache_dir: str = _option("", "folder of compiled code; empty means the user's cache folder", "runtime")
     log: int = _option(
         0,

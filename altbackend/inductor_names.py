@@ -151,7 +151,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "worker_start_method": _BUILD,
         "triton.unique_kernel_names": _BUILD,
         "triton.cudagraph_trees": Ignored("`cudagraphs` alone decides"),
-        "fx_graph_cache": Refused((True,), _NO_CACHE_SWITCH),
+        "fx_graph_cache": Renamed("cache_graphs", "same meaning; machine code is kept in any case"),
         "force_disable_caches": Refused((False,), _NO_CACHE_SWITCH),
         "debug": _LOGS,
         "verbose_progress": _LOGS,

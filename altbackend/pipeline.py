@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from . import compat, fx_passes
 from .autotune import products
+from .cache.graphs import through_cache
 from .codegen import bundle as print_bundle
 from .codegen import emit, host, host_cuda, replay, split_kernel
 from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
+from .compile_pool.code import Code
 from .config import Config
 from .debug import Trace
 from .ir.loops import Extern, Program, show_program
@@ -52,8 +54,18 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
 
     Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
+    call = through_cache(
+        gm, cfg, trace, asdict(job), lambda: translate(gm, cfg, trace, job), lambda code: bind(code, cfg, trace, job)
+    )
+    trace.finish()
+    return call
+
+
+def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Code:
+    """A functional graph as text: its host program and its kernels. Changes the graph. Raises Unsupported."""
     hoisted = None
-    cuda = device_of(gm).type == "cuda"
+    device = device_of(gm)
+    cuda = device.type == "cuda"
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
@@ -77,16 +89,27 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         if cuda and cfg.fuse:
             kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
-    call = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, cfg, trace)
-    if cuda and cfg.cudagraphs:
-        kept = tuple(range(len(program.inputs))) if hoisted is None else hoisted.kept
-        static = [k for k, original in enumerate(kept) if original in job.static_inputs]
-        signature = replay.Given(tuple(static), len(kept), job.user_outputs, job.kind == "backward")
-        call = replay.recorded(call, program, signature, cfg, trace)
-    trace.finish()
+    with trace.stage("codegen"):
+        code = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, device, cfg, trace)
     if hoisted is None:
+        return replace(code, kept=tuple(range(len(program.inputs))))
+    return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
+
+
+def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
+    """Build the kernels, or find them built, and load the host program. Raises CompilerMissing, CompilerFailed."""
+    cuda = code.device.type == "cuda"
+    trace.artifact("kernels.txt" if cuda else "kernels.cpp", code.kernel_text, "kernel_code")
+    trace.artifact("host.py", lambda: code.python, "output_code")
+    call = (_bind_cuda if cuda else _bind_cpu)(code, cfg, trace)
+    stats.record(kernels=code.kernels, library_calls=code.library_calls, compile_seconds=trace.seconds())
+    if code.recording is not None and cfg.cudagraphs:
+        static = [k for k, original in enumerate(code.kept) if original in job.static_inputs]
+        given = replay.Given(tuple(static), len(code.kept), job.user_outputs, job.kind == "backward")
+        call = replay.recorded(call, code.recording, given, cfg, trace)
+    if code.prologue is None:
         return call
-    return Hoisted(call, hoisted.prologue, hoisted.kept, hoisted.watched, in_place=cuda and cfg.cudagraphs)
+    return Hoisted(call, code.prologue, code.kept, code.watched, in_place=cuda and cfg.cudagraphs)
 
 
 def _cpu(
@@ -95,22 +118,30 @@ def _cpu(
     kernels: Sequence[Any],
     target: targets.Target,
     constants: Constants,
+    device: torch.device,
     cfg: Config,
     trace: Trace,
-) -> Compiled:
+) -> Code:
     """OpenMP C++: one library and one host program per graph."""
-    with trace.stage("codegen"):
-        steps = [_step(p, k, n) for n, k in enumerate(kernels)]
-        printed = host.build(p, edges, steps, cfg, constants)
-    trace.artifact("kernels.cpp", lambda: printed.cpp, "kernel_code")
-    trace.artifact("host.py", lambda: printed.python, "output_code")
+    steps = [_step(p, k, n) for n, k in enumerate(kernels)]
+    printed = host.build(p, edges, steps, cfg, constants)
+    return Code(
+        device,
+        printed.python,
+        printed.kernels,
+        printed.library_calls,
+        cpp=printed.cpp if printed.segments else "",
+        bound=callables(steps, constants),
+        names_lines=any(isinstance(s, host.Launch) and s.function.checks for s in steps),
+    )
+
+
+def _bind_cpu(code: Code, cfg: Config, trace: Trace) -> Compiled:
     with trace.stage("build"):
-        library = Library(str(cpp.build(printed.cpp, cfg))) if printed.segments else None
+        library = Library(str(cpp.build(code.cpp, cfg))) if code.cpp else None
     with trace.stage("load"):
         threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
-        call = load(printed.python, library, callables(steps, constants), threads)
-    stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
-    return call
+        return load(code.python, library, code.bound, threads)
 
 
 def _cuda(
@@ -119,40 +150,47 @@ def _cuda(
     kernels: Sequence[Any],
     target: targets.Target,
     constants: Constants,
+    device: torch.device,
     cfg: Config,
     trace: Trace,
-) -> Compiled:
-    """Triton: kernels are compiled in worker processes while the host program is printed."""
-    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
+) -> Code:
+    """Triton: a kernel per launch, and one host program."""
+    recording = replay.facts(p)
     capability = compat.cuda_capability(device)
-    with trace.stage("codegen"):
-        steps: list[host_cuda.Step] = []
-        for k in kernels:
-            if isinstance(k, Extern):
-                steps.append(k)
-                continue
-            if isinstance(k, bundle.Bundle):
-                together, names = print_bundle.emit(k, target)
-                steps.append(host_cuda.CudaLaunch(together, together.params, names, k.kernel.origins))
-                continue
-            for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
-                p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
-                steps += found
-        printed = host_cuda.build(p, edges, steps)
-        jobs = [compile_cuda.submit(compile_cuda.job_of(k, hints, capability), cfg) for k, hints in printed.launches]
-    trace.artifact(
-        "kernels.txt", lambda: "\n".join(dict.fromkeys(k.source for k, _ in printed.launches)), "kernel_code"
+    steps: list[host_cuda.Step] = []
+    for k in kernels:
+        if isinstance(k, Extern):
+            steps.append(k)
+            continue
+        if isinstance(k, bundle.Bundle):
+            together, names = print_bundle.emit(k, target)
+            steps.append(host_cuda.CudaLaunch(together, together.params, names, k.kernel.origins))
+            continue
+        for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
+            p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
+            steps += found
+    printed = host_cuda.build(p, edges, steps)
+    return Code(
+        device,
+        printed.python,
+        printed.kernels,
+        printed.library_calls,
+        jobs=tuple(compile_cuda.job_of(k, hints, capability) for k, hints in printed.launches),
+        bound=callables(steps, constants),
+        names_lines=any(isinstance(s, host_cuda.CudaLaunch) and bool(s.kernel.checks) for s in steps),
+        recording=recording,
     )
-    trace.artifact("host.py", lambda: printed.python, "output_code")
+
+
+def _bind_cuda(code: Code, cfg: Config, trace: Trace) -> Compiled:
+    """Kernels are compiled in worker processes, or found in the cache folder."""
     with trace.stage("build"):
-        cubins = [j.result() for j in jobs]
-    with trace.stage("load"), compat.cuda_device(device), compat.real_tensors():
+        cubins = [j.result() for j in [compile_cuda.submit(job, cfg) for job in code.jobs]]
+    with trace.stage("load"), compat.cuda_device(code.device), compat.real_tensors():
         loaded: dict[int, Any] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        call = load(printed.python, [loaded[id(c)] for c in cubins], callables(steps, constants))
-    stats.record(kernels=printed.kernels, library_calls=printed.library_calls, compile_seconds=trace.seconds())
-    return call
+        return load(code.python, [loaded[id(c)] for c in cubins], code.bound)
 
 
 def check(p: Program, cfg: Config) -> Program:

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
+_GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of pytest-xdist inherit the folder of the process that starts them."""
+    os.environ.setdefault(_GRAPHS, "0")  # tests are about compiling; those of the cache switch it on
     if _CACHE not in os.environ:
         os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altbackend.cache import store
 from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
@@ -31,6 +32,26 @@ def script(path: Path, body: str) -> str:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+# --- cache ---
+
+
+def test_kept_graphs_are_counted_checked_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path))
+    places = [store.Place(tmp_path / "graphs", "family", name) for name in "ab"]
+    assert main(["cache", "stats"]) == 0
+    assert [store.write(p, {"code": {}}, {"job": {"kind": "forward"}}) for p in places] == ["", ""]
+    assert main(["cache", "verify"]) == 0
+    assert "2 graphs are whole" in capsys.readouterr().out
+    places[0].entry.write_bytes(places[0].entry.read_bytes()[:-1])
+    assert main(["cache", "verify"]) == 1
+    assert f"damaged: {places[0].entry}" in capsys.readouterr().out
+    assert main(["cache", "clear"]) == 0
+    assert "2 graphs removed" in capsys.readouterr().out
+    assert store.places(tmp_path / "graphs") == []
 
 
 # --- doctor ---

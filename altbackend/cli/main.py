@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import demo, doctor, options_table
+from altbackend.cli import demo, doctor, kept, options_table
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,6 +17,8 @@ def main(argv: Sequence[str]) -> int:
             return demo.run(args.backend, args.model, args.device, args.seconds)
         case "doctor":
             return doctor.run()
+        case "cache":
+            return kept.run(args.action)
         case _:
             return options_table.run(args.markdown)
 
@@ -34,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--seconds", type=float, default=2.0, help="measuring time per row (default: 2)")
 
     commands.add_parser("doctor", help="check the compiler, OpenMP, Triton, CUDA and the cache folder")
+
+    graphs = commands.add_parser("cache", help="count, check or remove the kept code of compiled graphs")
+    graphs.add_argument("action", choices=("stats", "verify", "clear"))
 
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")

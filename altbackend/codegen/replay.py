@@ -27,26 +27,49 @@ class Given:
     follows: bool
 
 
-def recorded(call: Call, p: Program, given: Given, cfg: Config, trace: Trace) -> Call:
+@dataclass(frozen=True)
+class Facts:
+    """What a recording must know of a program.
+
+    `refusal`: why it cannot be replayed, or "". `written`: inputs that it writes. `sized`: whether sizes vary from
+    call to call. `device`: number of its GPU.
+    """
+
+    refusal: str
+    written: tuple[int, ...]
+    sized: bool
+    device: int
+
+
+def facts(p: Program) -> Facts:
+    """The facts of a program with a tensor on a GPU."""
+    written = {o for n in p.nodes for o in writes(n)}
+    return Facts(
+        why_not(p),
+        tuple(k for k, b in enumerate(p.inputs) if b in written),
+        any(b not in p.buffers or bool(ex.syms_of(p.buffers[b].extent)) for b in p.inputs),
+        next(b.device.index or 0 for b in p.buffers.values() if b.device.type == "cuda"),
+    )
+
+
+def recorded(call: Call, known: Facts, given: Given, cfg: Config, trace: Trace) -> Call:
     """`call`, replayed from CUDA graphs where that is possible; the reason is recorded where it is not."""
-    reason = why_not(p)
+    reason = known.refusal
     verdict = "recorded at the second call" if not reason else "not used"
     trace.decision("cudagraphs", trace.graph_name, verdict, reason or "all of its work is on one device")
     if reason:
         return call
-    written = {o for n in p.nodes for o in writes(n)}
     signature = Signature(
         trace.graph_name,
         frozenset(given.static),
         given.static_from,
-        frozenset(k for k, b in enumerate(p.inputs) if b in written),
+        frozenset(known.written),
         given.user_outputs,
-        any(b not in p.buffers or ex.syms_of(p.buffers[b].extent) for b in p.inputs),
+        known.sized,
         cfg.cudagraph_limit,
         given.follows,
     )
-    device = next(b.device.index or 0 for b in p.buffers.values() if b.device.type == "cuda")
-    replayed = on_device(Recorded(call, signature, of_device(device)), device)
+    replayed = on_device(Recorded(call, signature, of_device(known.device)), known.device)
     replayed._boxed_call = True  # type: ignore[attr-defined]
     return replayed
 

@@ -83,12 +83,20 @@ def usable_folder(wanted: Path) -> Path:
     return fallback
 
 
+def identity(cfg: Config) -> dict[str, str]:
+    """What decides a build's bytes beside its source, by name and without a path. Raises CompilerMissing."""
+    return {
+        "flags": "\0".join(f for f in flags(cfg) if not f.startswith("-I")),
+        "isa": isa.detect() if cfg.isa == "auto" else cfg.isa,
+        "cpu": _cpu_name(),
+        "compiler": _compiler_version(find_compiler(cfg.cxx)),
+        "headers": _header_hash(),
+    }
+
+
 def key(source: str, cfg: Config) -> str:
-    """Name of a build: everything that decides its bytes, no path among it."""
-    compiler = find_compiler(cfg.cxx)
-    options = [f for f in flags(cfg) if not f.startswith("-I")]
-    native = isa.detect() if cfg.isa == "auto" else cfg.isa
-    made_of = "\0".join([source, *options, native, _cpu_name(), _compiler_version(compiler), _header_hash()])
+    """Name of a build: everything that decides its bytes, no path among it. Raises CompilerMissing."""
+    made_of = "\0".join([source, *identity(cfg).values()])
     return hashlib.sha256(made_of.encode()).hexdigest()[:40]
 
 

@@ -1,0 +1,120 @@
+"""Compiled graphs kept on disk: a process that meets a graph again binds its code without compiling it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch.fx import GraphModule
+
+from .. import folders
+from ..compile_pool.code import Code
+from ..compile_pool.cpp import usable_folder
+from ..config import Config
+from ..debug import GRAPHS, Trace
+from ..errors import AltError
+from . import entry, key, store
+from .text import NotCacheable
+
+Bound = TypeVar("Bound")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A graph that the cache is asked for."""
+
+    gm: GraphModule
+    parts: key.Parts
+    place: store.Place
+    paths: Mapping[int, str]
+    sizes: tuple[str, ...]
+
+
+def through_cache(
+    gm: GraphModule,
+    cfg: Config,
+    trace: Trace,
+    job: Mapping[str, Any],
+    make: Callable[[], Code],
+    bind: Callable[[Code], Bound],
+) -> Bound:
+    """`bind` of the code that is kept for a graph, else of what `make` gives, which is kept then.
+
+    `job`: what the graph is compiled for, by name; part of the key. Raises what `make` and `bind` raise.
+    """
+    with trace.stage("cache"):
+        asked = _ask(gm, cfg, job)
+    if isinstance(asked, str):
+        trace.decision("cache", trace.graph_name, "not cached", asked)
+        return bind(make())
+    call = _found(asked, trace, bind)
+    if call is not None:
+        return call
+    with store.lock(asked.place):
+        call = _found(asked, trace, bind)
+        if call is not None:  # another process has compiled it meanwhile
+            return call
+        with trace.stage("cache"):
+            trace.decision("cache", trace.graph_name, "miss", why_missed(asked.parts, asked.place))
+            lines = key.lines_of(gm)  # as long as it is the graph that was asked for
+        code = make()
+        call = bind(code)
+        with trace.stage("cache"):
+            reason = _keep(asked, code, lines)
+        if reason:
+            trace.decision("cache", trace.graph_name, "not kept", reason)
+        return call
+
+
+def why_missed(parts: key.Parts, place: store.Place) -> str:
+    """What differs from the closest kept graph of the same calls."""
+    differences = [text for kept in store.relatives(place) if (text := key.explain_miss(parts, kept))]
+    return min(differences, key=len) if differences else "no graph of these calls is kept"
+
+
+def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str:
+    """The question, or why the graph is not looked up."""
+    if not cfg.cache_graphs:
+        return "option cache_graphs is off"
+    if cfg.verify_ir or cfg.debug_dir or cfg.log >= GRAPHS:
+        return "the options ask for what every stage makes"
+    try:
+        parts = key.parts_of(gm, cfg, job)
+    except (NotCacheable, AltError) as cause:
+        return str(cause)
+    except Exception as cause:  # a graph that cannot be described can still be compiled
+        return f"its key cannot be made: {type(cause).__name__}: {cause}"
+    folder = usable_folder(folders.cache_folder(cfg)) / "graphs"
+    place = store.Place(folder, key.family_of(parts), key.key_of(parts))
+    return Question(gm, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
+
+
+def _found(asked: Question, trace: Trace, bind: Callable[[Code], Bound]) -> Bound | None:
+    start = time.perf_counter()
+    held = store.read(asked.place)
+    if held is None:
+        return None
+    try:
+        if held["lines"] and held["lines"] != key.lines_of(asked.gm):
+            return None
+        with trace.stage("cache"):
+            code = entry.read(held["code"], asked.gm)
+        call = bind(code)
+    except Exception as cause:  # whatever is wrong with an entry, compiling anew is right
+        trace.decision("cache", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
+        return None
+    trace.decision("cache", trace.graph_name, "hit", f"bound in {(time.perf_counter() - start) * 1e3:.1f} ms")
+    return call
+
+
+def _keep(asked: Question, code: Code, lines: str) -> str:
+    """Write the entry; why it is not kept, or ""."""
+    if key.conditions_on_sizes(asked.gm) != asked.sizes:
+        return "compiling it has put further conditions on its sizes"
+    try:
+        held = {"code": entry.write(code, asked.paths), "lines": lines if code.names_lines else ""}
+    except NotCacheable as cause:
+        return str(cause)
+    return store.write(asked.place, held, asked.parts)

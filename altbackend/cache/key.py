@@ -1,0 +1,231 @@
+"""What the code of a graph depends on, in words: the key of its entry, and why two graphs have different ones."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import compat
+from ..compile_pool import cpp
+from ..config import SPECS, Config, uncacheable
+from ..lowering.context import user_line
+from ..lowering.graph import device_of
+from .text import NotCacheable, encode
+
+Parts = dict[str, dict[str, str]]  # part of the key -> what it holds, by name
+_ALSO_CODE = ("threads",)  # of the options that only affect running, those that a schedule asks for
+MOST_NAMED = 3  # differences that an explanation lists
+MOST_CHARS = 200  # of each
+
+
+def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
+    """All that the code of a functional graph depends on. `job`: what it is compiled for, by name.
+
+    Names of nodes count, since they are names in the host program; lines of the user do not (`lines_of`). Raises
+    NotCacheable, CompilerMissing.
+    """
+    if reason := uncacheable(cfg):
+        raise NotCacheable(reason)
+    device = device_of(gm)
+    return {
+        "graph": {n.name: _call(n) for n in gm.graph.nodes},
+        "inputs": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "placeholder"},
+        "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"},
+        "constants": {n.name: _constant(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
+        "sizes": _sizes(gm),
+        "job": {name: str(value) for name, value in job.items()},
+        "options": _options(cfg),
+        "versions": versions(),
+        "settings": _settings(),
+        "machine": _gpu(device) if device.type == "cuda" else cpp.identity(cfg),
+    }
+
+
+def key_of(parts: Parts) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def family_of(parts: Parts) -> str:
+    """Graphs of one family call the same operators; whichever of them is kept can explain a miss of another."""
+    calls = "\n".join(text.partition("(")[0] for text in parts["graph"].values())
+    return hashlib.sha256(calls.encode()).hexdigest()[:16]
+
+
+def explain_miss(wanted: Parts, kept: Parts) -> str:
+    """Which parts of the key differ from a kept entry's, and how; "" if none do."""
+    found = [
+        f"{part} {name}: {_short(kept.get(part, {}).get(name))} kept, {_short(wanted.get(part, {}).get(name))} wanted"
+        for part in {**wanted, **kept}
+        for name in {**wanted.get(part, {}), **kept.get(part, {})}
+        if wanted.get(part, {}).get(name) != kept.get(part, {}).get(name)
+    ]
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return "; ".join(found[:MOST_NAMED]) + more
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + "..."
+
+
+def lines_of(gm: GraphModule) -> str:
+    """Digest of the user's lines behind the nodes, which errors raised by a compiled call name."""
+    lines = "\n".join(user_line(n) for n in gm.graph.nodes if n.op == "call_function")
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def resolve(gm: GraphModule, path: str) -> Any:
+    """What a graph's `get_attr` of `path` gives."""
+    return functools.reduce(getattr, path.split("."), gm)
+
+
+def _call(n: Node) -> str:
+    if n.op == "call_function":
+        kwargs = f", {json.dumps(encode(n.kwargs))}" if n.kwargs else ""
+        return f"{_target(n.target)}({json.dumps(encode(n.args))}{kwargs})"
+    return f"{n.op}({json.dumps(encode(n.args))})" if n.op == "output" else n.op
+
+
+@functools.lru_cache(maxsize=4096)
+def _target(target: Any) -> str:
+    return json.dumps(encode(target))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _meta(n: Node) -> str:
+    late = n.meta.get("unbacked_bindings")
+    return _describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
+
+
+def _describe(x: Any) -> str:
+    """Geometry of a traced value, or the number that it is."""
+    if isinstance(x, torch.Tensor):
+        if x.layout != torch.strided:
+            return f"{x.dtype} {x.device} {x.layout} {[*x.shape]}"
+        flags = " conjugate" * x.is_conj() + " negative" * x.is_neg()
+        return f"{x.dtype} {x.device} {[*x.shape]} strides {[*x.stride()]} offset {x.storage_offset()}{flags}"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(_describe, x))})"
+    if x is None or isinstance(x, (bool, int, float, complex, str)):
+        return repr(x)
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"{type(x).__name__} {x.node.expr}"
+    raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
+
+
+def _constant(held: Any) -> str:
+    """A constant by its content."""
+    if isinstance(held, GraphModule):
+        inner = {n.name: f"{_call(n)} {_inner(held, n)}" for n in held.graph.nodes}
+        return f"graph {hashlib.sha256(json.dumps(inner).encode()).hexdigest()}"
+    if type(held) not in (torch.Tensor, torch.nn.Parameter) or held.layout != torch.strided:
+        raise NotCacheable(f"a constant of type {type(held).__name__} has no content that can be compared")
+    with compat.real_tensors(), torch.no_grad():
+        flat = held.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    return f"{_describe(held)} content {hashlib.sha256(content).hexdigest()}"
+
+
+def _inner(gm: GraphModule, n: Node) -> str:
+    return _constant(resolve(gm, str(n.target))) if n.op == "get_attr" else _meta(n)
+
+
+# --- symbolic sizes --------------------------------------------------------------------------------------------------
+
+
+def _sizes(gm: GraphModule) -> dict[str, str]:
+    """Ranges of the graph's symbols, and the conditions on them that tracing has met."""
+    found: dict[sympy.Symbol, Any] = {}
+    for n in gm.graph.nodes:
+        for number in _numbers(n.meta.get("val")):
+            found.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))
+    out = {str(s): str(compat.size_range(env, s)) for s, env in sorted(found.items(), key=lambda item: str(item[0]))}
+    if found:
+        env = next(iter(found.values()))
+        met = [str(c) for c in compat.size_conditions(env) if found.keys() & c.free_symbols]
+        out["conditions"] = "; ".join(sorted(set(met)))
+    return out
+
+
+def _numbers(x: Any) -> Iterator[Any]:
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        yield x
+    elif isinstance(x, torch.Tensor) and compat.has_symbolic_geometry(x):
+        strides = x.stride() if x.layout == torch.strided else ()
+        yield from (s for s in (*x.shape, *strides) if isinstance(s, torch.SymInt))
+    elif isinstance(x, (tuple, list)):
+        for y in x:
+            yield from _numbers(y)
+
+
+def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
+    """Everything that tracing and compiling have assumed of symbolic sizes so far."""
+    for n in gm.graph.nodes:
+        for number in _numbers(n.meta.get("val")):
+            return compat.size_assumptions(number.node.shape_env)
+    return ()
+
+
+# --- surroundings ----------------------------------------------------------------------------------------------------
+
+
+def _options(cfg: Config) -> dict[str, str]:
+    names = [name for name, spec in SPECS.items() if spec.affects == "code" or name in _ALSO_CODE]
+    return {
+        name: repr([p.uuid() for p in getattr(cfg, name)] if SPECS[name].is_pass else getattr(cfg, name))
+        for name in names
+    }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of all that makes code; the package's own is the digest of its files, read once a process."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    return {
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "triton": triton,
+        "python": platform.python_version(),
+        "altbackend": _source_digest(Path(__file__).parents[1]),
+    }
+
+
+def _source_digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _settings() -> dict[str, str]:
+    """torch's settings of the process that passes and schedules ask for."""
+    return {
+        "threads": str(torch.get_num_threads()),
+        "mkldnn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[no-untyped-call]
+        "float32 products": torch.get_float32_matmul_precision(),
+        "default dtype": str(torch.get_default_dtype()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    return {
+        "name": compat.cuda_name(device),
+        "capability": str(compat.cuda_capability(device)),
+        "shared memory": str(compat.cuda_shared_memory(device)),
+    }

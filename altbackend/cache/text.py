@@ -1,0 +1,146 @@
+"""Arguments, call targets and graphs as JSON values, and back."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..runtime import ops as runtime_ops
+
+# Where functions that are called from a graph may come from.
+_MODULES = {m.__name__: m for m in (builtins, math, operator, torch, runtime_ops)} | {"_operator": operator}
+# Their arguments are numbers in a table of one process.
+_LOCAL_ARGUMENTS = "triton_kernel_wrapper"
+_NAMED = (torch.dtype, torch.layout, torch.memory_format)
+
+
+class NotCacheable(Exception):
+    """A graph that cannot be told from others, or kept, by what can be written down of it; the text says why."""
+
+
+def encode(x: Any) -> Any:
+    """`x` as a JSON value that `decode` reads. Equal texts mean equal values. Raises NotCacheable."""
+    if x is None or type(x) in (bool, int, str):
+        return x
+    if type(x) is float:
+        return {"float": x.hex()}
+    if type(x) is complex:
+        return {"complex": [x.real.hex(), x.imag.hex()]}
+    if isinstance(x, Node):
+        return {"node": x.name}
+    if isinstance(x, tuple):
+        return {"tuple": [encode(y) for y in x]}
+    if isinstance(x, list):
+        return [encode(y) for y in x]
+    if isinstance(x, dict):
+        return {"dict": [[encode(k), encode(v)] for k, v in x.items()]}
+    if isinstance(x, slice):
+        return {"slice": [encode(y) for y in (x.start, x.stop, x.step)]}
+    if isinstance(x, _NAMED):
+        return {"torch": str(x).removeprefix("torch.")}
+    if isinstance(x, torch.device):
+        return {"device": str(x)}
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return {"size": str(x.node.expr)}
+    return _encode_callable(x)
+
+
+def _encode_callable(x: Any) -> Any:
+    if isinstance(x, torch._ops.OpOverload):
+        return {"op": [*x._schema.name.split("::"), x._overloadname]}
+    if isinstance(x, torch._ops.HigherOrderOperator):
+        name = str(x._name)
+        if name.startswith(_LOCAL_ARGUMENTS) or getattr(torch.ops.higher_order, name, None) is not x:
+            raise NotCacheable(f"{name} has arguments that mean something in one process only")
+        return {"higher_order": name}
+    module, function = getattr(x, "__module__", None), getattr(x, "__name__", None)
+    if isinstance(function, str) and module in _MODULES and getattr(_MODULES[module], function, None) is x:
+        return {"function": [module, function]}
+    raise NotCacheable(f"{x!r:.80} of type {type(x).__name__} has no text form")
+
+
+def decode(x: Any, nodes: dict[str, Node] | None = None) -> Any:
+    """The value of a JSON form. Raises ValueError, LookupError, TypeError or AttributeError for what is none."""
+    if isinstance(x, list):
+        return [decode(y, nodes) for y in x]
+    if not isinstance(x, dict):
+        return x
+    ((kind, held),) = x.items()
+    if kind == "node":
+        return (nodes or {})[held]
+    if kind == "dict":
+        return {decode(k, nodes): decode(v, nodes) for k, v in held}
+    if kind in ("tuple", "slice"):
+        return (tuple if kind == "tuple" else _slice)([decode(y, nodes) for y in held])
+    return _DECODERS[kind](held)
+
+
+def _slice(parts: list[Any]) -> slice:
+    return slice(*parts)
+
+
+def _torch_value(name: str) -> Any:
+    found = getattr(torch, name)
+    if not isinstance(found, _NAMED):
+        raise ValueError(f"torch.{name} is no dtype, layout or memory format")
+    return found
+
+
+def _overload(parts: list[str]) -> Any:
+    namespace, name, overload = parts
+    found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"{namespace}::{name}.{overload} is no operator")
+    return found
+
+
+def _function(parts: list[str]) -> Any:
+    module, name = parts
+    return getattr(_MODULES[module], name)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": float.fromhex,
+    "complex": lambda h: complex(float.fromhex(h[0]), float.fromhex(h[1])),
+    "torch": _torch_value,
+    "device": torch.device,
+    "op": _overload,
+    "higher_order": lambda name: getattr(torch.ops.higher_order, name),
+    "function": _function,
+}
+
+
+def encode_calls(gm: GraphModule) -> list[Any]:
+    """A graph of inputs and calls only, each as [name, target, arguments]; the results are last.
+
+    Raises NotCacheable.
+    """
+    out: list[Any] = []
+    for n in gm.graph.nodes:
+        if n.op == "get_attr":
+            raise NotCacheable(f"{n.name}, part of what is computed once from parameters, is a constant")
+        target = encode(n.target) if n.op == "call_function" else n.op
+        out.append([n.name, target, encode(n.args), encode(n.kwargs)])
+    return out
+
+
+def decode_calls(rows: list[Any]) -> GraphModule:
+    """The graph that `encode_calls` wrote. Raises what `decode` and torch.fx do."""
+    graph, nodes = Graph(), dict[str, Node]()
+    for name, target, args, kwargs in rows:
+        given = decode(args, nodes)
+        if target == "output":
+            graph.output(*given)
+        elif target == "placeholder":
+            nodes[name] = graph.placeholder(name)
+        else:
+            nodes[name] = graph.create_node(
+                "call_function", decode(target), tuple(given), decode(kwargs, nodes), name=name
+            )
+    return GraphModule(torch.nn.Module(), graph)
