@@ -169,7 +169,7 @@ def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
         torch.ops.higher_order.cond,
         torch.sym_float,
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)) if callable(x) else str(x),
 )
 def test_values_come_back_as_they_were(x: Any) -> None:
     again = decode(json.loads(json.dumps(encode(x))))
