@@ -32,8 +32,8 @@ class State:
 def measure(request: Request) -> Measurement:
     """Run a request in this process. Whatever the case or the backend raises goes through."""
     if request.task == "check":
-        torch.backends.cudnn.allow_tf32 = False  # float32 results are compared to 1e-4
-        return _check(request)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32 results are compared to 1e-4
+            return _check(request)
     return _time(request)
 
 

@@ -84,6 +84,10 @@ def operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [a, b][: 2 if name == "where" else OPS[name].arity]
 
 
+# functions of a seed that torch does not have: test/ir/test_philox.py
+DRAWN = frozenset(n for n in OPS if n.startswith("philox_"))
+
+
 def takes(name: str, dtype: torch.dtype) -> bool:
     try:
         operator(name)(*operands(name, dtype))
@@ -94,7 +98,7 @@ def takes(name: str, dtype: torch.dtype) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_operator(dtype: torch.dtype) -> None:
-    names = [n for n in OPS if takes(n, dtype)]
+    names = [n for n in OPS if n not in DRAWN and takes(n, dtype)]
     assert len(names) > 10
     wrong = []
     for part in chunks(names, 24):
@@ -143,7 +147,7 @@ def test_every_row_is_reached() -> None:
     """The operators above are lowered to the rows that they are named after."""
     used: set[str] = set()
     for dtype in (torch.float32, torch.int64):
-        names = [n for n in OPS if takes(n, dtype)]
+        names = [n for n in OPS if n not in DRAWN and takes(n, dtype)]
 
         def fn(x: torch.Tensor, y: torch.Tensor, names: list[str] = names) -> list[torch.Tensor]:
             return [operator(n)(*[x, y][: 2 if n == "where" else OPS[n].arity]) for n in names]
@@ -152,7 +156,7 @@ def test_every_row_is_reached() -> None:
         for gm in trace(fn, x, y):
             nodes = schedule(gm).program.nodes
             used |= {v.op for n in nodes if not isinstance(n, Extern) for v in va.walk(n.value)}
-    assert set(OPS) - used == set()
+    assert set(OPS) - used == DRAWN
 
 
 SCALARS: dict[str, Callable[[torch.Tensor], Any]] = {
