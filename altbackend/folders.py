@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from altbackend.config import Config
 
@@ -36,6 +39,35 @@ def temporary_folder() -> Path:
     except (KeyError, OSError, ImportError):  # a user id without a name, as in many containers
         user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"altbackend-{user}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in place at once: whoever reads it finds all of it or what was there before. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path, seconds: float) -> Iterator[None]:
+    """One process at a time holds `path`; whoever waited longer than `seconds`, or cannot lock, goes on without."""
+    held = None
+    with contextlib.suppress(OSError, Timeout):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path, timeout=seconds)
+        held.acquire()
+    try:
+        yield
+    finally:
+        if held is not None and held.is_locked:
+            held.release()
 
 
 def why_unusable(folder: Path) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from ..folders import one_at_a_time, write_whole
 
 LOCK_S = 300.0  # how long to wait for another process that measures the same
 
@@ -43,26 +40,11 @@ class Store:
         path = self.path(question)
         text = json.dumps({"microseconds": times, "digest": _digest(times), "question": question}, indent=1)
         with contextlib.suppress(OSError):  # a full disk costs the next process a measurement
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            with os.fdopen(handle, "w") as f:
-                f.write(text)
-            os.replace(temporary, path)
+            write_whole(path, text.encode())
 
-    @contextlib.contextmanager
-    def lock(self, question: str) -> Iterator[None]:
-        """One process at a time measures a question; whoever waited too long, or cannot lock, goes on without."""
-        held = None
-        with contextlib.suppress(OSError, Timeout):
-            path = self.path(question).with_suffix(".lock")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held = FileLock(path, timeout=self.lock_s)
-            held.acquire()
-        try:
-            yield
-        finally:
-            if held is not None and held.is_locked:
-                held.release()
+    def lock(self, question: str) -> contextlib.AbstractContextManager[None]:
+        """One process at a time measures a question; see `folders.one_at_a_time`."""
+        return one_at_a_time(self.path(question).with_suffix(".lock"), self.lock_s)
 
 
 def _digest(times: Times) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from ..folders import one_at_a_time, write_whole
 from .key import Parts
 
 LOCK_S = 120.0  # how long to wait for another process that compiles the same
@@ -68,20 +65,9 @@ def relatives(place: Place) -> Iterator[Parts]:
                 yield found
 
 
-@contextlib.contextmanager
-def lock(place: Place, seconds: float = LOCK_S) -> Iterator[None]:
-    """One process at a time makes an entry; whoever waited too long, or cannot lock, goes on without."""
-    held = None
-    with contextlib.suppress(OSError, Timeout):
-        path = place.entry.with_suffix(".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path, timeout=seconds)
-        held.acquire()
-    try:
-        yield
-    finally:
-        if held is not None and held.is_locked:
-            held.release()
+def lock(place: Place, seconds: float = LOCK_S) -> contextlib.AbstractContextManager[None]:
+    """One process at a time makes an entry; see `folders.one_at_a_time`."""
+    return one_at_a_time(place.entry.with_suffix(".lock"), seconds)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -97,16 +83,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, held: Any) -> None:
     body = json.dumps(held).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(f"{_head(body)}\n".encode() + body)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_whole(path, f"{_head(body)}\n".encode() + body)
 
 
 def _head(body: bytes) -> str:

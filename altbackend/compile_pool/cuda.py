@@ -12,7 +12,6 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -118,12 +117,8 @@ def _build(job: Job, path: Path) -> Cubin:
     if "error" in made:
         raise CompilerFailed("triton.compile", made["error"], str(_keep_source(path, job)))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         made["digest"] = hashlib.sha256(made["cubin"].encode()).hexdigest()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as f:
-            json.dump(made, f)
-        os.replace(temporary, path)
+        folders.write_whole(path, json.dumps(made).encode())
     except OSError:
         pass  # a full disk costs the next process a compilation
     return _cubin(made, job.warps)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from altbackend import pipeline
+from altbackend import folders, pipeline
 from altbackend.cache import key, store
 from altbackend.debug import Trace
 
@@ -356,21 +356,11 @@ def test_a_disk_that_takes_nothing_costs_the_caching_only(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store.tempfile, "mkstemp", refuse)
-    monkeypatch.setattr(pipeline.cpp.tempfile, "mkstemp", tempfile_of(watch))
-    monkeypatch.setattr(store, "_write", refuse)
-    monkeypatch.setattr(store, "FileLock", refuse)
+    monkeypatch.setattr(store, "write_whole", refuse)
+    monkeypatch.setattr(folders, "FileLock", refuse)
     assert torch.equal(watch.compile(f)(*given()), f(*given()))
     assert watch.verdicts() == ["miss", "not kept"]
     assert os.strerror(code) in watch.last[1]
-
-
-def tempfile_of(watch: Watch) -> Callable[..., tuple[int, str]]:
-    def mkstemp(dir: Path, suffix: str) -> tuple[int, str]:
-        path = Path(dir) / f"made{suffix}"
-        return os.open(path, os.O_RDWR | os.O_CREAT), str(path)
-
-    return mkstemp
 
 
 def test_a_file_in_the_place_of_the_folder(watch: Watch) -> None:
