@@ -8,6 +8,7 @@ do not. Traced on the CPU's dispatch, so that a few operators differ from a GPU'
 from __future__ import annotations
 
 import argparse
+import itertools
 import operator
 import time
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def _bytes_of(n: Node) -> int:
 
 def _schedule(gm: GraphModule, cfg: Config) -> tuple[Program, list[Group]]:
     gm = fx_passes.finish(fx_passes.post_grad(gm, cfg, Trace("half", cfg)), cfg)
-    p, _ = lower_graph(gm, cfg, gpu=True)
+    p, _ = lower_graph(gm, cfg, on_gpu=True)
     machine = target.cuda()
     p = split.split_reductions(p, machine, fusion.totals_over_rows(p, cfg, machine))
     return p, fusion.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)
@@ -187,24 +188,26 @@ def _size(p: Program, b: str) -> int:
 
 def _peak(p: Program, groups: list[Group], resident: set[str]) -> int:
     """Most bytes at once beyond those of the buffers in `resident`."""
+    peak, _ = _live_at_peak(p, groups, resident)
+    return peak
+
+
+def _live_at_peak(p: Program, groups: list[Group], resident: set[str]) -> tuple[int, dict[str, int]]:
+    """Most bytes at once, and the bytes of each buffer that is alive then."""
     steps = _in_memory(p, groups)
     results = {o.buffer for o in p.outputs if isinstance(o, View)}
-    changes = [0] * (len(groups) + 1)
-    live = 0
+    spans = {}
     for b, at in steps.items():
-        if b in resident or p.buffers[b].kind == "const":
-            continue
-        if p.buffers[b].kind == "input":
-            live += _size(p, b)
-        else:
-            changes[at[0]] += _size(p, b)
-        if b not in results:
-            changes[at[-1] + 1] -= _size(p, b)
-    peak = live
-    for change in changes:
-        live += change
-        peak = max(peak, live)
-    return peak
+        if b not in resident and p.buffers[b].kind != "const":
+            first = 0 if p.buffers[b].kind == "input" else at[0]
+            spans[b] = (first, len(groups) if b in results else at[-1])
+    changes = [0] * (len(groups) + 2)
+    for b, (first, last) in spans.items():
+        changes[first] += _size(p, b)
+        changes[last + 1] -= _size(p, b)
+    live = list(itertools.accumulate(changes))
+    step = max(range(len(live)), key=live.__getitem__)
+    return live[step], {b: _size(p, b) for b, (first, last) in spans.items() if first <= step <= last}
 
 
 def _moved(p: Program, groups: list[Group]) -> int:

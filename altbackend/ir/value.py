@@ -9,7 +9,7 @@ holds) and `wrap_index` (attr: size; -size <= x < size becomes 0 <= x < size, an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -232,9 +232,9 @@ def loads(root: Value) -> tuple[tuple[str, Index], ...]:
     return root._loads
 
 
-def flops(root: Value) -> int:
-    """Cost of one evaluation, in float additions."""
-    return sum(OPS[v.op].flops for v in walk(root) if v.op in OPS)
+def flops(root: Value, varying: Set[ex.Atom] = frozenset()) -> int:
+    """Cost of one evaluation, in float additions; only of what depends on every variable in `varying`."""
+    return sum(OPS[v.op].flops for v in walk(root) if v.op in OPS and varying <= v.vars)
 
 
 def show(v: Value) -> str:

@@ -411,6 +411,8 @@ def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
     if cost <= 1 and len(loads) <= 1:
         return True
     every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
+    if ctx.gpu:
+        cost = va.flops(t.value, every)  # a row's numbers are found once a tile
     large = [b for b, i in loads if every <= set(ex.vars_of(i))]
     if cost > (AGAIN_ON_GPU if ctx.gpu else AGAIN) or len(loads) > LOADS_AGAIN or len(large) > 1:
         return False

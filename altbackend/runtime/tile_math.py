@@ -37,6 +37,13 @@ def log_add_exp(a, b):
 
 
 @triton.jit
+def to_tf32(x):
+    # tensor cores drop the last 13 bits of a float32; rounded to nearest first (ties away), the error is half as large
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def floor_divide(a, b):
     # // of the language rounds towards zero
     q = a // b

@@ -192,6 +192,12 @@ def test_gate_joins_the_second_product() -> None:
     assert (len(products(steps)), library_calls(steps), len(steps)) == (1, 1, 2)
 
 
+def to_tf32(x: T) -> T:
+    """Rounded to the 10 bits that tensor cores keep of a float32's fraction."""
+    mantissa, exponent = torch.frexp(x.double())
+    return torch.ldexp((mantissa * 2**11).round(), exponent - 11).float()
+
+
 def test_float32_only_as_tf32() -> None:
     torch.manual_seed(0)
     inputs = [r(40, 48), r(48, 50)]
@@ -199,10 +205,13 @@ def test_float32_only_as_tf32() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        (source,) = products(check(lambda x, w: (x @ w).relu(), inputs))
+        (source,) = products(check(lambda x, w: (x @ w).relu(), [to_tf32(x) for x in inputs]))
+        got = triton_run.compiled(lambda x, w: (x @ w).relu(), choose=taking(SMALL), seen=[])(*inputs)
     finally:
         torch.set_float32_matmul_precision(before)
     assert 'input_precision="tf32"' in source
+    x, w = (to_tf32(x).double() for x in inputs)  # the cores drop bits, so that kernels round before
+    torch.testing.assert_close(got, (x @ w).relu().float(), rtol=1e-5, atol=1e-5)
 
 
 def test_eager_numerics_round_the_product_first() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from altbackend.config import resolve
 from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
-from altbackend.schedule import fusion
+from altbackend.schedule import fusion, target
 from altbackend.schedule.kernel import Kernel, show_kernel
 from test.graphs import Scheduled, schedule, trace
 
@@ -186,3 +186,15 @@ def test_the_program_is_left_as_it_was() -> None:
     assert isinstance(first.program, Program)
     assert show_program(first.program) == show_program(second.program)
     assert [g.members for g in first.groups] == [g.members for g in second.groups]
+
+
+def test_on_a_gpu_the_gradient_of_computed_labels_is_computed_again() -> None:
+    """What a row decides (the label, whether it is ignored) does not count as work of its elements."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x.float(), torch.arange(B) % 20)
+
+    graphs = trace(loss, r(B, N).bfloat16().requires_grad_())
+    s = schedule(graphs[-1], target=target.cuda())
+    large = {b.name for b in s.program.buffers.values() if b.kind != "input" and b.numel == B * N}
+    assert large == {s.program.outputs[0].buffer}, describe(s)

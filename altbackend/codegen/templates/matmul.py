@@ -107,8 +107,9 @@ def _described(m: Matmul) -> list[str]:
 
 
 def _dot(m: Matmul) -> str:
-    precision = ', input_precision="tf32"' if m.dtype == torch.float32 else ""
-    return f"    sums = tl.dot(a, b, sums{precision})"
+    if m.dtype == torch.float32:
+        return '    sums = tl.dot(to_tf32(a), to_tf32(b), sums, input_precision="tf32")'
+    return "    sums = tl.dot(a, b, sums)"
 
 
 def _position(tile: str, m: Matmul) -> list[str]:
