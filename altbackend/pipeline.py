@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from . import compat, fx_passes
-from .autotune import products
+from .autotune import products, tiles
 from .cache.graphs import through_cache
 from .codegen import bundle as print_bundle
 from .codegen import emit, host, host_cuda, replay, split_kernel
@@ -157,16 +157,15 @@ def _cuda(
     """Triton: a kernel per launch, and one host program."""
     recording = replay.facts(p)
     capability = compat.cuda_capability(device)
+    tuner = tiles.tuner(cfg, target, device)
     steps: list[host_cuda.Step] = []
-    for k in kernels:
+    for k, emitted in _emitted(p, edges, kernels, target, tuner, trace):
         if isinstance(k, Extern):
             steps.append(k)
-            continue
-        if isinstance(k, bundle.Bundle):
+        elif isinstance(k, bundle.Bundle):
             together, names = print_bundle.emit(k, target)
             steps.append(host_cuda.CudaLaunch(together, together.params, names, k.kernel.origins))
-            continue
-        for part, made, buffers in split_kernel.emit(p, edges, k, target, trace.decision):
+        for part, made, buffers in emitted:
             p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
             steps += found
     printed = host_cuda.build(p, edges, steps)
@@ -180,6 +179,26 @@ def _cuda(
         names_lines=any(isinstance(s, host_cuda.CudaLaunch) and bool(s.kernel.checks) for s in steps),
         recording=recording,
     )
+
+
+def _emitted(
+    p: Program,
+    edges: Deps,
+    kernels: Sequence[Any],
+    target: targets.Target,
+    tuner: tiles.TileTuner | None,
+    trace: Trace,
+) -> Iterator[tuple[Any, list[split_kernel.Emitted]]]:
+    """Every step with its Triton kernels: none for a library call or a bundle, else one or several."""
+    plain = [not isinstance(k, (Extern, bundle.Bundle)) for k in kernels]
+    parts = [
+        split_kernel.emit(p, edges, k, target, trace.decision) if own else []
+        for k, own in zip(kernels, plain, strict=True)
+    ]
+    if tuner is not None:
+        best = iter(tuner.tuned(p, [e for es in parts for e in es], trace.decision))
+        parts = [[next(best) for _ in es] for es in parts]
+    return zip(kernels, parts, strict=True)
 
 
 def _bind_cuda(code: Code, cfg: Config, trace: Trace) -> Compiled:

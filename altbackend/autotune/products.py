@@ -67,7 +67,7 @@ class Tuner:
                 try:
                     times = times or self.times(p, c, emitted)
                 except MeasurerDied as cause:
-                    _say_once(str(cause))
+                    say_once(str(cause))
                     return self._default(p, deps, c, str(cause))
                 self.store.write(question, times)
         return self._best(p, deps, c, times)
@@ -136,7 +136,8 @@ class Tuner:
 _said: set[str] = set()
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """A warning, the first time."""
     if not _said:
         logger.warning("max_autotune chooses without measuring: %s", text)
     _said.add(text)
@@ -155,13 +156,19 @@ def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
 
 def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
     """A tuner of the GPU `device`."""
-    capability, index, shared = compat.cuda_capability(device), device.index or 0, compat.cuda_shared_memory(device)
+    machine, compiled, store = means(cfg, device)
+    shared = compat.cuda_shared_memory(device)
+    measured = measure.on_device(device.index or 0)
+    return Tuner(target, machine, compiled, measured, store, shared, matmul_cost.chooser(cfg, shared))
+
+
+def means(cfg: Config, device: torch.device) -> tuple[str, Compile, Store]:
+    """What times on the GPU `device` depend on besides the code, who compiles candidates, and where times are kept."""
+    capability = compat.cuda_capability(device)
 
     def compiled(k: TritonKernel) -> Future[Cubin]:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
     versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
     store = Store(usable_folder(folders.cache_folder(cfg)) / "autotune")
-    return Tuner(
-        target, " ".join(versions), compiled, measure.on_device(index), store, shared, matmul_cost.chooser(cfg, shared)
-    )
+    return " ".join(versions), compiled, store

@@ -8,7 +8,7 @@ slices  programs walk over rows (or, flat, over elements) and keep totals, of wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import expr as ex
 from ..ir import value as va
@@ -101,6 +101,30 @@ def choose(p: Program, k: Kernel, target: Target) -> Blocks:
         if totals and not few and len(lengths) == 1:
             return _flat_slices(p, k, lengths[0], target)
     return _rows(p, k, members, lengths, target)
+
+
+MOST_WARPS = 32
+PER_THREAD = 64  # elements of a tile that a thread may hold
+
+
+def variants(b: Blocks, target: Target) -> list[Blocks]:
+    """Other warps, rows or elements a program, and numbers of programs, for measuring. Static sizes only."""
+    if b.form == MATMUL or not isinstance(b.points, int) or not isinstance(b.programs, int):
+        return []
+    sizes = [b]
+    if b.form in (FLAT, ROWS):
+        others = (b.xblock // 2, b.xblock * 2, *((b.xblock * 4,) if b.form == FLAT else ()))
+        sizes += [replace(b, xblock=x, programs=-(-b.points // x)) for x in others if 1 <= x <= power_of_two(b.points)]
+    if b.form == SLICES:
+        turns = -(-b.points // b.xblock)
+        sizes += [replace(b, programs=n) for n in (b.programs // 2, b.programs * 2) if 1 <= n <= turns]
+    return [replace(s, warps=w) for s in sizes for w in _warps_around(s) if s is not b or w != b.warps]
+
+
+def _warps_around(b: Blocks) -> list[int]:
+    tile = b.xblock * max(b.rblocks.values(), default=1)
+    around = (b.warps // 2, b.warps, b.warps * 2, b.warps * 4)
+    return [w for w in around if 1 <= w <= MOST_WARPS and w * 32 <= tile <= w * 32 * PER_THREAD]
 
 
 def _reads_total(members: list[Placed]) -> bool:

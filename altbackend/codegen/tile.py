@@ -212,10 +212,10 @@ def refusal(node: object, reason: str) -> Unsupported:
     return Unsupported(node, reason, todo="leave it to a library call, or split the kernel")
 
 
-def emit(p: Program, k: Kernel, target: Target) -> TileFunction:
-    """The tile AST of a kernel. Raises Unsupported where tiles cannot express it."""
+def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) -> TileFunction:
+    """The tile AST of a kernel, of `blocks` or those of the rules. Raises Unsupported where tiles cannot express it."""
     fast = target.fast and only_low_precision(p, k)
-    e = Emitter(p, k, choose(p, k, target), fast=fast, unrounded=target.fast)
+    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, unrounded=target.fast)
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top

@@ -24,6 +24,7 @@ from ..schedule.place import Placed
 from ..schedule.target import Target
 from . import tile
 from .ast import Let, Param
+from .blocks import Blocks
 from .cpp import float_text
 from .templates import matmul
 from .tile import Accumulator, Comment, Fold, Mask, Points, Shape, TileFunction, TileLoop, TileStmt, TileStore, Total
@@ -123,12 +124,12 @@ class TritonKernel:
         return out | dict.fromkeys(self.constexprs, "constexpr")
 
 
-def emit(p: Program, k: Kernel, target: Target) -> tuple[TritonKernel, tuple[str, ...]]:
+def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) -> tuple[TritonKernel, tuple[str, ...]]:
     """The Triton kernel of a scheduled kernel, and the program buffers that its parameters stand for.
 
-    Raises Unsupported, with the reason, where tiles cannot express it.
+    `blocks`: instead of those of the rules. Raises Unsupported, with the reason, where tiles cannot express it.
     """
-    f = tile.emit(p, k, target)
+    f = tile.emit(p, k, target, blocks)
     outs = tuple(t.out for t in f.totals)
     labels = {b: f"result{n}" for n, b in enumerate(outs)}
     kernel = TritonKernel(
