@@ -123,9 +123,9 @@ class Config:
     max_autotune: bool = _option(False, "measure candidate kernels and keep the fastest; no effect on a CPU", "code")
     matmul_templates: str = _option(
         "auto",
-        "matrix products and the pointwise work on their results as one kernel of ours: `auto` where measurement "
-        "(max_autotune) says that it is faster, `on` wherever it is possible; `off` leaves products to the library; "
-        "no effect on a CPU",
+        "matrix products and the pointwise work on their results as one kernel of ours: `auto` where a model of the "
+        "GPU, or measurement (max_autotune), says that it is faster, `on` wherever it is possible; `off` leaves "
+        "products to the library; no effect on a CPU",
         "code",
         choices=("auto", "off", "on"),
     )

@@ -19,11 +19,14 @@ from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config
 from .debug import Trace
+from .errors import Unsupported
+from .fx_passes import devices
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
 from .lowering.graph import device_of, lower_graph
 from .report import stats
 from .runtime import cuda as cuda_runtime
+from .runtime import several
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
 from .runtime.host import Library
@@ -54,11 +57,40 @@ def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
 
     Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
+    if len(devices.gpus(gm)) > 1:
+        return _over_devices(gm, cfg, trace, job)
     call = through_cache(
         gm, cfg, trace, asdict(job), lambda: translate(gm, cfg, trace, job), lambda code: bind(code, cfg, trace, job)
     )
     trace.finish()
     return call
+
+
+def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Compiled:
+    """A graph over several GPUs: one program for each device's parts, and the copies between them."""
+    found = devices.parts(gm)
+    if isinstance(found, str):
+        raise Unsupported(None, f"a graph over several GPUs: {found}", todo="compile the devices' parts apart")
+    cfg = replace(cfg, cudagraphs=False)
+    steps = []
+    for k, part in enumerate(found):
+        own = Trace(f"{trace.graph_name}_part{k}", cfg)
+        call = (
+            library_call(part.module) if part.device is None else compile_graph(part.module, cfg, own, Job("forward"))
+        )
+        steps.append(several.Step(call, part.inputs, part.outputs))
+        trace.decision("device", ", ".join(part.outputs), str(part.device or "between devices"), "")
+    returned: Any = gm.graph.output_node().args[0]
+    results = [a.name if isinstance(a, torch.fx.Node) else (a,) for a in returned]
+    trace.finish()
+    return several.Several(
+        [n.name for n in gm.graph.find_nodes(op="placeholder")], several.with_drops(steps, results), results
+    )
+
+
+def library_call(gm: torch.fx.GraphModule) -> Compiled:
+    """The graph as it is, operator by operator."""
+    return lambda args: gm(*args)
 
 
 def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Code:

@@ -145,13 +145,16 @@ def say_once(text: str) -> None:
 
 def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
     """Who chooses for the products of a graph on a GPU, if anybody: by measuring with max_autotune, else the model."""
-    measures = cfg.max_autotune and not cfg.deterministic
-    if cfg.matmul_templates == "off" or not (measures or cfg.matmul_templates == "on" or matmul_cost.AUTO_BY_MODEL):
+    if cfg.matmul_templates == "off":
         return None
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    if measures:
+    if cfg.max_autotune and not cfg.deterministic:
         return tuner(cfg, target, device).choose
-    return matmul_cost.chooser(cfg, compat.cuda_shared_memory(device))
+    return _by_model(cfg, device)
+
+
+def _by_model(cfg: Config, device: torch.device) -> Choose | None:
+    return matmul_cost.chooser(cfg, compat.cuda_shared_memory(device), compat.cuda_capability(device))
 
 
 def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
@@ -159,7 +162,7 @@ def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
     machine, compiled, store = means(cfg, device)
     shared = compat.cuda_shared_memory(device)
     measured = measure.on_device(device.index or 0)
-    return Tuner(target, machine, compiled, measured, store, shared, matmul_cost.chooser(cfg, shared))
+    return Tuner(target, machine, compiled, measured, store, shared, _by_model(cfg, device))
 
 
 def means(cfg: Config, device: torch.device) -> tuple[str, Compile, Store]:

@@ -8,6 +8,7 @@ slices  programs walk over rows (or, flat, over elements) and keep totals, of wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..ir import expr as ex
@@ -27,6 +28,7 @@ FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit 
 SLICE_BLOCK = 4096
 CROSS_BLOCK, SMALL_CROSS_BLOCK = 64, 32  # a side of a square: whole cache lines for loads and stores
 ROW_TILE = 2048  # elements of a tile of several short rows
+ROW_ALONE = 1024  # elements of a row that is a tile of its own
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has COLUMNS rows
@@ -163,7 +165,16 @@ def _flat(p: Program, k: Kernel, lengths: list[Index], target: Target) -> Blocks
         while xblock > 128 and points < xblock * target.parallel // 4:
             xblock //= 2
     programs = ceil_div(points, xblock)
-    return Blocks(FLAT, True, points, xblock, {}, frozenset(), programs, _warps(xblock), _is_wide(p, k, points), False)
+    warps = _warps(xblock)
+    if len(_loaded(q for s in k.stages for q in s.members)) == 1:
+        warps = max(warps // 2, 1)  # two loads of 16 bytes under way where there would be one
+    return Blocks(FLAT, True, points, xblock, {}, frozenset(), programs, warps, _is_wide(p, k, points), False)
+
+
+def _loaded(members: Iterable[Placed]) -> set[str]:
+    """The buffers that members read and none of them makes."""
+    held = list(members)
+    return {b for q in held for b, _ in va.loads(q.value)} - {q.node.out for q in held}
 
 
 def _crossing(k: Kernel) -> tuple[Atom, ...] | None:
@@ -277,11 +288,12 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     if columns and not sliced and _repeats_freely(p, members):
         limit = COLUMN_LIMIT
     long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
-    few = len({b for q in members for b, _ in va.loads(q.value)} - {q.node.out for q in members}) <= 2
+    few = len(_loaded(members)) <= 2
     block = min(COLUMN_BLOCK if columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, target.row_limit)
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
-    xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, ROW_TILE // widest)
+    xblock = ROW_TILE // widest if widest < ROW_ALONE else 1
+    xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, xblock)
     if isinstance(k.rows, int):
         xblock = min(xblock, power_of_two(k.rows))
         while xblock > (COLUMNS if columns else 1) and k.rows < xblock * target.parallel // 4:
@@ -302,10 +314,19 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
         rblocks,
         long,
         programs,
-        _warps(xblock * widest),
+        _row_warps(xblock * widest, columns, bool(long), sliced),
         _is_wide(p, k, walked),
         streams,
     )
+
+
+def _row_warps(tile: int, columns: bool, long: bool, sliced: bool) -> int:
+    """As measured on an H200 (`benchmarks.tiles`)."""
+    if columns and not sliced:
+        return 16 if long else min(_warps(tile), 4) if tile <= 8192 else _warps(tile)
+    if sliced and not columns and tile >= 4096:
+        return 16  # totals and all that lives through a row share the registers
+    return 2 if tile == ROW_ALONE and not sliced else _warps(tile)
 
 
 def _repeats_freely(p: Program, members: list[Placed]) -> bool:

@@ -28,16 +28,17 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Program, Reduction, Scan, Scatter, reads, writes
-from ..ir.ops import ATOMIC, LOW_PRECISION, OPS, triton_spelling
+from ..ir.loops import Program, Reduction, Scan, Scatter
+from ..ir.ops import ATOMIC, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
 from ..schedule.matmul import PRODUCT, Matmul
 from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, Param, identity, name
-from .blocks import CROSSED, MATMUL, SLICES, Blocks, ceil_div, choose
+from .blocks import CROSSED, MATMUL, ROWS, SLICES, Blocks, ceil_div, choose
 from .online import Online, plan
+from .rounding import CHEAP, cheapened, only_low_precision
 from .templates.matmul import Descriptors, Product, tiles_of
 
 Shape = tuple[str, ...]
@@ -185,6 +186,7 @@ class Emitter:
     counter: dict[str, int] = field(default_factory=dict)
     checks: bool = False
     fast: bool = False
+    cheap: dict[str, Value] = field(default_factory=dict)
     unrounded: bool = False
 
     def fresh(self, prefix: str) -> str:
@@ -215,7 +217,8 @@ def refusal(node: object, reason: str) -> Unsupported:
 def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) -> TileFunction:
     """The tile AST of a kernel, of `blocks` or those of the rules. Raises Unsupported where tiles cannot express it."""
     fast = target.fast and only_low_precision(p, k)
-    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, unrounded=target.fast)
+    cheap = cheapened(p, k) if target.fast and not fast else {}
+    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, cheap=cheap, unrounded=target.fast)
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
@@ -239,17 +242,6 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
         body=tuple(top.body),
         totals=tuple(e.totals),
     )
-
-
-def only_low_precision(p: Program, k: Kernel) -> bool:
-    """Whether every float that the kernel reads or stores is rounded to 16 bits.
-
-    Then functions may err by an eighth of that rounding, which is far more than the cheap forms of float32 do.
-    """
-    made = {b for m in k.members for b in writes(p.nodes[m])}
-    names = {b for m in k.members for b in reads(p.nodes[m])} - made | k.stored
-    floats = {p.buffers[b].dtype for b in names if p.buffers[b].dtype.is_floating_point}
-    return bool(floats) and floats <= LOW_PRECISION
 
 
 # --- axes --------------------------------------------------------------------------------------------------------
@@ -468,10 +460,13 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "philox_uniform" if (quads := _quads(e, v)) is not None:
             seed = bind(e, scope, v.args[0], conds)
             return _let(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
-    kind = v.args[0].dtype if v.op != "where" else v.dtype
-    if not triton_spelling(v.op, kind):
-        raise refusal(v.op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
-    op = f"fast_{v.op}" if e.fast and kind == torch.float32 and OPS[v.op].triton_fast else v.op
+    op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
+    if op.startswith(CHEAP):
+        pass
+    elif not triton_spelling(op, kind):
+        raise refusal(op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
+    elif e.fast and kind == torch.float32 and OPS[op].triton_fast:
+        op = CHEAP + op
     return _let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
 
 
@@ -506,6 +501,9 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
     at, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
     row = next((a.args[1] for x in (v, *conds) for a in x.vars if a.key != "x"), None)
+    if axes == {"r"} and e.blocks.form == ROWS and e.blocks.tiled_x:
+        # a tensor of one row gets a layout of its own, and Triton then brings whole tiles into it, by shared memory
+        axes = frozenset({"x", "r"})
     shape = _shape(e, axes, row) if axes != _plain_axes(e, at) else None
     policy = "evict_first" if _read_once(e, axes) else ""
     load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, (e.param(b), at, shape, policy))
@@ -586,7 +584,8 @@ def _on_tile(e: Emitter, scope: Scope, q: Placed) -> Placed:
     else:
         at = x if b.flat else ex.ix(_row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
-    index, value = ex.substitute(q.index, env, lambda x: x.substitute(env)), q.value.substitute(env)
+    value = e.cheap.get(q.node.out, q.value).substitute(env)
+    index = ex.substitute(q.index, env, lambda x: x.substitute(env))
     return Placed(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 
 

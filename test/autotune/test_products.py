@@ -277,11 +277,12 @@ def test_the_library_call_that_is_timed_is_the_graphs(fn: Callable[..., Any], sh
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({}, None),
+        ({}, "model"),
+        ({"matmul_templates": "off"}, None),
         ({"matmul_templates": "on"}, "model"),
         ({"matmul_templates": "off", "max_autotune": True}, None),
         ({"max_autotune": True}, "measures"),
-        ({"max_autotune": True, "deterministic": True}, None),
+        ({"max_autotune": True, "deterministic": True}, "model"),
     ],
     ids=str,
 )
@@ -301,6 +302,12 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
         assert tuned.shared == 99 << 10
         assert tuned.store.folder == tmp_path / "autotune"
         assert tuned.machine.startswith(f"a GPU {torch.__version__} {compile_cuda.triton_version()}")
+
+
+def test_without_measuring_templates_are_for_the_kind_of_gpu_that_was_measured() -> None:
+    assert matmul_cost.chooser(resolve(), 227 << 10, matmul_cost.CAPABILITY) is not None
+    assert matmul_cost.chooser(resolve(), 163 << 10, 80) is None
+    assert matmul_cost.chooser(resolve(None, {"matmul_templates": "on"}), 163 << 10, 80) is not None
 
 
 def test_both_modes_measure() -> None:

@@ -151,8 +151,8 @@ def test_symbolic_sizes_stay_with_the_library() -> None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-# microseconds of linear with bias by the library on one H200, bfloat16
-MEASURED = {(12608, 3072, 768): 107, (8192, 3072, 768): 75, (8192, 768, 768): 32, (32768, 4096, 1024): 406}
+# microseconds of linear with bias by the library on one H200, bfloat16, in a CUDA graph (`benchmarks.matmul_fit`)
+MEASURED = {(12608, 3072, 768): 89.4, (8192, 3072, 768): 60.7, (8192, 768, 768): 18.1, (32768, 4096, 1024): 387.7}
 
 
 @pytest.mark.parametrize("sizes", MEASURED, ids=str)

@@ -1,0 +1,92 @@
+"""Graphs over several GPUs taken apart: on fake tensors, and run on the CPU under other names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from altbackend.fx_passes import devices
+from altbackend.runtime.several import Several, Step, with_drops
+
+T = torch.Tensor
+
+
+def traced(fn: Any, *places: str) -> torch.fx.GraphModule:
+    with FakeTensorMode():
+        return make_fx(fn)(*(torch.empty(4, 8, device=d) for d in places))
+
+
+def two(x: T, y: T) -> tuple[T, T]:
+    a = F.relu(x * 2)
+    b = (a.to("cuda:1") + y).sin()
+    c = b.to("cuda:0") * a
+    return c, b.sum()
+
+
+def test_every_part_is_on_one_device() -> None:
+    found = devices.parts(traced(two, "cuda:0", "cuda:1"))
+    assert not isinstance(found, str)
+    assert [str(p.device) for p in found] == ["cuda:0", "None", "cuda:1", "None", "cuda:0"]
+    for p in found:
+        if p.device is not None:
+            assert devices.gpus(p.module) == {p.device}
+    assert found[2].inputs == (found[1].outputs[0], "y_1")
+
+
+def test_independent_work_of_a_device_is_one_part() -> None:
+    def fn(x: T, y: T) -> tuple[T, ...]:
+        return x + 1, y + 1, x * 2, y * 2
+
+    found = devices.parts(traced(fn, "cuda:0", "cuda:1"))
+    assert not isinstance(found, str)
+    assert sorted((str(p.device), len(p.outputs)) for p in found) == [("cuda:0", 2), ("cuda:1", 2)]
+
+
+def test_inputs_are_written_last() -> None:
+    gm = traced(lambda x, y: (x + 1, (x * 2).to("cuda:1") + y), "cuda:0", "cuda:1")
+    x, _, call, *_ = gm.graph.nodes
+    with gm.graph.inserting_after(call):
+        written = gm.graph.call_function(torch.ops.aten.copy_.default, (x, call))
+    written.meta["val"] = x.meta["val"]
+    found = devices.parts(gm)
+    assert not isinstance(found, str)
+    assert found[-1].device is None
+    assert found[-1].module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+
+
+def test_symbolic_sizes_are_refused() -> None:
+    gm = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.randn(4, 8))
+    assert devices.parts(gm) == "its sizes are symbolic"
+
+
+def test_parts_in_a_row_give_what_the_graph_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU tensors, every other operator said to be on another device."""
+
+    def fn(x: T, y: T) -> tuple[T, ...]:
+        a, b = torch.split(x * y, 4, -1)
+        c = torch.cat([a.sin(), b.cos()], -1)
+        return c + x, a.sum(), y
+
+    gm = make_fx(fn)(torch.randn(4, 8), torch.randn(4, 8))
+    homes = [torch.device("cuda", 0), torch.device("cuda", 1), None]
+    order = {n.name: homes[k % 3] for k, n in enumerate(gm.graph.nodes)}
+    monkeypatch.setattr(devices, "_device", lambda n: order[n.name])
+    found = devices.parts(gm)
+    assert len(found) >= 4
+    results = [a.name for a in gm.graph.output_node().args[0]]
+    steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in found]  # type: ignore[union-attr, misc]
+    run = Several([n.name for n in gm.graph.find_nodes(op="placeholder")], with_drops(steps, results), results)
+    inputs = [torch.randn(4, 8), torch.randn(4, 8)]
+    for got, want in zip(run(list(inputs)), fn(*inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_what_nothing_needs_any_more_is_dropped() -> None:
+    steps = [Step(list, ("a",), ("b",)), Step(list, ("a", "b"), ("c",)), Step(list, ("b",), ("d",))]
+    assert [s.dropped for s in with_drops(steps, ["a", "d"])] == [(), (), ("b",)]
+    assert [s.dropped for s in with_drops(steps, ["d"])] == [(), ("a",), ("b",)]
