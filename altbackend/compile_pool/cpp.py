@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -18,8 +17,11 @@ from ..config import Config, resolve
 from ..errors import CacheFolderUnusable, CacheFolderWarning, CompilerFailed, CompilerMissing
 from ..runtime import isa
 from ..runtime.host import Library
+from . import children
 
 TIMEOUT = 300  # seconds for one compiler run
+VERSION_TIMEOUT = 30
+KILLED = "Killed signal terminated program"  # what g++ says when that happens to a part of it
 
 
 COMPILERS = ("g++", "clang++", "c++")
@@ -43,8 +45,8 @@ def find_compiler(cxx: str = "") -> str:
 
 @functools.cache
 def _compiler_version(path: str) -> str:
-    out = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=30)
-    return out.stdout.strip()
+    _, said = children.run([path, "-dumpfullversion", "-dumpversion"], VERSION_TIMEOUT)
+    return said
 
 
 @functools.cache
@@ -145,14 +147,16 @@ def _write_atomically(path: Path, content: str) -> None:
 
 
 def _run(command: list[str], source: Path) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired as late:
-        raise CompilerFailed(" ".join(command), f"no result after {TIMEOUT} s", str(source)) from late
-    except OSError as cause:
-        raise CompilerFailed(" ".join(command), str(cause), str(source)) from cause
-    if done.returncode != 0:
-        raise CompilerFailed(" ".join(command), done.stderr or done.stdout, str(source))
+    """Run the compiler; once more if it was killed, as by a system that is out of memory."""
+    for last in (False, True):
+        try:
+            status, said = children.run(command, TIMEOUT)
+        except (OSError, children.ChildFailed) as cause:
+            raise CompilerFailed(" ".join(command), str(cause), str(source)) from cause
+        if status == 0:
+            return
+        if last or not (status < 0 or KILLED in said):
+            raise CompilerFailed(" ".join(command), said or f"exit status {status}", str(source))
 
 
 def load(source: str, cfg: Config | None = None) -> Library:

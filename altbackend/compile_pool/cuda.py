@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
 import functools
 import hashlib
 import json
 import os
-import queue
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,11 +20,8 @@ from ..codegen.triton import TritonKernel
 from ..config import Config
 from ..errors import CompilerFailed, Unsupported
 from ..runtime.cuda import Cubin
+from . import cores, workers
 from .cpp import usable_folder
-
-MOST_WORKERS = 8
-ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
-SECONDS = 300.0  # that one kernel may take
 
 
 @dataclass(frozen=True)
@@ -83,40 +74,37 @@ def submit(job: Job, cfg: Config) -> Future[Cubin]:
 
 @functools.lru_cache(maxsize=4096)
 def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
-    return _threads(count).submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+    pool = workers.pool(cores.workers(count))
+    return pool.submit(lambda: _build(job, folder / job.key[:2] / f"{job.key}.json", pool))
+
+
+os.register_at_fork(after_in_child=_submit.cache_clear)  # what was under way is finished by the other process's threads
 
 
 def warm(cfg: Config) -> None:
     """Start the workers in the background: they are ready when the first kernel is, and not a second later."""
     with contextlib.suppress(Unsupported):  # without triton there is nothing to start; a kernel will say so
         triton_version()
-        _warm(cfg.compile_threads)
+        _warm(cores.workers(cfg.compile_threads))
 
 
 @functools.cache
 def _warm(count: int) -> None:
-    for _ in range(count or _count()):
-        _threads(count).submit(lambda: _idle.put(_start()))
+    workers.pool(count).warm()
 
 
-@functools.cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count or _count(), thread_name_prefix="altbackend-compile")
+os.register_at_fork(after_in_child=_warm.cache_clear)
 
 
-def _count() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, usable))
-
-
-def _build(job: Job, path: Path) -> Cubin:
+def _build(job: Job, path: Path, pool: workers.Pool) -> Cubin:
     kept = _read(path)
     if kept is not None:
         return kept
-    made = _ask(job)
+    made = pool.compile(_question(job))
     if "error" in made:
         raise CompilerFailed("triton.compile", made["error"], str(_keep_source(path, job)))
     try:
+        made["warps"] = job.warps
         made["digest"] = hashlib.sha256(made["cubin"].encode()).hexdigest()
         folders.write_whole(path, json.dumps(made).encode())
     except OSError:
@@ -149,43 +137,8 @@ def _keep_source(path: Path, job: Job) -> Path:
     return text
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
-
-_idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-
-
-def _worker() -> subprocess.Popen[str]:
-    try:
-        return _idle.get_nowait()
-    except queue.Empty:
-        return _start()
-
-
-def _start() -> subprocess.Popen[str]:
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    made = subprocess.Popen(
-        [sys.executable, "-m", "altbackend.compile_pool.cubin_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    atexit.register(_end, made)
-    return made
-
-
-def _end(worker: subprocess.Popen[str]) -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # something was still to be written
-                pipe.close()
-
-
-def _ask(job: Job) -> dict[str, Any]:
-    question = {
+def _question(job: Job) -> dict[str, Any]:
+    return {
         "key": job.key,
         "name": job.name,
         "source": job.source,
@@ -196,27 +149,3 @@ def _ask(job: Job) -> dict[str, Any]:
         "stages": job.stages,
         "capability": job.capability,
     }
-    reason = ""
-    for _ in range(ATTEMPTS):
-        worker = _worker()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        limit = threading.Timer(SECONDS, worker.kill)
-        limit.start()
-        start = time.monotonic()
-        try:
-            worker.stdin.write(json.dumps(question) + "\n")
-            worker.stdin.flush()
-            made = json.loads(worker.stdout.readline())
-        except (OSError, ValueError) as cause:
-            reason = str(cause)
-        else:
-            limit.cancel()
-            _idle.put(worker)
-            return dict(made) | {"warps": job.warps}
-        limit.cancel()
-        _end(worker)
-        if time.monotonic() - start >= SECONDS:
-            return {"error": f"the kernel did not compile within {SECONDS:.0f} s"}
-        reason = f"a compile worker ended with exit status {worker.returncode} {reason}"
-    return {"error": reason}
