@@ -26,7 +26,6 @@ from .report import stats
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
-from .runtime.host import Library
 from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
 from .schedule import target as targets
@@ -138,7 +137,7 @@ def _cpu(
 
 def _bind_cpu(code: Code, cfg: Config, trace: Trace) -> Compiled:
     with trace.stage("build"):
-        library = Library(str(cpp.build(code.cpp, cfg))) if code.cpp else None
+        library = cpp.load(code.cpp, cfg) if code.cpp else None
     with trace.stage("load"):
         threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
         return load(code.python, library, code.bound, threads)

@@ -14,7 +14,6 @@ from .. import __version__, compat, folders
 from ..codegen import triton
 from ..codegen.triton import TritonKernel
 from ..compile_pool import cuda as compile_cuda
-from ..compile_pool.cpp import usable_folder
 from ..config import Config
 from ..errors import AltError
 from ..ir.loops import Program
@@ -161,7 +160,7 @@ def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
     versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
-    store = Store(usable_folder(folders.cache_folder(cfg)) / "autotune")
+    store = Store(folders.usable_folder(folders.cache_folder(cfg)) / "autotune")
     return Tuner(
         target, " ".join(versions), compiled, measure.on_device(index), store, shared, matmul_cost.chooser(cfg, shared)
     )

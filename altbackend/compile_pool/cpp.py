@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import compat, folders
+from .. import compat
 from ..config import Config, resolve
-from ..errors import CacheFolderUnusable, CacheFolderWarning, CompilerFailed, CompilerMissing
+from ..errors import CompilerFailed, CompilerMissing
+from ..kept.store import open_store
 from ..runtime import isa
 from ..runtime.host import Library
 from . import children
@@ -71,20 +72,6 @@ def _link_flags() -> tuple[str, ...]:
     return ("-shared", "-nostdlib", str(gomp), "-lm", "-lc", "-lgcc")
 
 
-@functools.cache
-def usable_folder(wanted: Path) -> Path:
-    """`wanted` if compiled code can be kept in it and loaded from it, else a temporary one, with one warning."""
-    reason = folders.why_unusable(wanted)
-    if not reason:
-        return wanted
-    fallback = folders.temporary_folder()
-    if folders.why_unusable(fallback):
-        fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
-    error = CacheFolderUnusable(str(wanted), reason)
-    warnings.warn(f"{error}; using {fallback} for this process", CacheFolderWarning, stacklevel=2)
-    return fallback
-
-
 def identity(cfg: Config) -> dict[str, str]:
     """What decides a build's bytes beside its source, by name and without a path. Raises CompilerMissing."""
     return {
@@ -114,51 +101,45 @@ def _cpu_name() -> str:
     return "unknown"
 
 
-def build(source: str, cfg: Config) -> Path:
-    """The shared library of a translation unit, from the cache folder or built now.
+def name_of(source: str, cfg: Config) -> str:
+    """Name of a translation unit's library in the store. Raises CompilerMissing."""
+    made = key(source, cfg)
+    return f"cpp/{made[:2]}/{made}.so"
 
-    Raises CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
+
+def load(source: str, cfg: Config | None = None) -> Library:
+    """The shared library of a translation unit, from the cache folder or built now, opened.
+
+    Where it cannot be kept it is opened from where it was built; that it is gone then does no harm. Raises
+    CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
     """
-    name = key(source, cfg)
-    folder = usable_folder(folders.cache_folder(cfg)) / "cpp" / name[:2]
-    target = folder / f"{name}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    text = folder / f"{name}.cpp"
-    _write_atomically(text, source)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so.tmp")
-    os.close(handle)
-    command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", temporary, *_link_flags()]
-    try:
-        _run(command, text)
-        os.replace(temporary, target)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    return target
+    cfg = cfg or resolve()
+    name, store = name_of(source, cfg), open_store(cfg)
+    if store.read(name) is not None:
+        with contextlib.suppress(OSError):  # another process has removed it since
+            return Library(str(store.path(name)))
+    with tempfile.TemporaryDirectory(prefix="altbackend-build-") as folder:
+        text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+        text.write_text(source)
+        command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
+        if reason := _why_failed(command):
+            kept = store.keep_text(name.removesuffix(".so") + ".cpp", source)
+            again = " ".join(command).replace(str(text), kept).replace(str(built), os.devnull)
+            raise CompilerFailed(again, reason, kept)
+        with contextlib.suppress(OSError):  # a full disk, a folder that was removed
+            store.write(name, built.read_bytes())
+            return Library(str(store.path(name)))
+        return Library(str(built))
 
 
-def _write_atomically(path: Path, content: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w") as f:
-        f.write(content)
-    os.replace(temporary, path)
-
-
-def _run(command: list[str], source: Path) -> None:
-    """Run the compiler; once more if it was killed, as by a system that is out of memory."""
+def _why_failed(command: list[str]) -> str:
+    """Run the compiler, once more if it was killed, as by a system that is out of memory; "" if it has succeeded."""
     for last in (False, True):
         try:
             status, said = children.run(command, TIMEOUT)
         except (OSError, children.ChildFailed) as cause:
-            raise CompilerFailed(" ".join(command), str(cause), str(source)) from cause
-        if status == 0:
-            return
-        if last or not (status < 0 or KILLED in said):
-            raise CompilerFailed(" ".join(command), said or f"exit status {status}", str(source))
-
-
-def load(source: str, cfg: Config | None = None) -> Library:
-    """Build (or find) and open a translation unit."""
-    return Library(str(build(source, cfg or resolve())))
+            return str(cause)
+        if status and not last and (status < 0 or KILLED in said):
+            continue
+        break
+    return "" if status == 0 else said or f"exit status {status}"

@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from .. import folders
 from ..codegen.triton import TritonKernel
 from ..config import Config
 from ..errors import CompilerFailed, Unsupported
+from ..kept.store import Store, open_store
 from ..runtime.cuda import Cubin
 from . import cores, workers
-from .cpp import usable_folder
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,21 @@ def triton_version() -> str:
         raise Unsupported("a graph on a GPU", "triton is not installed", todo="pip install triton") from None
 
 
+def name_of(job: Job) -> str:
+    """Name of a kernel's machine code in the store."""
+    return f"cubin/{job.key[:2]}/{job.key}.json"
+
+
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
     """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
     triton_version()
-    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin", cfg.compile_threads)
+    return _submit(job, open_store(cfg), cores.workers(cfg.compile_threads))
 
 
 @functools.lru_cache(maxsize=4096)
-def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
-    pool = workers.pool(cores.workers(count))
-    return pool.submit(lambda: _build(job, folder / job.key[:2] / f"{job.key}.json", pool))
+def _submit(job: Job, store: Store, count: int) -> Future[Cubin]:
+    pool = workers.pool(count)
+    return pool.submit(lambda: _build(job, store, pool))
 
 
 os.register_at_fork(after_in_child=_submit.cache_clear)  # what was under way is finished by the other process's threads
@@ -96,45 +99,31 @@ def _warm(count: int) -> None:
 os.register_at_fork(after_in_child=_warm.cache_clear)
 
 
-def _build(job: Job, path: Path, pool: workers.Pool) -> Cubin:
-    kept = _read(path)
+def _build(job: Job, store: Store, pool: workers.Pool) -> Cubin:
+    name = name_of(job)
+    kept = _read(store.read(name), job.warps)
     if kept is not None:
         return kept
     made = pool.compile(_question(job))
     if "error" in made:
-        raise CompilerFailed("triton.compile", made["error"], str(_keep_source(path, job)))
-    try:
-        made["warps"] = job.warps
-        made["digest"] = hashlib.sha256(made["cubin"].encode()).hexdigest()
-        folders.write_whole(path, json.dumps(made).encode())
-    except OSError:
-        pass  # a full disk costs the next process a compilation
+        raise CompilerFailed(
+            "triton.compile", made["error"], store.keep_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
+        )
+    with contextlib.suppress(OSError):  # a full disk costs the next process a compilation
+        store.write(name, json.dumps(made).encode())
     return _cubin(made, job.warps)
 
 
-def _read(path: Path) -> Cubin | None:
-    """The entry, if it is whole; anything else is a miss and will be replaced."""
+def _read(content: bytes | None, warps: int) -> Cubin | None:
+    """Machine code that an earlier version may have written in another form."""
     try:
-        held = json.loads(path.read_text())
-        if held["digest"] != hashlib.sha256(held["cubin"].encode()).hexdigest():
-            return None
-        return _cubin(held, int(held["warps"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if content is None else _cubin(json.loads(content), warps)
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def _cubin(held: dict[str, Any], warps: int) -> Cubin:
     return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps, str(held["name"]))
-
-
-def _keep_source(path: Path, job: Job) -> Path:
-    text = path.with_suffix(".py")
-    try:
-        text.parent.mkdir(parents=True, exist_ok=True)
-        text.write_text(job.source)
-    except OSError:
-        pass
-    return text
 
 
 def _question(job: Job) -> dict[str, Any]:

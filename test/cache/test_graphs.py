@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from altbackend import folders, pipeline
-from altbackend.cache import key, store
+from altbackend.cache import key
 from altbackend.debug import Trace
 
 T = torch.Tensor
@@ -356,7 +356,7 @@ def test_a_disk_that_takes_nothing_costs_the_caching_only(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store, "write_whole", refuse)
+    monkeypatch.setattr(folders, "write_whole", refuse)
     monkeypatch.setattr(folders, "FileLock", refuse)
     assert torch.equal(watch.compile(f)(*given()), f(*given()))
     assert watch.verdicts() == ["miss", "not kept"]

@@ -47,7 +47,7 @@ from altbackend.config import resolve
 cfg = resolve(None, {"cxx": sys.argv[1], "cache_dir": sys.argv[2]})
 def build():
     try:
-        cpp.build("int x;", cfg)
+        cpp.load("int x;", cfg)
     except Exception:
         pass
 if sys.argv[3] == "thread":
@@ -209,7 +209,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
 ) -> None:
     monkeypatch.setattr(cpp, "TIMEOUT", 2)
     with pytest.raises(CompilerFailed, match="no result after 2 s"):
-        cpp.build("int hangs;", resolve(None, {"cxx": slow_compiler, "cache_dir": str(tmp_path)}))
+        cpp.load("int hangs;", resolve(None, {"cxx": slow_compiler, "cache_dir": str(tmp_path)}))
     assert gone(written(tmp_path / "group"))
 
 
@@ -220,7 +220,7 @@ def test_a_compiler_that_was_killed_is_run_once_more(tmp_path: Path) -> None:
         f.write('exec g++ "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     cfg = resolve(None, {"cxx": str(path), "cache_dir": str(tmp_path / "cache")})
-    assert cpp.build("int once;", cfg).exists()
+    assert Path(cpp.load("int once;", cfg).path).exists()
     assert (tmp_path / "once").is_dir()
 
 
