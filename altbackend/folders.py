@@ -122,7 +122,7 @@ def _why_not_trusted(held: os.stat_result) -> str:
     """Who can write to a folder can have this user run code."""
     if hasattr(os, "geteuid") and held.st_uid != os.geteuid():
         return "it belongs to another user"
-    return "every user may write to it" if held.st_mode & stat.S_IWOTH else ""
+    return "every user may write to it (chmod o-w)" if held.st_mode & stat.S_IWOTH else ""
 
 
 def _executable(descriptor: int) -> bool:
