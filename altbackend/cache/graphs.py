@@ -16,7 +16,7 @@ from ..config import Config
 from ..debug import GRAPHS, Trace
 from ..errors import AltError
 from ..kept.store import open_store
-from . import entry, key, store
+from . import artifacts, entry, key, store
 from .text import NotCacheable
 
 Bound = TypeVar("Bound")
@@ -108,6 +108,7 @@ def _found(asked: Question, trace: Trace, bind: Callable[[Code], Bound]) -> Boun
     except Exception as cause:  # whatever is wrong with an entry, compiling anew is right
         trace.decision("cache", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
+    artifacts.record(asked.place)
     trace.decision("cache", trace.graph_name, "hit", f"bound in {(time.perf_counter() - start) * 1e3:.1f} ms")
     return call
 
@@ -124,7 +125,10 @@ def _keep(asked: Question, code: Code, lines: str) -> str:
         }
     except NotCacheable as cause:
         return str(cause)
-    return store.write(asked.place, held, asked.parts)
+    reason = store.write(asked.place, held, asked.parts)
+    if not reason:
+        artifacts.record(asked.place)
+    return reason
 
 
 def binaries(code: Code, cfg: Config) -> list[str]:
