@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -232,4 +233,5 @@ def load(python: str, *bound: Any) -> Compiled:
     exec(compile(python, name, "exec"), space)
     call: Compiled = space["bind"](*bound)
     call._boxed_call = True  # type: ignore[attr-defined]
+    weakref.finalize(call, linecache.cache.pop, name, None).atexit = False
     return call
