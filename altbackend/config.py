@@ -113,7 +113,11 @@ class Config:
     )
     cxx: str = _option("", "path or name of the C++ compiler; empty looks for one", "code")
     compile_threads: int = _option(
-        0, "processes that compile Triton kernels side by side; 0 means one per core, at most 8", "runtime", low=0
+        0,
+        "processes that compile Triton kernels side by side; 0 means one per core that affinity and control groups "
+        "grant, shared by the ranks of a host, at most 8",
+        "runtime",
+        low=0,
     )
     # tuning
     cudagraphs: bool = _option(False, "replay CUDA kernels from a CUDA graph; no effect on a CPU", "runtime")
