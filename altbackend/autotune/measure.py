@@ -53,9 +53,10 @@ class Measurer:
         return float(answer["microseconds"])
 
     def _ask(self, line: str) -> str:
-        fresh = self.child is None
+        fresh = self.child is None or not self.child.mine
         try:
-            self.child = self.child or Child(self.command)
+            if self.child is None or not self.child.mine:
+                self.child = Child(self.command)
             return self.child.ask(line, self.start_s if fresh else self.trial_s)
         except (OSError, ChildFailed) as cause:
             self.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ from .store import Place, places, read
 FORMAT = "altbackend-bundle-1"
 LIST = "bundle.json"
 MOST_BYTES = 16 << 30  # unpacked
+# What the readers of archives and of JSON raise for other bytes than those that were written.
+DAMAGED = (ValueError, EOFError, NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)
 # Binaries come first and entries last, so that an import that was cut short leaves no entry without what it needs.
 KINDS = (
     re.compile(r"cpp/[0-9a-f]{2}/[0-9a-f]{40}\.so"),
@@ -96,7 +99,7 @@ def unpack(store: Store, file: IO[bytes], called: str) -> Contents:
                 store.put(name, archive.read(name))
     except (_Bad, KeyError) as cause:
         raise BadBundle(called, str(cause)) from None
-    except (ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as cause:
+    except DAMAGED as cause:
         raise BadBundle(called, f"it is damaged ({type(cause).__name__}: {cause})") from None
     return contents
 
@@ -109,15 +112,17 @@ def _contents(archive: zipfile.ZipFile) -> Contents:
     infos = archive.infolist()
     if sum(i.file_size for i in infos) > MOST_BYTES:
         raise _Bad(f"it would unpack to more than {MOST_BYTES >> 30} GiB")
+    if not {i.compress_type for i in infos} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise _Bad("it is compressed in a way that bundles are not")
     if LIST not in archive.namelist():
         raise _Bad("it holds no list of its files, so it is no bundle")
     listed: Any = json.loads(archive.read(LIST))
     if not isinstance(listed, dict) or listed.get("format") != FORMAT:
         raise _Bad(f"it is not of the form {FORMAT}")
     names, made_by = listed.get("files"), listed.get("versions")
-    if not isinstance(names, list) or not isinstance(made_by, dict):
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not isinstance(made_by, dict):
         raise _Bad("its list cannot be read")
-    if sorted([LIST, *map(str, names)]) != sorted(i.filename for i in infos):
+    if sorted([LIST, *names]) != sorted(i.filename for i in infos):
         raise _Bad("it does not hold the files that it lists")
     for name in names:
         if kind_of(name) < 0:

@@ -97,12 +97,17 @@ class Child:
         return answer[:-1].decode(errors="replace")
 
     @property
+    def mine(self) -> bool:
+        """Whether this process has started it; a fork has not."""
+        return self.owner == os.getpid()
+
+    @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return self.mine and self.process.poll() is None
 
     def end(self) -> int:
         """Kill the child with all that it has started; its exit status. May be called again."""
-        if self.owner == os.getpid():
+        if self.mine:
             # before it is waited for, since its number, and with it the group's, may be another's afterwards
             if self.process.returncode is None:
                 with contextlib.suppress(OSError):
@@ -183,7 +188,7 @@ _ending = threading.Event()
 
 def _at_exit() -> None:
     _ending.set()
-    held = [child for child in list(_children) if child.owner == os.getpid()]
+    held = [child for child in list(_children) if child.mine]
     for child in held:
         with contextlib.suppress(OSError):
             os.killpg(child.process.pid, signal.SIGKILL)

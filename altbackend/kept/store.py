@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import folders
@@ -23,7 +23,7 @@ class Store:
     """
 
     folder: Path
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     most_bytes: int = 0
 
     def path(self, name: str) -> Path:

@@ -215,6 +215,8 @@ def damage(suffix: str) -> Callable[[dict[str, bytes]], None]:
         pytest.param(lambda m: m.update({bundle.LIST: b"[]"}), "not of the form", id="a list of another kind"),
         pytest.param(lambda m: listed(m, format="altbackend-bundle-0"), "not of the form", id="another format"),
         pytest.param(lambda m: listed(m, files=3), "its list cannot be read", id="no files"),
+        pytest.param(lambda m: listed(m, files=[3]), "its list cannot be read", id="numbers for files"),
+        pytest.param(lambda m: m.update({bundle.LIST: b"[" * 100_000}), "damaged", id="a list without an end"),
         pytest.param(lambda m: listed(m, files=[]), "does not hold the files that it lists", id="other files"),
         pytest.param(lambda m: m.pop(next(iter(m))), "does not hold the files that it lists", id="a file is missing"),
         pytest.param(damage(".so"), ".so is damaged", id="a library"),
@@ -240,6 +242,14 @@ def test_a_bad_bundle_is_named_and_nothing_imported(
     assert named in printed
     assert [p for p in second.rglob("*") if p.is_file()] == []
     assert not (second.parent / "escape.so").exists()
+
+
+def test_another_compression_is_refused(exported: tuple[Path, list[T]], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_BZIP2) as b, zipfile.ZipFile(exported[0]) as a:
+        for name in a.namelist():
+            b.writestr(name, a.read(name))
+    with (tmp_path / "other.zip").open("rb") as f, pytest.raises(BadBundle, match="compressed in a way"):
+        bundle.unpack(Store(tmp_path / "second"), f, "it")
 
 
 def test_bundles_that_were_changed_anywhere(exported: tuple[Path, list[T]], tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ def test_an_idle_worker_that_is_killed_is_replaced(cfg: Config) -> None:
     assert worker.process.stdout.closed
 
 
+def test_a_worker_ignores_an_interrupt_and_obeys_a_shutdown(cfg: Config) -> None:
+    cuda.submit(job(14), cfg).result(timeout=100)
+    worker = workers.pool(1).idle.get(timeout=100)
+    os.kill(worker.process.pid, signal.SIGINT)
+    workers.pool(1).idle.put(worker)
+    assert cuda.submit(job(15), cfg).result(timeout=100).code
+    assert worker.alive
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert worker.process.wait(100) == -signal.SIGTERM
+
+
 ONCE = """
 import os, pathlib, signal
 if not pathlib.Path({place!r}).exists():

@@ -240,6 +240,18 @@ def test_a_child_inherits_only_its_own_pipes() -> None:
         os.close(write)
 
 
+def test_a_fork_has_no_children_of_its_parent() -> None:
+    """It may end its copies, and the parent goes on using them."""
+    child = children.Child(["cat"])
+    if (fork := os.fork()) == 0:
+        closed = child.process.stdin is not None and child.process.stdin.closed
+        quiet = not child.alive and not children._children and child.end() == 0
+        os._exit(0 if closed and quiet else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    assert child.ask("still here", 60) == "still here"
+    child.end()
+
+
 def test_an_ended_child_leaves_nothing_open() -> None:
     before = set(children._children), len(os.listdir("/proc/self/fd"))
     for _ in range(3):

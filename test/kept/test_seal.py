@@ -148,6 +148,10 @@ def test_a_secret_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes
         cpp.load(SOURCE, resolve(None, {"cache_dir": str(tmp_path), "cache_key_file": str(file)}))
 
 
+def test_a_secret_is_not_shown() -> None:
+    assert "secret" not in repr(Store(Path(), SECRET))
+
+
 def test_a_seal_tells_names_from_contents() -> None:
     pairs = [("a", b"bc"), ("ab", b"c"), ("a", b"\0bc"), ("", b"abc"), ("a\0b", b"c"), ("abc", b"")]
     for secret in (b"", SECRET):
