@@ -17,7 +17,10 @@ from altbackend.config import resolve
 from altbackend.runtime.host import Library
 from benchmarks.leaks import Held, children, held, report, rounds
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts what /proc lists")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts what /proc lists"),
+    pytest.mark.timeout(300),
+]
 ROUNDS = 10
 
 

@@ -28,6 +28,7 @@ from altbackend.kept.store import Store, open_store
 T = torch.Tensor
 SECRET, OTHER = b"a secret of 16 bytes or more", b"another secret of enough bytes"
 MUTATIONS = 300
+pytestmark = pytest.mark.timeout(300)  # compiles a few graphs in every test
 
 
 def softmax_of(x: T) -> T:

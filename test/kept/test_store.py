@@ -16,6 +16,7 @@ from altbackend.kept import evict, store
 from altbackend.kept.store import Store
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)  # processes that import torch, on a busy machine
 DAY = 86400.0
 
 
@@ -290,7 +291,7 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
         }
         command = [*([*NAMESPACE, shell] if shell else []), sys.executable, *([] if shell else ["-c"])]
         done = subprocess.run(
-            [*command, COMPILE.format(before=before)], capture_output=True, text=True, env=environ, timeout=110
+            [*command, COMPILE.format(before=before)], capture_output=True, text=True, env=environ, timeout=280
         )
         assert done.returncode == 0, done.stderr
         assert [p.name for p in (tmp_path / "tmp").iterdir() if p.name.startswith("altbackend-build")] == []
