@@ -15,6 +15,9 @@ from torch._dynamo.backends.common import aot_autograd as build
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.compiler._cache import CacheArtifact as CacheArtifact
+from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
+from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
 
 
 def version() -> tuple[int, int]:

@@ -113,7 +113,11 @@ class Config:
     )
     cxx: str = _option("", "path or name of the C++ compiler; empty looks for one", "code")
     compile_threads: int = _option(
-        0, "processes that compile Triton kernels side by side; 0 means one per core, at most 8", "runtime", low=0
+        0,
+        "processes that compile Triton kernels side by side; 0 means one per core that affinity and control groups "
+        "grant, shared by the ranks of a host, at most 8",
+        "runtime",
+        low=0,
     )
     # tuning
     cudagraphs: bool = _option(False, "replay CUDA kernels from a CUDA graph; no effect on a CPU", "runtime")
@@ -134,6 +138,18 @@ class Config:
         True, "keep the code of compiled graphs, so that another process binds it without compiling", "runtime"
     )
     cache_dir: str = _option("", "folder of compiled code; empty means the user's cache folder", "runtime")
+    cache_size: int = _option(
+        5120,
+        "most MiB that the folder of compiled code holds; what was not used for longest leaves it; 0 means no limit",
+        "runtime",
+        low=0,
+    )
+    cache_key_file: str = _option(
+        "",
+        "file with a secret of at least 16 bytes: compiled code is sealed with it (HMAC-SHA-256), and loaded or "
+        "imported only if it was sealed with the same",
+        "runtime",
+    )
     log: int = _option(
         0,
         "log to stderr: 1 a line per graph, 2 and kernels and decisions, 3 and graphs, 4 and source, 5 and IR",

@@ -259,6 +259,19 @@ class CacheFolderUnusable(AltError):
     )
 
 
+@dataclass(eq=False, repr=False)
+class BadBundle(AltError):
+    """A file that `cache import` was given is no bundle that may be trusted here."""
+
+    file: str
+    reason: str
+
+    message: ClassVar[str] = "nothing was imported from {file}: {reason}"
+    action: ClassVar[str] = (
+        "make it again with `python -m altbackend cache export FILE`, under the same ALTBACKEND_CACHE_KEY_FILE"
+    )
+
+
 class AltWarning(UserWarning):
     """Base of every warning given by altbackend."""
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import mmap
 import os
+import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from altbackend.config import Config
+from altbackend.errors import CacheFolderUnusable, CacheFolderWarning
 
 
 def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
@@ -34,22 +38,52 @@ def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
 
 def temporary_folder() -> Path:
     """The folder used where the cache folder is not usable: one per user under the system's temporary folder."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user id without a name, as in many containers
-        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    user = str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
     return Path(tempfile.gettempdir()) / f"altbackend-{user}"
+
+
+@functools.cache
+def usable_folder(wanted: Path) -> Path:
+    """`wanted` if compiled code can be kept in it and loaded from it, else a temporary one, with one warning."""
+    reason = why_unusable(wanted)
+    if not reason:
+        return wanted
+    fallback = temporary_folder()
+    if fallback.is_symlink() or why_unusable(fallback):  # anybody can put something there
+        fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
+    error = CacheFolderUnusable(str(wanted), reason)
+    warnings.warn(f"{error}; using {fallback} for this process", CacheFolderWarning, stacklevel=2)
+    return fallback
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, with those around it, for this user alone. Raises OSError."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Put a file in place at once: whoever reads it finds all of it or what was there before. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_whole(path, content)
+    except FileNotFoundError:  # another process has removed the folder since it was made
+        _write_whole(path, content)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as f:
             f.write(content)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
@@ -60,7 +94,7 @@ def one_at_a_time(path: Path, seconds: float) -> Iterator[None]:
     """One process at a time holds `path`; whoever waited longer than `seconds`, or cannot lock, goes on without."""
     held = None
     with contextlib.suppress(OSError, Timeout):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         held = FileLock(path, timeout=seconds)
         held.acquire()
     try:
@@ -73,13 +107,22 @@ def one_at_a_time(path: Path, seconds: float) -> Iterator[None]:
 def why_unusable(folder: Path) -> str:
     """Why compiled code cannot be kept in and loaded from `folder`; "" if it can. Creates the folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        if reason := _why_not_trusted(folder.stat()):
+            return reason
         with tempfile.NamedTemporaryFile(dir=folder, prefix="probe-") as probe:
             probe.write(bytes(mmap.PAGESIZE))
             probe.flush()
             return "" if _executable(probe.fileno()) else "it is on a file system mounted noexec"
     except OSError as cause:
         return f"it cannot be written ({cause.strerror or cause})"
+
+
+def _why_not_trusted(held: os.stat_result) -> str:
+    """Who can write to a folder can have this user run code."""
+    if hasattr(os, "geteuid") and held.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "every user may write to it (chmod o-w)" if held.st_mode & stat.S_IWOTH else ""
 
 
 def _executable(descriptor: int) -> bool:

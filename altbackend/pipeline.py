@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -29,7 +30,6 @@ from .runtime import cuda as cuda_runtime
 from .runtime import several
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
-from .runtime.host import Library
 from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
 from .schedule import target as targets
@@ -170,7 +170,7 @@ def _cpu(
 
 def _bind_cpu(code: Code, cfg: Config, trace: Trace) -> Compiled:
     with trace.stage("build"):
-        library = Library(str(cpp.build(code.cpp, cfg))) if code.cpp else None
+        library = cpp.load(code.cpp, cfg) if code.cpp else None
     with trace.stage("load"):
         threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
         return load(code.python, library, code.bound, threads)
@@ -284,4 +284,5 @@ def load(python: str, *bound: Any) -> Compiled:
     exec(compile(python, name, "exec"), space)
     call: Compiled = space["bind"](*bound)
     call._boxed_call = True  # type: ignore[attr-defined]
+    weakref.finalize(call, linecache.cache.pop, name, None).atexit = False
     return call

@@ -12,7 +12,6 @@ import ctypes
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -72,7 +71,7 @@ void chain(const float* in, float* out, const float* const* weights, const float
 def hand(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """The hand-written kernel bound to the LayerNorm weights of `model`, four of width 768."""
     with tempfile.TemporaryDirectory() as folder:
-        dll = ctypes.CDLL(str(cpp.build(SOURCE, Config(cache_dir=str(Path(folder))))))
+        dll = cpp.load(SOURCE, Config(cache_dir=folder)).dll
     norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
     if len(norms) != 4 or any(m.normalized_shape != (768,) for m in norms):
         raise ValueError("the hand-written kernel is for four LayerNorms of width 768")

@@ -20,9 +20,10 @@ from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
 from altbackend.compile_pool.cpp import lookup_compiler
-from altbackend.config import Config
+from altbackend.config import Config, resolve
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
 from altbackend.folders import cache_folder, temporary_folder, why_unusable
+from altbackend.kept.store import open_store
 from altbackend.report.stats import GraphStats
 
 ROOT = Path(__file__).parents[1]
@@ -41,17 +42,19 @@ def test_kept_graphs_are_counted_checked_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path))
-    places = [store.Place(tmp_path / "graphs", "family", name) for name in "ab"]
+    kept = open_store(resolve())
+    places = [store.Place(kept, "family", name) for name in "ab"]
     assert main(["cache", "stats"]) == 0
-    assert [store.write(p, {"code": {}}, {"job": {"kind": "forward"}}) for p in places] == ["", ""]
+    assert main(["cache", "explain-miss"]) == 0
+    assert [store.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
     assert main(["cache", "verify"]) == 0
-    assert "2 graphs are whole" in capsys.readouterr().out
+    assert "4 of 4 files are whole" in capsys.readouterr().out
     places[0].entry.write_bytes(places[0].entry.read_bytes()[:-1])
     assert main(["cache", "verify"]) == 1
     assert f"damaged: {places[0].entry}" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert "2 graphs removed" in capsys.readouterr().out
-    assert store.places(tmp_path / "graphs") == []
+    assert store.places(kept) == []
 
 
 # --- doctor ---

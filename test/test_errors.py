@@ -11,6 +11,7 @@ import torch
 from altbackend import errors
 from altbackend.errors import (
     AltError,
+    BadBundle,
     BadOptionValue,
     CacheFolderUnusable,
     CompilerFailed,
@@ -33,6 +34,7 @@ EXAMPLES: list[AltError] = [
     Unsupported("aten.foo", "complex input", "model.py:3"),
     InternalError("lowering", "aten.add", "model.py:3", "/tmp/folder"),
     CacheFolderUnusable("/noexec", "it is mounted noexec"),
+    BadBundle("kernels.zip", "it is damaged"),
 ]
 
 

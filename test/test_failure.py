@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
+from altbackend import folders
 from altbackend.compile_pool import cpp
 from altbackend.errors import CacheFolderWarning, FallbackWarning
 from altbackend.lowering.registry import LOWERINGS
@@ -22,10 +23,10 @@ def f(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def forget_lookups() -> Iterator[None]:
     cpp.find_compiler.cache_clear()
-    cpp.usable_folder.cache_clear()
+    folders.usable_folder.cache_clear()
     yield
     cpp.find_compiler.cache_clear()
-    cpp.usable_folder.cache_clear()
+    folders.usable_folder.cache_clear()
 
 
 def run_with_one_warning(kind: type[Warning], **options: object) -> str:

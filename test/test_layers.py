@@ -20,7 +20,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "inductor_names",
         "config",
         "torch_logs folders report.stats",
-        "debug compat",
+        "debug compat kept",
         "ir",
         "runtime",
         "lowering fx_passes decomp partition freezing",

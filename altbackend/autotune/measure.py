@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
-import os
-import select
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..compile_pool.children import Child, ChildFailed, python
 from .trial import Trial
 
 START_S = 120.0  # until the first answer: the process imports torch and makes a context
@@ -38,8 +33,7 @@ class Measurer:
 
     def __init__(self, command: Sequence[str], start_s: float = START_S, trial_s: float = TRIAL_S) -> None:
         self.command, self.start_s, self.trial_s = command, start_s, trial_s
-        self.process: subprocess.Popen[bytes] | None = None
-        self.fresh = True
+        self.child: Child | None = None
         self.lock = threading.Lock()  # graphs may be compiled in several threads
 
     def __call__(self, trial: Trial) -> float:
@@ -59,62 +53,22 @@ class Measurer:
         return float(answer["microseconds"])
 
     def _ask(self, line: str) -> str:
-        process = self._started()
-        assert process.stdin is not None
-        limit = self.start_s if self.fresh else self.trial_s
+        fresh = self.child is None or not self.child.mine
         try:
-            process.stdin.write(line.encode() + b"\n")
-            process.stdin.flush()
-            answer = self._line(process, limit)
-        except OSError as cause:
-            answer = str(cause)
-        if not answer.endswith("\n"):
+            if self.child is None or not self.child.mine:
+                self.child = Child(self.command)
+            return self.child.ask(line, self.start_s if fresh else self.trial_s)
+        except (OSError, ChildFailed) as cause:
             self.stop()
-            raise MeasurerDied(f"the measuring process ended or took more than {limit:.0f} s {answer}".rstrip())
-        self.fresh = False
-        return answer
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            package = str(Path(__file__).parents[2])
-            path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-            self.process = subprocess.Popen(
-                self.command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": path},
-            )
-            self.fresh = True
-            atexit.register(self.stop)
-        return self.process
-
-    @staticmethod
-    def _line(process: subprocess.Popen[bytes], limit: float) -> str:
-        """What the process writes until the end of a line; cut short where it ends or the time is over."""
-        assert process.stdout is not None
-        end, text, pipe = time.monotonic() + limit, b"", process.stdout.fileno()
-        while not text.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], max(end - time.monotonic(), 0))
-            part = os.read(pipe, 1 << 16) if ready else b""
-            if not part:
-                break
-            text += part
-        return text.decode(errors="replace")
+            raise MeasurerDied(f"the measuring process failed: {cause}") from None
 
     def stop(self) -> None:
-        process, self.process = self.process, None
-        atexit.unregister(self.stop)
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+        child, self.child = self.child, None
+        if child is not None:
+            child.end()
 
 
 @functools.cache
 def on_device(index: int) -> Measurer:
     """The measurer of one GPU, shared by all graphs of this process."""
-    return Measurer((sys.executable, "-m", "altbackend.autotune.worker", str(index)))
+    return Measurer(python("altbackend.autotune.worker", str(index)))

@@ -14,7 +14,6 @@ from .. import __version__, compat, folders
 from ..codegen import triton
 from ..codegen.triton import TritonKernel
 from ..compile_pool import cuda as compile_cuda
-from ..compile_pool.cpp import usable_folder
 from ..config import Config
 from ..errors import AltError
 from ..ir.loops import Program
@@ -173,5 +172,5 @@ def means(cfg: Config, device: torch.device) -> tuple[str, Compile, Store]:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
     versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
-    store = Store(usable_folder(folders.cache_folder(cfg)) / "autotune")
+    store = Store(folders.usable_folder(folders.cache_folder(cfg)) / "autotune")
     return " ".join(versions), compiled, store

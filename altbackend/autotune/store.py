@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..folders import one_at_a_time, write_whole
+from ..kept.evict import LOCKS
 
 LOCK_S = 300.0  # how long to wait for another process that measures the same
 
@@ -44,7 +45,7 @@ class Store:
 
     def lock(self, question: str) -> contextlib.AbstractContextManager[None]:
         """One process at a time measures a question; see `folders.one_at_a_time`."""
-        return one_at_a_time(self.path(question).with_suffix(".lock"), self.lock_s)
+        return one_at_a_time(self.folder / LOCKS / f"{self.path(question).stem[:2]}.lock", self.lock_s)
 
 
 def _digest(times: Times) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,16 +10,17 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
-from .. import folders
+from ..compile_pool import cpp, cuda
 from ..compile_pool.code import Code
-from ..compile_pool.cpp import usable_folder
 from ..config import Config
 from ..debug import GRAPHS, Trace
 from ..errors import AltError
-from . import entry, key, store
+from ..kept.store import open_store
+from . import artifacts, entry, key, store
 from .text import NotCacheable
 
 Bound = TypeVar("Bound")
+NO_RELATIVE = "no graph of these calls is kept"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Question:
     """A graph that the cache is asked for."""
 
     gm: GraphModule
+    cfg: Config
     parts: key.Parts
     place: store.Place
     paths: Mapping[int, str]
@@ -68,10 +71,11 @@ def through_cache(
         return call
 
 
-def why_missed(parts: key.Parts, place: store.Place) -> str:
-    """What differs from the closest kept graph of the same calls."""
-    differences = [text for kept in store.relatives(place) if (text := key.explain_miss(parts, kept))]
-    return min(differences, key=len) if differences else "no graph of these calls is kept"
+def why_missed(parts: key.Parts, place: store.Place, before: float = math.inf) -> str:
+    """What differs from the closest graph of the same calls that was kept before a time (seconds since the epoch)."""
+    others = [held for other in store.relatives(place, before) if (held := store.parts(other)) is not None]
+    differences = [text for held in others if (text := key.explain_miss(parts, held))]
+    return min(differences, key=len) if differences else NO_RELATIVE
 
 
 def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str:
@@ -81,14 +85,13 @@ def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str
     if cfg.verify_ir or cfg.debug_dir or cfg.log >= GRAPHS:
         return "the options ask for what every stage makes"
     try:
-        parts = key.parts_of(gm, cfg, job)
+        parts, kept = key.parts_of(gm, cfg, job), open_store(cfg)
     except (NotCacheable, AltError) as cause:
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
-    folder = usable_folder(folders.cache_folder(cfg)) / "graphs"
-    place = store.Place(folder, key.family_of(parts), key.key_of(parts))
-    return Question(gm, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
+    place = store.Place(kept, key.family_of(parts), key.key_of(parts))
+    return Question(gm, cfg, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
 
 
 def _found(asked: Question, trace: Trace, bind: Callable[[Code], Bound]) -> Bound | None:
@@ -105,6 +108,7 @@ def _found(asked: Question, trace: Trace, bind: Callable[[Code], Bound]) -> Boun
     except Exception as cause:  # whatever is wrong with an entry, compiling anew is right
         trace.decision("cache", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
+    artifacts.record(asked.place)
     trace.decision("cache", trace.graph_name, "hit", f"bound in {(time.perf_counter() - start) * 1e3:.1f} ms")
     return call
 
@@ -114,7 +118,19 @@ def _keep(asked: Question, code: Code, lines: str) -> str:
     if key.conditions_on_sizes(asked.gm) != asked.sizes:
         return "compiling it has put further conditions on its sizes"
     try:
-        held = {"code": entry.write(code, asked.paths), "lines": lines if code.names_lines else ""}
+        held = {
+            "code": entry.write(code, asked.paths),
+            "lines": lines if code.names_lines else "",
+            "binaries": binaries(code, asked.cfg),
+        }
     except NotCacheable as cause:
         return str(cause)
-    return store.write(asked.place, held, asked.parts)
+    reason = store.write(asked.place, held, asked.parts)
+    if not reason:
+        artifacts.record(asked.place)
+    return reason
+
+
+def binaries(code: Code, cfg: Config) -> list[str]:
+    """Names, in the store, of the machine code that a graph's code needs."""
+    return [*([cpp.name_of(code.cpp, cfg)] if code.cpp else []), *dict.fromkeys(map(cuda.name_of, code.jobs))]

@@ -1,90 +1,86 @@
-"""Entries on disk: written whole or not at all, checked when read, made once by processes that start together."""
+"""Entries of compiled graphs in the cache folder: their code, what it depends on, and what else belongs to them."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..folders import one_at_a_time, write_whole
+from ..folders import one_at_a_time
+from ..kept.evict import LOCKS
+from ..kept.store import Store
 from .key import Parts
 
+GRAPHS = "graphs"
 LOCK_S = 120.0  # how long to wait for another process that compiles the same
-FORMAT = "altbackend-graph-1"
 
 
 @dataclass(frozen=True)
 class Place:
     """Where one entry is: `key` names it, `family` the folder of graphs that it may be compared with."""
 
-    folder: Path
+    store: Store
     family: str
     key: str
 
     @property
-    def entry(self) -> Path:
-        return self.folder / self.family / f"{self.key}.graph"
+    def name(self) -> str:
+        return f"{GRAPHS}/{self.family}/{self.key}.graph"
 
     @property
-    def parts(self) -> Path:
-        return self.folder / self.family / f"{self.key}.parts"
+    def parts_name(self) -> str:
+        return f"{GRAPHS}/{self.family}/{self.key}.parts"
+
+    @property
+    def entry(self) -> Path:
+        return self.store.path(self.name)
 
 
-def places(folder: Path) -> list[Place]:
-    """Every entry of a folder, whole or not."""
-    return [Place(folder, path.parent.name, path.stem) for path in sorted(folder.glob("*/*.graph"))]
+def places(store: Store) -> list[Place]:
+    """Every entry of a store, whole or not."""
+    return [Place(store, path.parent.name, path.stem) for path in sorted(store.path(GRAPHS).glob("*/*.graph"))]
 
 
 def read(place: Place) -> dict[str, Any] | None:
     """The entry, if it is whole and of this key; anything else is a miss, and will be replaced."""
-    held = _read(place.entry)
-    return held["held"] if held is not None and held.get("key") == place.key else None
+    return _read(place.store, place.name)
 
 
 def write(place: Place, held: dict[str, Any], parts: Parts) -> str:
     """Keep an entry and, to be read by people, its parts. Why it could not be written, or ""."""
     try:
-        _write(place.parts, parts)
-        _write(place.entry, {"key": place.key, "held": held})
+        place.store.write(place.parts_name, json.dumps(parts).encode())
+        place.store.write(place.name, json.dumps(held).encode())
     except OSError as cause:  # a full or read-only disk costs the next process a compilation
         return str(cause)
     return ""
 
 
-def relatives(place: Place) -> Iterator[Parts]:
-    """Parts of the other entries of the family, the newest first."""
+def parts(place: Place) -> Parts | None:
+    """What the code of an entry depends on."""
+    return _read(place.store, place.parts_name)
+
+
+def relatives(place: Place, before: float = math.inf) -> Iterator[Place]:
+    """The other entries of the family that were kept before a time (seconds since the epoch), the newest first."""
     with contextlib.suppress(OSError):
-        files = [p for p in (place.folder / place.family).glob("*.parts") if p != place.parts]
-        for path in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True):
-            found = _read(path)
-            if found is not None:
-                yield found
+        files = [(p.stat().st_mtime, p.stem) for p in place.entry.parent.glob("*.parts") if p.stem != place.key]
+        for _, key in sorted((found for found in files if found[0] <= before), reverse=True):
+            yield Place(place.store, place.family, key)
 
 
 def lock(place: Place, seconds: float = LOCK_S) -> contextlib.AbstractContextManager[None]:
-    """One process at a time makes an entry; see `folders.one_at_a_time`."""
-    return one_at_a_time(place.entry.with_suffix(".lock"), seconds)
+    """One process at a time makes an entry; see `folders.one_at_a_time`. Few locks serve all entries."""
+    return one_at_a_time(place.store.path(f"{GRAPHS}/{LOCKS}/{place.key[:2]}.lock"), seconds)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(store: Store, name: str) -> dict[str, Any] | None:
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        if head.decode("ascii") != _head(body):
-            return None
-        found = json.loads(body)
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(store.read(name) or b"null")
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _write(path: Path, held: Any) -> None:
-    body = json.dumps(held).encode()
-    write_whole(path, f"{_head(body)}\n".encode() + body)
-
-
-def _head(body: bytes) -> str:
-    return f"{FORMAT} {hashlib.sha256(body).hexdigest()}"

@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from altbackend import __version__
 from altbackend.cli import demo, doctor, kept, options_table
 
+CACHE_ACTIONS = {
+    "stats": "count what is kept",
+    "explain-miss": "say why the graphs that were compiled last were not found",
+    "verify": "read all of it; exit status 1 if something is damaged",
+    "clear": "remove all of it",
+    "export": "write it into one file",
+    "import": "add what such a file holds",
+}
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; the result is the process's exit status."""
@@ -18,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         case "doctor":
             return doctor.run()
         case "cache":
-            return kept.run(args.action)
+            return kept.run(args.action, getattr(args, "file", ""))
         case _:
             return options_table.run(args.markdown)
 
@@ -37,8 +46,12 @@ def parser() -> argparse.ArgumentParser:
 
     commands.add_parser("doctor", help="check the compiler, OpenMP, Triton, CUDA and the cache folder")
 
-    graphs = commands.add_parser("cache", help="count, check or remove the kept code of compiled graphs")
-    graphs.add_argument("action", choices=("stats", "verify", "clear"))
+    graphs = commands.add_parser("cache", help="count, check, carry or remove the kept code of compiled graphs")
+    actions = graphs.add_subparsers(dest="action", required=True)
+    for action, says in CACHE_ACTIONS.items():
+        added = actions.add_parser(action, help=says)
+        if action in ("export", "import"):
+            added.add_argument("file", metavar="FILE")
 
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import compat, folders
+from .. import compat
 from ..config import Config, resolve
-from ..errors import CacheFolderUnusable, CacheFolderWarning, CompilerFailed, CompilerMissing
+from ..errors import CompilerFailed, CompilerMissing
+from ..kept.store import open_store
 from ..runtime import isa
 from ..runtime.host import Library
+from . import children
 
 TIMEOUT = 300  # seconds for one compiler run
+VERSION_TIMEOUT = 30
+KILLED = "Killed signal terminated program"  # what g++ says when that happens to a part of it
 
 
 COMPILERS = ("g++", "clang++", "c++")
@@ -43,8 +46,8 @@ def find_compiler(cxx: str = "") -> str:
 
 @functools.cache
 def _compiler_version(path: str) -> str:
-    out = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=30)
-    return out.stdout.strip()
+    _, said = children.run([path, "-dumpfullversion", "-dumpversion"], VERSION_TIMEOUT)
+    return said
 
 
 @functools.cache
@@ -67,20 +70,6 @@ def _link_flags() -> tuple[str, ...]:
     if gomp is None:
         return ("-shared", "-fopenmp")
     return ("-shared", "-nostdlib", str(gomp), "-lm", "-lc", "-lgcc")
-
-
-@functools.cache
-def usable_folder(wanted: Path) -> Path:
-    """`wanted` if compiled code can be kept in it and loaded from it, else a temporary one, with one warning."""
-    reason = folders.why_unusable(wanted)
-    if not reason:
-        return wanted
-    fallback = folders.temporary_folder()
-    if folders.why_unusable(fallback):
-        fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
-    error = CacheFolderUnusable(str(wanted), reason)
-    warnings.warn(f"{error}; using {fallback} for this process", CacheFolderWarning, stacklevel=2)
-    return fallback
 
 
 def identity(cfg: Config) -> dict[str, str]:
@@ -112,49 +101,45 @@ def _cpu_name() -> str:
     return "unknown"
 
 
-def build(source: str, cfg: Config) -> Path:
-    """The shared library of a translation unit, from the cache folder or built now.
-
-    Raises CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
-    """
-    name = key(source, cfg)
-    folder = usable_folder(folders.cache_folder(cfg)) / "cpp" / name[:2]
-    target = folder / f"{name}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    text = folder / f"{name}.cpp"
-    _write_atomically(text, source)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so.tmp")
-    os.close(handle)
-    command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", temporary, *_link_flags()]
-    try:
-        _run(command, text)
-        os.replace(temporary, target)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    return target
-
-
-def _write_atomically(path: Path, content: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w") as f:
-        f.write(content)
-    os.replace(temporary, path)
-
-
-def _run(command: list[str], source: Path) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired as late:
-        raise CompilerFailed(" ".join(command), f"no result after {TIMEOUT} s", str(source)) from late
-    except OSError as cause:
-        raise CompilerFailed(" ".join(command), str(cause), str(source)) from cause
-    if done.returncode != 0:
-        raise CompilerFailed(" ".join(command), done.stderr or done.stdout, str(source))
+def name_of(source: str, cfg: Config) -> str:
+    """Name of a translation unit's library in the store. Raises CompilerMissing."""
+    made = key(source, cfg)
+    return f"cpp/{made[:2]}/{made}.so"
 
 
 def load(source: str, cfg: Config | None = None) -> Library:
-    """Build (or find) and open a translation unit."""
-    return Library(str(build(source, cfg or resolve())))
+    """The shared library of a translation unit, from the cache folder or built now, opened.
+
+    Where it cannot be kept it is opened from where it was built; that it is gone then does no harm. Raises
+    CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
+    """
+    cfg = cfg or resolve()
+    name, store = name_of(source, cfg), open_store(cfg)
+    if store.read(name) is not None:
+        with contextlib.suppress(OSError):  # another process has removed it since
+            return Library(str(store.path(name)))
+    with tempfile.TemporaryDirectory(prefix="altbackend-build-") as folder:
+        text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+        text.write_text(source)
+        command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
+        if reason := _why_failed(command):
+            kept = store.keep_text(name.removesuffix(".so") + ".cpp", source)
+            again = " ".join(command).replace(str(text), kept).replace(str(built), os.devnull)
+            raise CompilerFailed(again, reason, kept)
+        with contextlib.suppress(OSError):  # a full disk, a folder that was removed
+            store.write(name, built.read_bytes())
+            return Library(str(store.path(name)))
+        return Library(str(built))
+
+
+def _why_failed(command: list[str]) -> str:
+    """Run the compiler, once more if it was killed, as by a system that is out of memory; "" if it has succeeded."""
+    for last in (False, True):
+        try:
+            status, said = children.run(command, TIMEOUT)
+        except (OSError, children.ChildFailed) as cause:
+            return str(cause)
+        if status and not last and (status < 0 or KILLED in said):
+            continue
+        break
+    return "" if status == 0 else said or f"exit status {status}"

@@ -7,49 +7,64 @@ text}`, or `{"error": text}`. It ends when its input does, so it does not outliv
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
+import linecache
 import os
+import signal
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+
+def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one job: key, name, source, signature, constexprs, aligned (numbers), warps, stages, capability."""
+    try:
+        return _compile(job)
+    except Exception as cause:
+        return {"error": "".join(traceback.format_exception(cause))[-4000:]}
 
 
-def compile_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Compile one kernel. `job`: name, source, signature, constexprs, aligned (numbers), warps, stages, capability."""
-    path = folder / f"kernel_{job['key']}.py"  # triton reads a function's text from its file
-    path.write_text(job["source"].replace("def kernel(", f"def {job['name']}(", 1))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _compile(job: dict[str, Any]) -> dict[str, Any]:
+    triton, source, target = _triton()
     hints = {(k,): [["tt.divisibility", 16]] for k in job["aligned"]}
     made = triton.compile(
-        ASTSource(getattr(module, job["name"]), job["signature"], job["constexprs"], hints),
-        target=GPUTarget("cuda", job["capability"], 32),
+        source(_function(job), job["signature"], job["constexprs"], hints),
+        target=target("cuda", job["capability"], 32),
         options={"num_warps": job["warps"], "num_stages": job["stages"]},
     )
     return {"cubin": base64.b64encode(made.asm["cubin"]).decode(), "shared": made.metadata.shared, "name": job["name"]}
 
 
+def _triton() -> tuple[Any, Any, Any]:
+    """(triton, its ASTSource, its GPUTarget), for processes that compile: no other imports Triton."""
+    import triton  # noqa: PLC0415
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.compiler import ASTSource  # noqa: PLC0415
+
+    return triton, ASTSource, GPUTarget
+
+
+def _function(job: dict[str, Any]) -> Any:
+    """The kernel, whose text Triton finds where Python's tracebacks find it; no file has to be written or removed."""
+    source = job["source"].replace("def kernel(", f"def {job['name']}(", 1)
+    file = f"<kernel {job['key']}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    try:
+        space: dict[str, Any] = {"__name__": f"kernel_{job['key']}"}
+        exec(compile(source, file, "exec"), space)
+        return space[job["name"]]
+    finally:
+        del linecache.cache[file]
+
+
 def main() -> int:
+    _triton()  # it takes longer to import than most kernels to compile
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
-    with tempfile.TemporaryDirectory(prefix="altbackend-cubin-") as folder:
-        for line in sys.stdin:
-            try:
-                answer = compile_job(json.loads(line), Path(folder))
-            except Exception as cause:
-                answer = {"error": "".join(traceback.format_exception(cause))[-4000:]}
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+    for line in sys.stdin:
+        answers.write(json.dumps(compile_job(json.loads(line))) + "\n")
+        answers.flush()
     return 0
 
 

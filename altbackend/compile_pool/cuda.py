@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
 import functools
 import hashlib
 import json
 import os
-import queue
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from .. import folders
 from ..codegen.triton import TritonKernel
 from ..config import Config
 from ..errors import CompilerFailed, Unsupported
+from ..kept.store import Store, open_store
 from ..runtime.cuda import Cubin
-from .cpp import usable_folder
-
-MOST_WORKERS = 8
-ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
-SECONDS = 300.0  # that one kernel may take
+from . import cores, workers
 
 
 @dataclass(frozen=True)
@@ -75,63 +64,61 @@ def triton_version() -> str:
         raise Unsupported("a graph on a GPU", "triton is not installed", todo="pip install triton") from None
 
 
+def name_of(job: Job) -> str:
+    """Name of a kernel's machine code in the store."""
+    return f"cubin/{job.key[:2]}/{job.key}.json"
+
+
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
     """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
     triton_version()
-    return _submit(job, usable_folder(folders.cache_folder(cfg)) / "cubin", cfg.compile_threads)
+    return _submit(job, open_store(cfg), cores.workers(cfg.compile_threads))
 
 
 @functools.lru_cache(maxsize=4096)
-def _submit(job: Job, folder: Path, count: int) -> Future[Cubin]:
-    return _threads(count).submit(_build, job, folder / job.key[:2] / f"{job.key}.json")
+def _submit(job: Job, store: Store, count: int) -> Future[Cubin]:
+    pool = workers.pool(count)
+    return pool.submit(lambda: _build(job, store, pool))
+
+
+os.register_at_fork(after_in_child=_submit.cache_clear)  # what was under way is finished by the other process's threads
 
 
 def warm(cfg: Config) -> None:
     """Start the workers in the background: they are ready when the first kernel is, and not a second later."""
     with contextlib.suppress(Unsupported):  # without triton there is nothing to start; a kernel will say so
         triton_version()
-        _warm(cfg.compile_threads)
+        _warm(cores.workers(cfg.compile_threads))
 
 
 @functools.cache
 def _warm(count: int) -> None:
-    for _ in range(count or _count()):
-        _threads(count).submit(lambda: _idle.put(_start()))
+    workers.pool(count).warm()
 
 
-@functools.cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count or _count(), thread_name_prefix="altbackend-compile")
+os.register_at_fork(after_in_child=_warm.cache_clear)
 
 
-def _count() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, usable))
-
-
-def _build(job: Job, path: Path) -> Cubin:
-    kept = _read(path)
+def _build(job: Job, store: Store, pool: workers.Pool) -> Cubin:
+    name = name_of(job)
+    kept = _read(store.read(name), job.warps)
     if kept is not None:
         return kept
-    made = _ask(job)
+    made = pool.compile(_question(job))
     if "error" in made:
-        raise CompilerFailed("triton.compile", made["error"], str(_keep_source(path, job)))
-    try:
-        made["digest"] = hashlib.sha256(made["cubin"].encode()).hexdigest()
-        folders.write_whole(path, json.dumps(made).encode())
-    except OSError:
-        pass  # a full disk costs the next process a compilation
+        raise CompilerFailed(
+            "triton.compile", made["error"], store.keep_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
+        )
+    with contextlib.suppress(OSError):  # a full disk costs the next process a compilation
+        store.write(name, json.dumps(made).encode())
     return _cubin(made, job.warps)
 
 
-def _read(path: Path) -> Cubin | None:
-    """The entry, if it is whole; anything else is a miss and will be replaced."""
+def _read(content: bytes | None, warps: int) -> Cubin | None:
+    """Machine code that an earlier version may have written in another form."""
     try:
-        held = json.loads(path.read_text())
-        if held["digest"] != hashlib.sha256(held["cubin"].encode()).hexdigest():
-            return None
-        return _cubin(held, int(held["warps"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if content is None else _cubin(json.loads(content), warps)
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -139,53 +126,8 @@ def _cubin(held: dict[str, Any], warps: int) -> Cubin:
     return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps, str(held["name"]))
 
 
-def _keep_source(path: Path, job: Job) -> Path:
-    text = path.with_suffix(".py")
-    try:
-        text.parent.mkdir(parents=True, exist_ok=True)
-        text.write_text(job.source)
-    except OSError:
-        pass
-    return text
-
-
-# --- workers ---------------------------------------------------------------------------------------------------------
-
-_idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-
-
-def _worker() -> subprocess.Popen[str]:
-    try:
-        return _idle.get_nowait()
-    except queue.Empty:
-        return _start()
-
-
-def _start() -> subprocess.Popen[str]:
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    made = subprocess.Popen(
-        [sys.executable, "-m", "altbackend.compile_pool.cubin_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    atexit.register(_end, made)
-    return made
-
-
-def _end(worker: subprocess.Popen[str]) -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # something was still to be written
-                pipe.close()
-
-
-def _ask(job: Job) -> dict[str, Any]:
-    question = {
+def _question(job: Job) -> dict[str, Any]:
+    return {
         "key": job.key,
         "name": job.name,
         "source": job.source,
@@ -196,27 +138,3 @@ def _ask(job: Job) -> dict[str, Any]:
         "stages": job.stages,
         "capability": job.capability,
     }
-    reason = ""
-    for _ in range(ATTEMPTS):
-        worker = _worker()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        limit = threading.Timer(SECONDS, worker.kill)
-        limit.start()
-        start = time.monotonic()
-        try:
-            worker.stdin.write(json.dumps(question) + "\n")
-            worker.stdin.flush()
-            made = json.loads(worker.stdout.readline())
-        except (OSError, ValueError) as cause:
-            reason = str(cause)
-        else:
-            limit.cancel()
-            _idle.put(worker)
-            return dict(made) | {"warps": job.warps}
-        limit.cancel()
-        _end(worker)
-        if time.monotonic() - start >= SECONDS:
-            return {"error": f"the kernel did not compile within {SECONDS:.0f} s"}
-        reason = f"a compile worker ended with exit status {worker.returncode} {reason}"
-    return {"error": reason}

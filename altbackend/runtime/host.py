@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ from .memory import plan
 _guards: Any = torch._C._dynamo.guards
 empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
+
+_dlclose: Callable[[int], None] | None = getattr(_ctypes, "dlclose", None)  # not on Windows
 
 Block = tuple[tuple[int, ...], int, int, int]  # slots, bytes, first step, last step
 Window = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]  # slot, dtype, sizes, strides, offset
@@ -88,11 +92,17 @@ def _window(arena: torch.Tensor, at: int, w: Window) -> torch.Tensor:
 
 
 class Library:
-    """A built kernel library; `fn(name)` gives a segment taking (pointers, scalars, threads, error)."""
+    """A built kernel library; `fn(name)` gives a segment taking (pointers, scalars, threads, error).
+
+    It stays mapped as long as the library or one of its segments is referred to. Raises OSError.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.dll = ctypes.CDLL(path)
+        if _dlclose is not None:
+            # segments refer to `dll`; nothing is closed at exit, when threads may still be in it
+            weakref.finalize(self.dll, _dlclose, self.dll._handle).atexit = False
 
     def fn(self, name: str) -> Any:
         f = getattr(self.dll, name)

@@ -232,7 +232,7 @@ def test_a_killed_process_gives_the_default_choice_and_one_log_line(
     assert not isinstance(chosen, No)
     assert "predicted" in chosen[1]
     assert len(said) == 1
-    assert said[0].startswith("max_autotune chooses without measuring: the measuring process ended")
+    assert said[0].startswith("max_autotune chooses without measuring: the measuring process failed: it ended")
     assert not list(tmp_path.rglob("*.json"))
 
 

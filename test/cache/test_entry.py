@@ -22,6 +22,7 @@ from altbackend.cache.text import NotCacheable, decode, encode
 from altbackend.compile_pool.code import Code
 from altbackend.config import resolve
 from altbackend.debug import Trace
+from altbackend.kept.store import Store
 from altbackend.pipeline import Job
 
 T = torch.Tensor
@@ -60,7 +61,7 @@ def _calls(gm: GraphModule) -> list[Any]:
 def test_a_file_that_was_changed_anywhere_is_no_entry(tmp_path: Path) -> None:
     code = made(traced(network, *SHAPES))
     assert code.prologue is not None
-    place = store.Place(tmp_path, "family", "k" * 64)
+    place = store.Place(Store(tmp_path), "family", "k" * 64)
     held = {"code": entry.write(code, {}), "lines": ""}
     assert store.write(place, held, {}) == ""
     whole = place.entry.read_bytes()
@@ -71,8 +72,11 @@ def test_a_file_that_was_changed_anywhere_is_no_entry(tmp_path: Path) -> None:
         changed = _mutated(whole, dice)
         place.entry.write_bytes(changed)
         assert (store.read(place) is None) == (changed != whole)
+    other = replace(place, key="j" * 64)
+    other.entry.write_bytes(whole)
+    assert store.read(other) is None
     place.entry.write_bytes(whole)
-    assert store.read(replace(place, key="j" * 64)) is None
+    assert store.read(place) == kept
 
 
 def _mutated(whole: bytes, dice: random.Random) -> bytes:

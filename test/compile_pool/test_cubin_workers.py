@@ -1,17 +1,14 @@
-"""Workers that turn Triton into machine code: started early, replaced when they die, bounded in time, never orphans."""
+"""Workers that turn Triton into machine code: replaced when they die, bounded in time, with errors that say why."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from altbackend.compile_pool import cuda
+from altbackend.compile_pool import cuda, workers
 from altbackend.config import Config, resolve
 from altbackend.errors import CompilerFailed
 
@@ -60,21 +57,61 @@ def test_a_damaged_entry_is_built_anew(cfg: Config, tmp_path: Path, damage: str)
     assert entry.read_text() != damage
 
 
-def test_a_worker_that_is_killed_is_replaced(cfg: Config) -> None:
+def test_an_idle_worker_that_is_killed_is_replaced(cfg: Config) -> None:
     cuda.submit(job(4), cfg).result(timeout=100)
-    worker = cuda._idle.get(timeout=100)
-    worker.kill()
-    worker.wait()
-    cuda._idle.put(worker)
+    worker = workers.pool(1).idle.get(timeout=100)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    workers.pool(1).idle.put(worker)
     assert cuda.submit(job(5), cfg).result(timeout=100).code
+    assert worker.process.stdout is not None
+    assert worker.process.stdout.closed
+
+
+def test_a_worker_ignores_an_interrupt_and_obeys_a_shutdown(cfg: Config) -> None:
+    cuda.submit(job(14), cfg).result(timeout=100)
+    worker = workers.pool(1).idle.get(timeout=100)
+    os.kill(worker.process.pid, signal.SIGINT)
+    workers.pool(1).idle.put(worker)
+    assert cuda.submit(job(15), cfg).result(timeout=100).code
+    assert worker.alive
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert worker.process.wait(100) == -signal.SIGTERM
+
+
+ONCE = """
+import os, pathlib, signal
+if not pathlib.Path({place!r}).exists():
+    pathlib.Path({place!r}).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_is_killed_at_work_is_replaced_and_its_job_done(cfg: Config, tmp_path: Path) -> None:
+    place = tmp_path / "killed"
+    assert cuda.submit(job(10, ONCE.format(place=str(place)) + SOURCE), cfg).result(timeout=100).code
+    assert place.exists()
+
+
+def test_a_job_that_kills_every_worker_is_an_error_with_their_last_words(cfg: Config) -> None:
+    words = "import os, sys\nprint('LLVM ERROR: no', file=sys.stderr, flush=True)\nos.abort()\n"
+    with pytest.raises(CompilerFailed, match="ended with status -6 LLVM ERROR: no"):
+        cuda.submit(job(11, words), cfg).result(timeout=100)
+    assert cuda.submit(job(12), cfg).result(timeout=100).code
+
+
+def test_a_job_is_done_here_where_no_worker_can_be_started(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "pool", workers.Pool)  # one that has no worker yet
+    monkeypatch.setattr(workers, "WORKER", ["/no-such-python"])  # as where Python is part of another program
+    assert cuda.submit(job(13), cfg).result(timeout=100).code
 
 
 def test_a_kernel_that_does_not_end_is_an_error(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "SECONDS", 3.0)
+    monkeypatch.setattr(workers, "SECONDS", 3.0)
     endless = job(6, "while True:\n    pass\n# def kernel( {factor}\n")
-    with pytest.raises(CompilerFailed, match="did not compile within 3 s"):
+    with pytest.raises(CompilerFailed, match="double_it did not compile within 3 s"):
         cuda.submit(endless, cfg).result(timeout=100)
-    monkeypatch.setattr(cuda, "SECONDS", 100.0)
+    monkeypatch.setattr(workers, "SECONDS", 100.0)
     assert cuda.submit(job(7), cfg).result(timeout=100).code
 
 
@@ -82,37 +119,3 @@ def test_an_error_names_its_reason_and_the_source(cfg: Config) -> None:
     wrong = job(8, SOURCE.replace("tl.load(x + at)", "tl.no_such_function(x)"))
     with pytest.raises(CompilerFailed, match="no_such_function"):
         cuda.submit(wrong, cfg).result(timeout=100)
-
-
-PARENT = """
-import sys, time
-from altbackend.compile_pool import cuda
-from altbackend.config import resolve
-cuda.warm(resolve(None, {"compile_threads": 2}))
-workers = [cuda._idle.get(timeout=60) for _ in range(2)]
-print(*(w.pid for w in workers), flush=True)
-time.sleep(100)
-"""
-
-
-def test_workers_start_early_and_end_with_their_parent() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-    assert parent.stdout is not None
-    pids = [int(p) for p in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    limit = time.monotonic() + 30
-    while any(alive(p) for p in pids) and time.monotonic() < limit:
-        time.sleep(0.1)
-    assert not any(alive(p) for p in pids)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has waited for does not."""
-    try:
-        os.kill(pid, 0)
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False

@@ -1,0 +1,305 @@
+"""Processes that compile end with the process that started them, whatever ends it, and take nothing of it along."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from altbackend.compile_pool import children, cores, cpp
+from altbackend.config import resolve
+from altbackend.errors import CompilerFailed
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at processes in /proc")
+
+ORPHAN_S = 5.0
+EXIT_S = 20.0  # on a busy machine; what an exit could wait for takes 50
+ROOT = Path(__file__).parents[2]
+
+# Each prints the process group that it has started, as soon as something is under way in it, and goes on.
+BUSY_WORKER = """
+import signal, subprocess, sys, threading, time
+from altbackend.compile_pool.children import Child
+code = ('import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); '
+        'sys.stdin.readline(); subprocess.Popen(["sleep", "50"]); print(1, flush=True); sys.stdin.readline(); '
+        'subprocess.run(["sleep", "50"])')
+made = []
+def start():  # a thread that is over when the parent ends
+    made.append(Child([sys.executable, "-c", code]))
+    made[0].ask("begin", 60)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+threading.Thread(target=made[0].ask, args=("go on", 60), daemon=True).start()
+print(made[0].process.pid, flush=True)
+"""
+BUSY_COMPILER = """
+import pathlib, sys, threading
+from altbackend.compile_pool import cpp
+from altbackend.config import resolve
+cfg = resolve(None, {"cxx": sys.argv[1], "cache_dir": sys.argv[2]})
+def build():
+    try:
+        cpp.load("int x;", cfg)
+    except Exception:
+        pass
+if sys.argv[3] == "thread":
+    threading.Thread(target=build, daemon=True).start()
+else:
+    build()
+"""
+THEN = {
+    "sleeps": "\nimport time\ntime.sleep(60)\n",
+    "ends": "\nsys.exit(3)\n",
+    "raises": "\nraise KeyError\n",
+    "aborts": "\nimport os\nos.abort()\n",
+    "forks": "\nimport os, time\nif os.fork() == 0:\n    time.sleep(30)\ntime.sleep(60)\n",
+}
+
+
+@pytest.fixture
+def slow_compiler(tmp_path: Path) -> str:
+    """A compiler that does not end, nor the part that it starts, and says which process it is."""
+    path = tmp_path / "slow-g++"
+    lines = [
+        "#!/bin/sh",
+        "[ $1 = -dumpfullversion ] && exit",
+        "trap '' TERM INT HUP",
+        "sleep 50 &",
+        f"echo $$ > {tmp_path}/group.new",
+        f"mv {tmp_path}/group.new {tmp_path}/group",
+        "wait",
+    ]
+    path.write_text("\n".join(lines))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    made: list[subprocess.Popen[str]] = []
+
+    def start_(code: str, *args: str, **more: object) -> subprocess.Popen[str]:
+        made.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *args],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+                **more,  # type: ignore[call-overload]
+            )
+        )
+        return made[-1]
+
+    yield start_
+    for p in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(p.pid, signal.SIGKILL)
+        p.communicate()
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that run; one that has ended and that nobody has waited for does not."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state not in "ZX":
+            found.append(int(path.parent.name))
+    return found
+
+
+def become(group: int, count: int, seconds: float) -> bool:
+    """Whether a group comes to have `count` members."""
+    limit = time.monotonic() + seconds
+    while len(members(group)) != count:
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def gone(group: int) -> bool:
+    return become(group, 0, ORPHAN_S)
+
+
+def group_of(p: subprocess.Popen[str]) -> int:
+    assert p.stdout is not None
+    group = int(p.stdout.readline())
+    assert become(group, 3, 60)  # the worker, and two processes of its own
+    return group
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_no_busy_worker_outlives_a_killed_parent(
+    start: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    parent = start(BUSY_WORKER + THEN["sleeps"])
+    group = group_of(parent)
+    os.kill(parent.pid, number)
+    parent.wait()
+    assert gone(group)
+
+
+@pytest.mark.parametrize("way", ["ends", "raises", "aborts"])
+def test_no_busy_worker_outlives_or_delays_a_parent_that_ends(
+    start: Callable[..., subprocess.Popen[str]], way: str
+) -> None:
+    parent = start(BUSY_WORKER + THEN[way])
+    group = int(parent.stdout.readline())  # type: ignore[union-attr]
+    parent.wait(EXIT_S)
+    assert gone(group)
+
+
+def test_a_fork_of_the_parent_keeps_no_worker_alive(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """As a data loader's process does, which may live on for a while."""
+    parent = start(BUSY_WORKER + THEN["forks"])
+    group = group_of(parent)
+    assert become(parent.pid, 2, 60)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert gone(group)
+    assert len(members(parent.pid)) == 1
+
+
+def written(path: Path) -> int:
+    limit = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("place", ["thread", "main"])
+def test_no_compiler_outlives_its_parent(
+    start: Callable[..., subprocess.Popen[str]], slow_compiler: str, tmp_path: Path, number: signal.Signals, place: str
+) -> None:
+    parent = start(BUSY_COMPILER + THEN["sleeps"], slow_compiler, str(tmp_path), place)
+    group = written(tmp_path / "group")
+    assert become(group, 2, 60)
+    # Ctrl-C at a terminal is a signal to the group
+    (os.killpg if number == signal.SIGINT else os.kill)(parent.pid, number)
+    parent.wait(EXIT_S)
+    assert gone(group)
+
+
+def test_an_exit_does_not_wait_for_a_compiler(
+    start: Callable[..., subprocess.Popen[str]], slow_compiler: str, tmp_path: Path
+) -> None:
+    wait = f"\nimport os, time\nwhile not os.path.exists('{tmp_path}/group'):\n    time.sleep(0.02)\n"
+    parent = start(BUSY_COMPILER + wait, slow_compiler, str(tmp_path), "thread")
+    group = written(tmp_path / "group")
+    parent.wait(EXIT_S)
+    assert gone(group)
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    slow_compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp, "TIMEOUT", 2)
+    with pytest.raises(CompilerFailed, match="no result after 2 s"):
+        cpp.load("int hangs;", resolve(None, {"cxx": slow_compiler, "cache_dir": str(tmp_path)}))
+    assert gone(written(tmp_path / "group"))
+
+
+def test_a_compiler_that_was_killed_is_run_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "killed-g++"
+    path.write_text(f'#!/bin/sh\nif [ "$1" != -dumpfullversion ] && mkdir {tmp_path}/once; then kill -9 $$; fi\n')
+    with path.open("a") as f:
+        f.write('exec g++ "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    cfg = resolve(None, {"cxx": str(path), "cache_dir": str(tmp_path / "cache")})
+    assert Path(cpp.load("int once;", cfg).path).exists()
+    assert (tmp_path / "once").is_dir()
+
+
+def test_a_child_inherits_only_its_own_pipes() -> None:
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    child = children.Child(
+        [sys.executable, "-c", "import os; input(); print(*sorted(map(int, os.listdir('/proc/self/fd'))))"]
+    )
+    try:
+        held = [int(n) for n in child.ask("", 60).split()]
+        assert held[:3] == [0, 1, 2]
+        assert len(held) == 5  # the pipe that ends it, and the folder that it reads
+    finally:
+        child.end()
+        os.close(read)
+        os.close(write)
+
+
+def test_a_fork_has_no_children_of_its_parent() -> None:
+    """It may end its copies, and the parent goes on using them."""
+    child = children.Child(["cat"])
+    if (fork := os.fork()) == 0:
+        closed = child.process.stdin is not None and child.process.stdin.closed
+        quiet = not child.alive and not children._children and child.end() == 0
+        os._exit(0 if closed and quiet else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    assert child.ask("still here", 60) == "still here"
+    child.end()
+
+
+def test_an_ended_child_leaves_nothing_open() -> None:
+    before = set(children._children), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        child = children.Child(["cat"])
+        assert child.ask("x" * 300_000, 60) == "x" * 300_000  # more than a pipe holds
+        child.end()
+        child.end()
+        assert children.run(["echo", "a"], 60) == (0, "a")
+        with pytest.raises(children.ChildFailed, match="no result after"):
+            children.run(["sleep", "50"], 0.2)
+        with pytest.raises(OSError, match="no-such-program"):
+            children.Child(["/no-such-program"])
+    assert (children._children, len(os.listdir("/proc/self/fd"))) == before
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({}, 10**6),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, 10**6),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "100000 100000\n"}, 1),
+        ({"proc/self/cgroup": "3:cpu:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "100000"}, 10**6),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/x\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "50000",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
+        ({"sys/fs/cgroup/cpu.max": "nonsense"}, 10**6),
+    ],
+)
+def test_cores_are_those_that_affinity_and_control_groups_grant(
+    tmp_path: Path, files: dict[str, str], most: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores.usable(tmp_path) == min(len(os.sched_getaffinity(0)), most)
+
+
+def test_workers_of_a_host_are_shared_by_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable", lambda: 6)
+    assert [cores.workers(0, {"LOCAL_WORLD_SIZE": n}) for n in ("1", "3", "8", "", "x")] == [6, 2, 1, 6, 6]
+    assert cores.workers(3, {"LOCAL_WORLD_SIZE": "8"}) == 3
