@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from . import core_page
 from .opinfo import Case, Finding, Settings, cases_of, check, database, one_line, select
 from .workers import ANSWER, Ended, Worker
 
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, metavar="FILE", help="append findings as JSON lines")
     p.add_argument("--resume", action="store_true", help="leave out the cases that --out holds")
     p.add_argument("--all", action="store_true", help="print every finding, not only failures")
+    p.add_argument("--page", type=Path, metavar="FILE", help="write what becomes of every core operator, and stop")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -69,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the failures and a summary; exit status 1 if there is an unknown failure."""
     args = parser().parse_args(argv)
     settings = Settings(args.device, args.samples or SAMPLES[args.device], args.cubin)
+    if args.page:
+        args.page.write_text(core_page.page())
+        return 0
     if args.worker:
         return work(settings, sys.stdin, sys.stdout)
     began = time.monotonic()
