@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 aten = torch.ops.aten
 
@@ -171,11 +173,53 @@ def _batch_norm_with_update(
     return out, saved_mean, saved_rstd, empty, new_mean.to(mean.dtype), new_var.to(var.dtype)
 
 
+SCANNED_BY_ONE = 1 << 16  # elements of one scan, which a GPU gives to a single program
+
+
+def _left_whole(mask: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether the library counts the elements under a mask faster, or only data decides a size."""
+    if any(has_free_unbacked_symbols(t) for t in (mask, *others)):
+        return True
+    return mask.device.type != "cpu" and (isinstance(mask.numel(), torch.SymInt) or mask.numel() > SCANNED_BY_ONE)
+
+
+def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
+    """Element k under the mask takes source[number of elements under the mask before k], in row-major order."""
+    if _left_whole(mask, x, source):
+        return NotImplemented
+    sizes = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+    x, mask = aten.expand(x, sizes), aten.expand(mask, sizes)
+    if source.numel() == 0 or x.numel() == 0:
+        return aten.clone(x, memory_format=torch.contiguous_format)  # an empty source serves a mask without elements
+    place = aten.clamp_min(_before(mask), 0)
+    values = aten.reshape(aten.index(aten.reshape(source, [-1]), [place]), sizes)
+    return aten.clone(aten.where(mask, values, x), memory_format=torch.contiguous_format)
+
+
+def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Any) -> Any:
+    """The gradients under the mask side by side, then zeros; what is not under it goes to a last place, cut off."""
+    if _left_whole(mask, grad) or any(isinstance(n, torch.SymInt) for n in sizes):
+        return NotImplemented
+    mask = aten.expand(mask, grad.shape)
+    count = math.prod(sizes)
+    place = aten.where(aten.reshape(mask, [-1]), _before(mask), count)
+    held = aten.index_put(aten.new_zeros(grad, [count + 1]), [place], aten.reshape(grad, [-1]))
+    return aten.reshape(aten.slice(held, 0, 0, count), sizes)
+
+
+def _before(mask: torch.Tensor) -> torch.Tensor:
+    """For each element in row-major order: how many are under the mask before it, or -1 and itself not under it."""
+    counted: torch.Tensor = aten.cumsum(aten.to(aten.reshape(mask, [-1]), torch.int64), 0)
+    return counted - 1
+
+
 # Ours, in place of torch's.
 _OWN: dict[Any, Callable[..., Any]] = {
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
     aten._unique.default: _unique,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
 }
 

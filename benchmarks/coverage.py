@@ -19,25 +19,24 @@ failures does not list.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import queue
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from . import core_page
 from .opinfo import Case, Finding, Settings, cases_of, check, database, one_line, select
+from .workers import ANSWER, Ended, Worker
 
 FAILING = ("wrong", "error", "crash", "timeout")
 DTYPES = {"cpu": "float32", "triton": "float32", "cuda": "float32,bfloat16,int64,bool,float16"}
@@ -63,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, metavar="FILE", help="append findings as JSON lines")
     p.add_argument("--resume", action="store_true", help="leave out the cases that --out holds")
     p.add_argument("--all", action="store_true", help="print every finding, not only failures")
+    p.add_argument("--page", type=Path, metavar="FILE", help="write what becomes of every core operator, and stop")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the failures and a summary; exit status 1 if there is an unknown failure."""
     args = parser().parse_args(argv)
     settings = Settings(args.device, args.samples or SAMPLES[args.device], args.cubin)
+    if args.page:
+        args.page.write_text(core_page.page())
+        return 0
     if args.worker:
         return work(settings, sys.stdin, sys.stdout)
     began = time.monotonic()
@@ -132,60 +135,19 @@ def plan(args: argparse.Namespace, done: frozenset[Case]) -> list[Unit]:
 # --- worker processes ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Worker:
-    """A process that examines cases, restarted when it dies, is late, or has lost its device."""
+def command(a: argparse.Namespace) -> list[str]:
+    """How a worker is started."""
+    line = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--device", a.device]
+    return [*line, "--samples", str(a.samples or SAMPLES[a.device]), *(["--cubin"] if a.cubin else [])]
 
-    args: argparse.Namespace
-    process: subprocess.Popen[str] | None = None
-    errors: Any = None
 
-    def start(self) -> subprocess.Popen[str]:
-        a = self.args
-        command = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--device", a.device]
-        command += ["--samples", str(a.samples or SAMPLES[a.device]), *(["--cubin"] if a.cubin else [])]
-        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - outlives this call
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1
-        )
-
-    def ask(self, case: Case, seconds: float, only_aot: bool = False) -> Finding:
-        self.process = self.process or self.start()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        late = threading.Event()
-        timer = threading.Timer(max(seconds, 1.0), lambda p=self.process: (late.set(), p.kill()))
-        timer.start()
-        try:
-            self.process.stdin.write(json.dumps([asdict(case), only_aot]) + "\n")
-            self.process.stdin.flush()
-            for line in self.process.stdout:
-                if line.startswith("answer "):
-                    answer = json.loads(line[7:])
-                    if answer.pop("broken"):
-                        self.stop()
-                    return Finding(**{**answer, "case": case, "library": tuple(answer["library"])})
-        except BrokenPipeError:
-            pass
-        finally:
-            timer.cancel()
-        status, words = self.stop()
-        if late.is_set():
+def ask(worker: Worker, case: Case, seconds: float, only_aot: bool = False) -> Finding:
+    answer = worker.ask([asdict(case), only_aot], seconds)
+    if isinstance(answer, Ended):
+        if answer.late:
             return Finding(case, "timeout", detail=f"longer than {seconds:.0f} s")
-        return Finding(case, "crash", detail=f"exit status {status} {words}")
-
-    def stop(self) -> tuple[int, str]:
-        """Exit status of the process, ended if it runs still, and the last line that it wrote to stderr."""
-        if self.process is None:
-            return 0, ""
-        process, self.process = self.process, None
-        process.kill()
-        with contextlib.suppress(BrokenPipeError), process:
-            pass  # closes its pipes
-        with self.errors as held:
-            held.seek(0)
-            lines = [line.strip() for line in held.read()[-4000:].splitlines() if line.strip()]
-        return process.wait(), lines[-1][:300] if lines else ""
+        return Finding(case, "crash", detail=answer.words)
+    return Finding(**{**answer, "case": case, "library": tuple(answer["library"])})
 
 
 def sweep(args: argparse.Namespace, units: Sequence[Unit]) -> Iterator[Finding]:
@@ -205,7 +167,7 @@ def sweep(args: argparse.Namespace, units: Sequence[Unit]) -> Iterator[Finding]:
 
 
 def _feed(args: argparse.Namespace, waiting: Any, found: Any, end: float) -> None:
-    worker = Worker(args)
+    worker = Worker(command(args))
     try:
         while True:
             for case in waiting.get_nowait():
@@ -218,12 +180,12 @@ def _finding(worker: Worker, case: Case, timeout: float, end: float) -> Finding:
     left = end - time.monotonic()
     if left < LAST_START:
         return Finding(case, "not run")
-    f = worker.ask(case, min(timeout, left))
+    f = ask(worker, case, min(timeout, left))
     if f.status == "timeout" and left < timeout:
         return Finding(case, "not run")
     left = end - time.monotonic()
     if f.status in ("crash", "timeout") and left > LAST_START:
-        other = worker.ask(case, min(timeout, left), only_aot=True)
+        other = ask(worker, case, min(timeout, left), only_aot=True)
         if other.status in FAILING:
             return replace(f, status="aot_eager too", detail=f"{f.detail} | aot_eager: {other.detail}")
     return f
@@ -242,7 +204,7 @@ def work(settings: Settings, requests: Iterable[str], answers: Any) -> int:
         broken = settings.way == "cuda" and not _device_works()
         if broken and found["status"] != "aot_eager too":
             found["status"] = "crash"
-        answers.write("answer " + json.dumps({**found, "broken": broken}) + "\n")
+        answers.write(ANSWER + json.dumps({**found, "broken": broken}) + "\n")
         answers.flush()
     return 0
 

@@ -76,13 +76,20 @@ class Finding:
 
 @functools.cache
 def database() -> dict[str, list[Any]]:
-    """Operators by name, with variant as `name.variant`."""
+    """Operators by name, with variant as `name.variant`; of the two small databases as `hop.name`, `custom_op.name`."""
     invocations = importlib.import_module("torch.testing._internal.common_methods_invocations")  # takes seconds
     # Dynamo does not capture the seeding that it wraps around random operators; `run_all` seeds instead.
     invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found: dict[str, list[Any]] = {}
     for op in invocations.op_db:
         found.setdefault(full_name(op), []).append(op)
+    for kind in ("hop", "custom_op"):
+        more = importlib.import_module(f"torch.testing._internal.{kind}_db")
+        for op in getattr(more, f"{kind}_db"):
+            op.name = f"{kind}.{op.name}"
+            if not op.dtypes:  # declared for a GPU only, where the operator itself runs on a CPU too
+                op.dtypes = op.backward_dtypes = {torch.float32}
+            found.setdefault(full_name(op), []).append(op)
     return found
 
 

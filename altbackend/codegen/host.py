@@ -12,7 +12,19 @@ import torch
 from ..config import Config
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Extern, HostNumber, Origin, Program, View, defined_by, late_symbols, reads, views, writes
+from ..ir.loops import (
+    Extern,
+    HostNumber,
+    Origin,
+    Program,
+    View,
+    defined_by,
+    late_symbols,
+    reads,
+    results_text,
+    views,
+    writes,
+)
 from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
 from . import cpp
@@ -346,9 +358,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
                 w.add(f"P[{names.slots[out]}] = {out}.data_ptr()")
         w.add(f"{fn}({', '.join([*args, f'out={_arg(p, names, whole(p, out))}'])})  # {_provenance(s.origins)}")
         return
-    labels = [o or "_" for o in s.outs]
-    left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
-    w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    w.add(f"{results_text(s)} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
     bind_late(w, p, names, s)
     for o in s.outs:
         if o in p.buffers:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ir import expr as ex
-from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, writes
+from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
 from ..schedule.deps import Deps
 from .ast import Param
 from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late
@@ -193,9 +193,7 @@ def _launch(w: _Python, p: Program, names: _Names, s: CudaLaunch, number: int) -
 def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     fn = _target_name(w, s.target)
     args = [_arg(p, names, a) for a in s.args] + [f"{k}={_arg(p, names, v)}" for k, v in s.kwargs]
-    labels = [o or "_" for o in s.outs]
-    left = ", ".join(labels) + ("," if s.multi and len(labels) == 1 else "")
-    w.add(f"{left} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
+    w.add(f"{results_text(s)} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
     bind_late(w, p, names, s)
     for o in s.outs:
         if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None

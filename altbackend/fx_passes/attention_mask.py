@@ -24,6 +24,7 @@ def run(gm: GraphModule) -> dict[str, int]:
     """Simplify the attention calls of a graph that Dynamo captured; gives how many masks were dropped or causal."""
     counts = {"dropped": 0, "causal": 0}
     known: dict[Node, Any] = {}
+    masks: list[Node] = []
     for n in list(gm.graph.nodes):
         if n.op != "call_function" or n.target is not _ATTENTION:
             continue
@@ -33,11 +34,22 @@ def run(gm: GraphModule) -> dict[str, int]:
         meaning = _meaning(_value(mask, known))
         if meaning:
             _replace(n, causal=meaning == "causal")
+            masks.append(mask)
             counts[meaning] += 1
-    if any(counts.values()):
-        gm.graph.eliminate_dead_code()
+    if masks:
+        _erase_unread(masks)
         gm.recompile()
     return counts
+
+
+def _erase_unread(masks: list[Node]) -> None:
+    """Drop what only computed these masks. A graph of Dynamo, and graphs inside it, write in place by methods whose
+    results nobody reads, so that nothing else may go.
+    """
+    made = {m for mask in masks for m in _ancestors(mask) or ()}
+    for n in reversed(list(masks[0].graph.nodes)):
+        if n in made and not n.users:
+            n.graph.erase_node(n)
 
 
 def _argument(n: Node, position: int, name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from .. import compat
 from .graph import aten, insert, val
 
 
@@ -164,6 +165,11 @@ _ARITHMETIC = frozenset(
 
 def uniform(gm: GraphModule) -> int:
     """Arithmetic on tensors that hold one number everywhere becomes that number."""
+    with compat.real_tensors():
+        return _uniform(gm)
+
+
+def _uniform(gm: GraphModule) -> int:
     known: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):

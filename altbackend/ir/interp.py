@@ -129,7 +129,7 @@ def _scan(op: str, value: torch.Tensor, dim: int) -> torch.Tensor:
 
 def _run_extern(node: Extern, state: State) -> None:
     result = node.target(*_concrete(node.args, state), **{k: _concrete(v, state) for k, v in node.kwargs})
-    results = result if node.multi else (result,)
+    results = torch.utils._pytree.tree_leaves(result) if node.multi else (result,)
     state.symbols |= {n: r for n, r in zip(node.outs, results, strict=False) if n in node.defines}
     held = dict(zip(node.outs, results, strict=False))
     state.symbols |= {s: held[b].shape[axis] for s, b, axis in defined_by(state.program, node)}

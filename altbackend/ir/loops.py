@@ -129,7 +129,8 @@ class HostNumber(str):
 class Extern:
     """`target(*args, **kwargs)`; leaves of the argument trees are View, Index, or plain constants.
 
-    `outs`: buffer name per tensor result (None: a result that nobody uses), matching `result` paths.
+    `outs`: buffer name per tensor result (None: a result that nobody uses); those of a list of tensors side by side.
+    `lists`: where such a list begins among them and how long it is, unless all results are one list.
     `out_variant`: the operator's form that writes into the planned buffer.
     `defines`: symbols that are known once the call returned. One that is in `outs` is a result itself (a number),
     the others are sizes of results.
@@ -141,6 +142,7 @@ class Extern:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     multi: bool = False
+    lists: tuple[tuple[int, int], ...] = ()
     out_variant: Any = None
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -177,6 +179,18 @@ def reads(node: Node) -> tuple[str, ...]:
         if isinstance(node, Scatter):
             names.append(node.out)
     return tuple(dict.fromkeys(names))
+
+
+def results_text(node: Extern) -> str:
+    """The results as the left side of an assignment in Python."""
+    labels = [o or "_" for o in node.outs]
+    parts: list[str] = []
+    done = 0
+    for begin, count in node.lists:
+        parts += [*labels[done:begin], "[" + ", ".join(labels[begin : begin + count]) + "]"]
+        done = begin + count
+    parts += labels[done:]
+    return ", ".join(parts) + ("," if node.multi and len(parts) == 1 else "")
 
 
 def writes(node: Node) -> tuple[str, ...]:

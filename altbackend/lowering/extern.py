@@ -51,41 +51,64 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     for name in mutated:
         ctx.before_write(name)
     val = node.meta.get("val")
-    results = val if isinstance(val, (tuple, list)) else (val,)
-    outs: list[str | None] = []
-    tensors: list[Any] = []
-    defines: list[str] = []
-    for r in results:
-        if isinstance(r, torch.Tensor):
-            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device)
-            defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
-            ctx.known.update(defines)
-            outs.append(b.name)
-            tensors.append(of_buffer(b))
-        elif isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{node.name}"
-            ctx.known.add(name)
-            defines.append(name)
-            outs.append(name)
-            tensors.append(ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name))
-        else:
-            outs.append(None)
-            tensors.append(r)
+    results = _Results(ctx, node)
+    lowered = _map(val, results.add)
     ctx.emit(
         Extern(
-            outs=tuple(outs),
+            outs=tuple(results.outs),
             target=_REPLACED.get(target, target),
             args=converted,
             kwargs=named,
             multi=isinstance(val, (tuple, list)),
+            lists=_lists(val) if isinstance(val, (tuple, list)) else (),
             out_variant=_OUT.get(target),
             mutates=mutated,
             aliases=_aliased(target, converted, named),
-            defines=tuple(defines),
+            defines=tuple(results.defines),
             origins=ctx.origins(),
         )
     )
-    return tuple(tensors) if isinstance(val, (tuple, list)) else tensors[0]
+    return tuple(lowered) if isinstance(val, list) else lowered
+
+
+class _Results:
+    """The results of one call as they are added: their names, and the symbols that they define."""
+
+    def __init__(self, ctx: Ctx, node: torch.fx.Node) -> None:
+        self.ctx = ctx
+        self.node = node
+        self.outs: list[str | None] = []
+        self.defines: list[str] = []
+
+    def add(self, r: Any) -> Any:
+        """A result as a tensor over a new buffer, as a number that the call gives, or as it is."""
+        ctx = self.ctx
+        if isinstance(r, torch.Tensor):
+            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device)
+            self.defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
+            ctx.known.update(self.defines)
+            self.outs.append(b.name)
+            return of_buffer(b)
+        if isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{self.node.name}"
+            ctx.known.add(name)
+            self.defines.append(name)
+            self.outs.append(name)
+            return ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name)
+        self.outs.append(None)
+        return r
+
+
+def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:
+    """(position, length) of each list among the results, positions in the flat order."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for r in results:
+        count = len(r) if isinstance(r, (tuple, list)) else 1
+        if isinstance(r, (tuple, list)):
+            found.append((begin, count))
+        begin += count
+    return tuple(found)
 
 
 def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:

@@ -1,14 +1,16 @@
 """The cases, by suite and by name."""
 
-from benchmarks.cases import micro, models
+from benchmarks.cases import micro, models, timm_table, transformers_table
 from benchmarks.cases.case import Built, Case, Mode, Preset, class_loss, mean_square
 
 SUITES: dict[str, tuple[Case, ...]] = {"micro": micro.CASES, "models": models.CASES}
+# What `benchmarks.sweep` checks; too many to time.
+SWEEPS: dict[str, tuple[Case, ...]] = {"transformers": transformers_table.CASES, "timm": timm_table.CASES}
 
 
 def find(name: str) -> Case:
-    """The case called `name`, of any suite; LookupError where there is none."""
-    for cases in SUITES.values():
+    """The case called `name`, of any suite or sweep; LookupError where there is none."""
+    for cases in (*SUITES.values(), *SWEEPS.values()):
         for case in cases:
             if case.name == name:
                 return case
@@ -24,4 +26,4 @@ def choose(suite: str, names: list[str]) -> tuple[Case, ...]:
     return tuple(case for case in SUITES[suite] if not names or case.name in names)
 
 
-__all__ = ["SUITES", "Built", "Case", "Mode", "Preset", "choose", "class_loss", "find", "mean_square"]
+__all__ = ["SUITES", "SWEEPS", "Built", "Case", "Mode", "Preset", "choose", "class_loss", "find", "mean_square"]

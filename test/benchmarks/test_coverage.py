@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,8 +118,8 @@ for line in sys.stdin:
 def swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ops: str, *more: str) -> dict[str, Finding]:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    start = coverage.subprocess.Popen
-    monkeypatch.setattr(coverage.subprocess, "Popen", lambda c, **kw: start([sys.executable, str(script)], **kw))
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda c, **kw: start([sys.executable, str(script)], **kw))
     args = coverage.parser().parse_args(["--jobs", "2", *more])
     units = [(Case(name, "float32", "forward"),) for name in ops.split()]
     return {f.case.op: f for f in coverage.sweep(args, units)}

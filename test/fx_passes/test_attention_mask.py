@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from altbackend.fx_passes import attention_mask
-from test.compare import check
+from test.compare import check, check_gradients
 
 T = torch.Tensor
 attend = F.scaled_dot_product_attention
@@ -80,3 +81,26 @@ def test_masks(mask: Callable[[T], T], expected: dict[str, int], by_name: bool) 
 
 def test_through_the_backend() -> None:
     check(lambda q, k, v: attend(q.sin(), k, v, lower_triangle(q)).cos(), *(torch.randn(2, 3, 8, 16) for _ in range(3)))
+
+
+class WritesInPlace(torch.autograd.Function):
+    """x -> 2x, whose backward writes to a tensor of its own by a method."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: T) -> T:
+        out = grad * 1.0
+        out.add_(grad)
+        return out
+
+
+def test_writes_beside_a_dropped_mask_stay() -> None:
+    def fn(x: T) -> T:
+        total = torch.zeros_like(x)
+        total.add_(x)
+        return attend(x, x, WritesInPlace.apply(x), attn_mask=every_position(x)) + total
+
+    check_gradients(fn, torch.randn(2, 1, 5, 4))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from altbackend import alt
 from altbackend.fx_passes import simplify
 
 X = torch.randn(4, 6)
@@ -41,6 +42,16 @@ def test_rule(rule: str) -> None:
     assert simplify.run(gm) == {}
     gm.recompile()
     torch.testing.assert_close(gm(X), EXAMPLES[rule](X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_rule_where_the_backend_runs_it(rule: str, training: bool) -> None:
+    """There a tracer's fake mode is on, in which numbers cannot be computed."""
+    torch._dynamo.reset()
+    compiled = torch.compile(EXAMPLES[rule], backend=alt, options={"strict": True}, fullgraph=True)
+    x = X.clone().requires_grad_(training)
+    torch.testing.assert_close(compiled(x), EXAMPLES[rule](x))
 
 
 def test_every_rule_has_an_example() -> None:
