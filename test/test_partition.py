@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from altbackend import backend as backend_module
-from altbackend import compat, decomp, partition
+from altbackend import compat_aot, decomp, partition
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.errors import FallbackWarning
@@ -81,14 +81,14 @@ def compiled(
         return got.forward, got.backward
 
     def compile_(gm: GraphModule, inputs: Any) -> Any:
-        build = compat.aot_autograd(
+        build = compat_aot.aot_autograd(
             fw_compiler=lambda g, _: make_boxed_func(g.forward),
             bw_compiler=lambda g, _: make_boxed_func(g.forward),
             decompositions=decomp.table(),
             partition_fn=split,
             keep_inference_input_mutations=True,
         )
-        with compat.functorch_settings():
+        with compat_aot.functorch_settings():
             return build(gm, inputs)
 
     return torch.compile(fn, backend=compile_, dynamic=dynamic, fullgraph=True), got

@@ -19,14 +19,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import folders
-from ..codegen.triton import TritonKernel
 from ..config import Config
 from ..errors import CompilerFailed, Unsupported
 from ..runtime.cuda import Cubin
 from .cpp import usable_folder
+
+if TYPE_CHECKING:  # a process that finds its kernels built prints none
+    from ..codegen.triton import TritonKernel
 
 MOST_WORKERS = 8
 ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
