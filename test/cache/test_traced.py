@@ -453,12 +453,12 @@ def test_a_plan_is_read_as_it_was_written() -> None:
 
 
 PROGRAM = """
-import os, sys, torch
+import sys, torch, altbackend
 from torch import nn
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
 x = torch.arange(24.0).reshape(3, 8).sin()
-y = torch.compile(net, backend="alt")(x)
+y = torch.compile(net, backend=altbackend.alt)(x)
 y.sum().backward()
 print(sum(p.grad.double().sum().item() for p in net.parameters()).hex(), "altbackend.backend" in sys.modules)
 """
