@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import importlib.util
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,16 @@ def version() -> tuple[int, int]:
     """(major, minor) of the running torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def triton_version() -> str:
+    """The version of Triton, "" without one; neither imports it nor lists what is installed, which takes long."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        return ""
+    text = Path(found.origin).read_text(encoding="utf-8")
+    named = re.search(r"""^__version__ = ['"]([^'"]+)['"]""", text, re.MULTILINE)
+    return named.group(1) if named else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def libgomp() -> Path | None:

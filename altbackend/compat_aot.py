@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 
 
@@ -18,9 +17,9 @@ def joint_partition() -> Callable[..., Any]:
     return min_cut_rematerialization_partition
 
 
-def without_repeats(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with equal calls made once; random ones and those that write stay."""
-    return fx_graph_cse(graph) if functorch.cse else graph
+def wants_equal_calls_once() -> bool:
+    """Whether torch's settings let equal calls of a joint graph be made once."""
+    return bool(functorch.cse)
 
 
 def extract_halves(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -91,9 +90,9 @@ def switched_off(cfg: Config) -> str:
     return ""
 
 
-def folder_of(cfg: Config) -> Path:
-    """Where entries of compiled graphs are."""
-    return usable_folder(folders.cache_folder(cfg)) / "graphs"
+def place_of(cfg: Config, family: str, name: str) -> store.Place:
+    """Where the entry of a family and a key is."""
+    return store.Place(usable_folder(folders.cache_folder(cfg)) / "graphs", family, name)
 
 
 def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str:
@@ -106,7 +105,7 @@ def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
-    place = store.Place(folder_of(cfg), key.family_of(parts), key.key_of(parts))
+    place = place_of(cfg, key.family_of(parts), key.key_of(parts))
     return Question(gm, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -194,13 +194,9 @@ def options_of(cfg: Config) -> dict[str, str]:
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of all that makes code; the package's own is the digest of its files, read once a process."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "none"
     return {
         "torch": f"{torch.__version__} {torch.version.git_version}",
-        "triton": triton,
+        "triton": compat.triton_version() or "none",
         "python": platform.python_version(),
         "altbackend": _source_digest(Path(__file__).parents[1]),
     }
@@ -208,8 +204,12 @@ def versions() -> dict[str, str]:
 
 def _source_digest(package: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    for folder, inner, files in os.walk(package):
+        inner.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".h")):
+                path = Path(folder, name)
+                digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

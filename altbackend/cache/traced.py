@@ -20,8 +20,9 @@ from ..config import Config
 from ..debug import Trace
 from ..runtime.wrapped import Plan, Tangent, inference, training
 from . import entry, graphs, outline, store
+from .key import Parts, key_of
 from .text import NotCacheable
-from .traced_key import family_of, key_of, lines_of, parts_of, why_missed
+from .traced_key import family_of, lines_of, parts_of
 
 Call = Callable[[list[Any]], Sequence[Any]]
 Bind = Callable[[Any, Mapping[str, Any]], Call]
@@ -31,8 +32,9 @@ Bind = Callable[[Any, Mapping[str, Any]], Call]
 class Question:
     """A captured graph that the cache is asked for."""
 
+    cfg: Config
     place: store.Place
-    parts: Mapping[str, Mapping[str, str]]
+    parts: Parts
     lines: str
     numbers: tuple[Any, ...]
     deterministic: bool
@@ -59,16 +61,16 @@ def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
-    place = store.Place(graphs.folder_of(cfg), f"traced-{family_of(gm)}", key_of(parts))
+    place = graphs.place_of(cfg, f"traced-{family_of(gm)}", key_of(parts))
     numbers = tuple(x for x in inputs if isinstance(x, torch.SymInt))
-    return Question(place, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
+    return Question(cfg, place, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
 
 
 def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind) -> Callable[..., Any] | None:
     """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job."""
     held = store.read(asked.place)
     if held is None:
-        trace.decision("warm start", trace.graph_name, "miss", why_missed(asked.parts, asked.place))
+        trace.decision("warm start", trace.graph_name, "miss", graphs.why_missed(asked.parts, asked.place))
         return None
     try:
         if held["lines"] and held["lines"] != asked.lines:
@@ -88,8 +90,7 @@ def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind
 
 
 def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:
-    place = store.Place(graphs.folder_of(cfg), half["family"], half["key"])
-    held = store.read(place)
+    held = store.read(graphs.place_of(cfg, half["family"], half["key"]))
     if held is None:
         raise LookupError(f"the entry of its {half['job']['kind']} graph is gone")
     return bind(entry.read(held["code"], gm), half["job"])
@@ -155,7 +156,7 @@ class Recording:
         lines = False
         for kind in kinds:
             half = self.halves[kind]
-            held = store.read(store.Place(asked.place.folder, half.family, half.key))
+            held = store.read(graphs.place_of(asked.cfg, half.family, half.key))
             if held is None or any("attribute" in x for x in held["code"]["bound"].values()):
                 return self._give_up(f"constants of its {kind} graph have no name in the captured graph")
             lines |= bool(held["lines"])
@@ -164,8 +165,9 @@ class Recording:
             "plan": asdict(self.plan),
             "conditions": self.conditions,
             "lines": asked.lines if lines else "",
+            "binaries": [],  # the compiled graphs name those
         }
-        reason = store.write(asked.place, entry_, {k: dict(v) for k, v in asked.parts.items()})
+        reason = store.write(asked.place, entry_, asked.parts)
         self.trace.decision("warm start", self.trace.graph_name, "not kept" if reason else "kept", reason)
         return None
 

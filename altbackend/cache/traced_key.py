@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from ..compile_pool import cpp
 from ..config import Config, uncacheable
 from ..errors import CompilerMissing
 from ..lowering.facts import user_line
-from . import key, store
-from .key import explain_miss, key_of
+from . import key
 from .text import NotCacheable, encode
 
 # Operators whose meaning is torch's; others bring code of the user's that no key knows.
@@ -58,13 +57,6 @@ def family_of(gm: GraphModule) -> str:
 def lines_of(gm: GraphModule) -> str:
     """Digest of the user's lines behind the calls, which errors raised by a compiled call name."""
     return hashlib.sha256("\n".join(map(user_line, _called(gm))).encode()).hexdigest()
-
-
-def why_missed(parts: Mapping[str, Mapping[str, str]], place: store.Place) -> str:
-    """What differs from the closest kept graph of the same calls."""
-    wanted = {name: dict(part) for name, part in parts.items()}
-    differences = [text for kept in store.relatives(place) if (text := explain_miss(wanted, kept))]
-    return min(differences, key=len) if differences else "no graph of these calls is kept"
 
 
 def _called(gm: GraphModule) -> list[Node]:
@@ -176,6 +168,3 @@ def _machine(gm: GraphModule, cfg: Config) -> dict[str, str]:
         elif device.type != "cpu":
             raise NotCacheable(f"a tensor on {device}")
     return found
-
-
-__all__ = ["family_of", "key_of", "lines_of", "parts_of", "why_missed"]

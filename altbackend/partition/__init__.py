@@ -13,6 +13,7 @@ from . import cost
 from .choose import Chooser, tagged
 from .halves import classify, is_tangent
 from .reorder import demand_order
+from .repeats import merge_repeats
 
 Decision = Callable[[str, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
@@ -28,7 +29,8 @@ def split(
     Raises Unbounded where the backward needs what can be neither saved nor computed again.
     """
     joint.graph.eliminate_dead_code()
-    joint.graph = compat_aot.without_repeats(joint.graph)
+    if compat_aot.wants_equal_calls_once():
+        merge_repeats(joint.graph)
     halves = classify(joint, num_fwd_outputs)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     keep = frozenset(inputs[k] for k in static or () if k < len(inputs))
