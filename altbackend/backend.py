@@ -1,52 +1,45 @@
-"""The Dynamo backend: options, AOTAutograd, and the three compilers that it calls."""
+"""A captured graph through AOTAutograd, and the three compilers that it calls."""
 
 from __future__ import annotations
 
-import itertools
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from . import compat, decomp, fx_passes, partition
+from . import compat, compat_aot, decomp, fx_passes, partition
+from .binding import Job
+from .cache.traced import Recording
 from .compile_pool import cuda as compile_cuda
-from .config import Config, notes, resolve
+from .config import Config
 from .debug import Trace
 from .errors import AltError, FallbackWarning, internal_error
 from .fx_passes.graph import duplicate
-from .pipeline import Job, compile_graph
+from .pipeline import compile_graph
 from .runtime.cuda_graphs import ALL
 
-_graphs = itertools.count()
 
-
-def alt(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+def trace_and_compile(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
-    cfg = resolve(mode, options)
-    for name, reason in notes(options):
-        logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
-    number = next(_graphs)
+    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
     if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
         compile_cuda.warm(cfg)  # while the graph is traced
     fx_passes.pre_grad(gm, cfg)
-    build = compat.aot_autograd(
-        fw_compiler=_compiler(cfg, number, "forward"),
-        bw_compiler=_compiler(cfg, number, "backward"),
-        inference_compiler=_compiler(cfg, number, "inference"),
+    build = compat_aot.aot_autograd(
+        fw_compiler=_compiler(cfg, number, "forward", recording),
+        bw_compiler=_compiler(cfg, number, "backward", recording),
+        inference_compiler=_compiler(cfg, number, "inference", recording),
         decompositions=decomp.table(),
         partition_fn=_partition(cfg, number),
         keep_inference_input_mutations=True,
     )
-    with compat.functorch_settings(), compat.no_collection():
-        return build(gm, example_inputs)  # type: ignore[no-any-return]
+    with compat_aot.functorch_settings(), compat.no_collection():
+        call = build(gm, example_inputs)
+        recording.finish()
+        return call  # type: ignore[no-any-return]
 
 
 def _partition(cfg: Config, number: int) -> Callable[..., Any]:
@@ -84,7 +77,7 @@ def split_joint(
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
     trace.decision("partition", trace.graph_name, "left to torch", reason)
-    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = compat.joint_partition()(joint, inputs, **kwargs)
+    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = compat_aot.joint_partition()(joint, inputs, **kwargs)
     return halves
 
 
@@ -105,7 +98,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
         warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
-def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
+def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
@@ -113,7 +106,8 @@ def _compiler(cfg: Config, number: int, kind: str) -> Callable[..., Any]:
         traced = duplicate(gm.graph)
         try:
             with compat.no_collection():
-                return compile_graph(gm, cfg, trace, Job(kind, *_inputs_and_outputs(kind)))
+                job = Job(kind, *_inputs_and_outputs(kind))
+                return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)))
         except Exception as cause:
             if cfg.strict:
                 raise

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-import torch._functorch.config as functorch
-from torch._dynamo.backends.common import aot_autograd as build
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
@@ -26,6 +25,16 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def triton_version() -> str:
+    """The version of Triton, "" without one; neither imports it nor lists what is installed, which takes long."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        return ""
+    text = Path(found.origin).read_text(encoding="utf-8")
+    named = re.search(r"""^__version__ = ['"]([^'"]+)['"]""", text, re.MULTILINE)
+    return named.group(1) if named else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def libgomp() -> Path | None:
     """torch's own OpenMP library; generated code links to it so that one pool serves both."""
     package = Path(torch.__file__).parent
@@ -33,48 +42,6 @@ def libgomp() -> Path | None:
         for found in sorted(folder.glob("libgomp*.so*")):
             return found
     return None
-
-
-def joint_partition() -> Callable[..., Any]:
-    """torch's min-cut split of the joint graph."""
-    return min_cut_rematerialization_partition
-
-
-def without_repeats(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with equal calls made once; random ones and those that write stay."""
-    return fx_graph_cse(graph) if functorch.cse else graph
-
-
-def extract_halves(
-    joint: torch.fx.GraphModule, tensors: list[torch.fx.Node], numbers: list[torch.fx.Node], num_fwd_outputs: int
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """(forward, backward) of a joint graph, with results and inputs in the order that AOTAutograd's runtime expects.
-
-    `tensors`, `numbers` (of sizes): values of the forward that are saved; the lists are left as they are.
-    """
-    return _extract_fwd_bwd_modules(joint, list(tensors), list(numbers), num_fwd_outputs=num_fwd_outputs)
-
-
-def partition_settings() -> str:
-    """The setting of torch that asks for what only its own partitioner does, "" without one."""
-    wanted = {
-        "activation_memory_budget": 1.0,
-        "enable_activation_offloading": False,
-        "_sync_decision_cross_ranks": False,
-    }
-    found = [name for name, usual in wanted.items() if getattr(functorch, name, usual) != usual]
-    return f"torch._functorch.config.{found[0]} is set" if found else ""
-
-
-def aot_autograd(**kwargs: Any) -> Callable[..., Any]:
-    return build(**kwargs)
-
-
-@contextlib.contextmanager
-def functorch_settings() -> Iterator[None]:
-    """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
-    with functorch.patch(unlift_effect_tokens=True):
-        yield
 
 
 @contextlib.contextmanager
@@ -143,3 +110,42 @@ def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[objec
     """Makes `device` the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)
     return guard
+
+
+def is_fake(t: torch.Tensor) -> bool:
+    """Whether a tensor is a tracer's stand-in."""
+    return isinstance(t, FakeTensor)
+
+
+def traced_metadata() -> Any:
+    """What AOTAutograd has found out about the graph that is being compiled; None outside of it."""
+    return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+
+
+def hooks_on_saved_tensors() -> str:
+    """The hooks that autograd would run on tensors that a forward saves, as a reason; "" without any."""
+    found = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return "hooks on saved tensors are set" if found else ""
+
+
+def conditions(numbers: Sequence[Any]) -> str:
+    """Python text of all that `numbers`, the sizes given to a graph, must satisfy; "" for nothing."""
+    if not numbers:
+        return ""
+    env = numbers[0].node.shape_env
+    return env.produce_guards_expression(placeholders=numbers, guards=env.get_pruned_guards(numbers)) or ""
+
+
+def conditions_hold(text: str, numbers: Sequence[Any]) -> bool:
+    """Whether what `conditions` wrote holds for other sizes; if so it is from now on assumed of them."""
+    if not text:
+        return True
+    env = numbers[0].node.shape_env
+    values = [n.node.hint for n in numbers]
+    return bool(env.evaluate_guards_expression(text, values)) and bool(env.evaluate_guards_expression(text, numbers))
+
+
+def mark_dynamic(t: Any, dims: set[int]) -> None:
+    """Tell Dynamo which dimensions of a result vary, if the result goes into another compiled graph."""
+    name = "_dynamo_propagated_dynamic_indices" if version() >= (2, 13) else "_dynamo_weak_dynamic_indices"
+    setattr(t, name, getattr(t, name, set()) | dims)

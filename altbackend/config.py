@@ -137,6 +137,12 @@ class Config:
     cache_graphs: bool = _option(
         True, "keep the code of compiled graphs, so that another process binds it without compiling", "runtime"
     )
+    warm_start: bool = _option(
+        True,
+        "keep with it how its parts are called, so that another process binds a graph that Dynamo captured without "
+        "AOTAutograd; needs `cache_graphs`",
+        "runtime",
+    )
     cache_dir: str = _option("", "folder of compiled code; empty means the user's cache folder", "runtime")
     cache_size: int = _option(
         5120,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import linecache
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from . import compat, fx_passes
 from .autotune import products, tiles
+from .binding import Compiled, Job, bind
+from .cache import store
 from .cache.graphs import through_cache
 from .codegen import bundle as print_bundle
 from .codegen import emit, host, host_cuda, replay, split_kernel
-from .compile_pool import cpp
 from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config
@@ -24,43 +23,35 @@ from .errors import Unsupported
 from .fx_passes import devices
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
-from .lowering.graph import device_of, lower_graph
-from .report import stats
-from .runtime import cuda as cuda_runtime
+from .lowering.facts import device_of
+from .lowering.graph import lower_graph
 from .runtime import several
-from .runtime.cuda_graphs import ALL
-from .runtime.hoisted import Hoisted
 from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
 from .schedule import target as targets
 from .schedule.deps import Deps
 
-Compiled = Callable[[list[Any]], Sequence[Any]]
 Constants = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a graph is compiled for. `kind`: "inference", "forward" or "backward".
-
-    `static_inputs`: inputs whose address stays. `user_outputs`: results that a user sees, the first ones; a forward's
-    others are for its backward.
-    """
-
-    kind: str
-    static_inputs: tuple[int, ...] = ()
-    user_outputs: int = ALL
-
-
-def compile_graph(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Compiled:
+def compile_graph(
+    gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job, kept: Callable[[store.Place], None] | None = None
+) -> Compiled:
     """Compile a functional graph. The result takes one list of inputs, which it empties, and returns a tuple.
 
-    Raises Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
+    `kept` is told where the cache holds the code, if it does. Raises Unsupported, CompilerMissing, CompilerFailed; the
+    graph and its parameters are left as they were.
     """
     if len(devices.gpus(gm)) > 1:
         return _over_devices(gm, cfg, trace, job)
     call = through_cache(
-        gm, cfg, trace, asdict(job), lambda: translate(gm, cfg, trace, job), lambda code: bind(code, cfg, trace, job)
+        gm,
+        cfg,
+        trace,
+        asdict(job),
+        lambda: translate(gm, cfg, trace, job),
+        lambda code: bind(code, cfg, trace, job),
+        kept,
     )
     trace.finish()
     return call
@@ -128,22 +119,6 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
     return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
 
 
-def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
-    """Build the kernels, or find them built, and load the host program. Raises CompilerMissing, CompilerFailed."""
-    cuda = code.device.type == "cuda"
-    trace.artifact("kernels.txt" if cuda else "kernels.cpp", code.kernel_text, "kernel_code")
-    trace.artifact("host.py", lambda: code.python, "output_code")
-    call = (_bind_cuda if cuda else _bind_cpu)(code, cfg, trace)
-    stats.record(kernels=code.kernels, library_calls=code.library_calls, compile_seconds=trace.seconds())
-    if code.recording is not None and cfg.cudagraphs:
-        static = [k for k, original in enumerate(code.kept) if original in job.static_inputs]
-        given = replay.Given(tuple(static), len(code.kept), job.user_outputs, job.kind == "backward")
-        call = replay.recorded(call, code.recording, given, cfg, trace)
-    if code.prologue is None:
-        return call
-    return Hoisted(call, code.prologue, code.kept, code.watched, in_place=cuda and cfg.cudagraphs)
-
-
 def _cpu(
     p: Program,
     edges: Deps,
@@ -166,14 +141,6 @@ def _cpu(
         bound=callables(steps, constants),
         names_lines=any(isinstance(s, host.Launch) and s.function.checks for s in steps),
     )
-
-
-def _bind_cpu(code: Code, cfg: Config, trace: Trace) -> Compiled:
-    with trace.stage("build"):
-        library = cpp.load(code.cpp, cfg) if code.cpp else None
-    with trace.stage("load"):
-        threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
-        return load(code.python, library, code.bound, threads)
 
 
 def _cuda(
@@ -233,17 +200,6 @@ def _emitted(
     return zip(kernels, parts, strict=True)
 
 
-def _bind_cuda(code: Code, cfg: Config, trace: Trace) -> Compiled:
-    """Kernels are compiled in worker processes, or found in the cache folder."""
-    with trace.stage("build"):
-        cubins = [j.result() for j in [compile_cuda.submit(job, cfg) for job in code.jobs]]
-    with trace.stage("load"), compat.cuda_device(code.device), compat.real_tensors():
-        loaded: dict[int, Any] = {}
-        for n, c in enumerate(cubins):
-            loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        return load(code.python, [loaded[id(c)] for c in cubins], code.bound)
-
-
 def check(p: Program, cfg: Config) -> Program:
     """`p`, verified when the options ask for it."""
     return verify(p) if cfg.verify_ir else p
@@ -269,20 +225,3 @@ def callables(steps: Sequence[Any], constants: Constants) -> dict[str, Any]:
         if isinstance(s, Extern) and not isinstance(s.target, torch._ops.OpOverload):
             out[f"op_{getattr(s.target, '__name__', type(s.target).__name__)}"] = s.target
     return out
-
-
-_loaded = 0
-
-
-def load(python: str, *bound: Any) -> Compiled:
-    """Execute the printed host program and bind it: to its library or kernels, its constants, on a CPU its threads."""
-    global _loaded
-    _loaded += 1
-    name = f"<altbackend graph {_loaded}>"
-    linecache.cache[name] = (len(python), None, python.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"__name__": name}
-    exec(compile(python, name, "exec"), space)
-    call: Compiled = space["bind"](*bound)
-    call._boxed_call = True  # type: ignore[attr-defined]
-    weakref.finalize(call, linecache.cache.pop, name, None).atexit = False
-    return call

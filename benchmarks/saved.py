@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from altbackend import compat, decomp, fx_passes, partition
+from altbackend import compat_aot, decomp, fx_passes, partition
 from altbackend.config import Config, resolve
 from altbackend.debug import Trace
 from altbackend.fx_passes.graph import duplicate
@@ -71,7 +71,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
 
     def backend(gm: GraphModule, inputs: Any) -> Callable[..., Any]:
         fx_passes.pre_grad(gm, resolve())
-        build = compat.aot_autograd(
+        build = compat_aot.aot_autograd(
             fw_compiler=lambda gm, _: gm,
             bw_compiler=lambda gm, _: gm,
             inference_compiler=lambda gm, _: gm,
@@ -79,7 +79,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
             partition_fn=stop,
             keep_inference_input_mutations=True,
         )
-        with compat.functorch_settings():
+        with compat_aot.functorch_settings():
             return build(gm, inputs)  # type: ignore[no-any-return]
 
     request = Request(case.name, "alt", "training", preset, "cpu", "bfloat16")
@@ -97,7 +97,7 @@ def _compile(module: torch.nn.Module, backend: Any) -> Callable[..., Any]:
 
 
 def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:
-    halves: tuple[GraphModule, GraphModule] = compat.joint_partition()(
+    halves: tuple[GraphModule, GraphModule] = compat_aot.joint_partition()(
         j.graph, [], num_fwd_outputs=j.forward_results, static_lifetime_input_indices=list(j.static)
     )
     return halves

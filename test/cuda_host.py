@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend import compat, pipeline
+from altbackend import binding, compat, pipeline
 from altbackend.codegen import host_cuda
 from altbackend.codegen.triton import TritonKernel
 from altbackend.ir.loops import Extern
@@ -105,7 +105,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
     constants = pipeline.callables(found, s.constants)
     with patch.multiple(runtime, **names), compat.real_tensors():
         kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
-        call = pipeline.load(printed.python, kernels, constants)
+        call = binding.load(printed.python, kernels, constants)
         for c in constants.values():
             if isinstance(c, torch.Tensor):
                 memory.hold(c)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from functorch.compile import make_boxed_func
 
-from altbackend import compat, decomp
+from altbackend import compat_aot, decomp
 from altbackend.backend import split_joint
 from altbackend.config import Config, resolve
 from altbackend.debug import Trace
@@ -33,7 +33,7 @@ def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
         return compile_graph(gm)
 
     def compile_(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        build = compat.aot_autograd(
+        build = compat_aot.aot_autograd(
             fw_compiler=keep,
             bw_compiler=keep,
             inference_compiler=keep,
@@ -41,7 +41,7 @@ def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with compat.functorch_settings():
+        with compat_aot.functorch_settings():
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import altbackend
 from altbackend import backend as backend_module
-from altbackend import compat, decomp, partition
+from altbackend import compat_aot, decomp, partition
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.errors import FallbackWarning
@@ -81,14 +82,14 @@ def compiled(
         return got.forward, got.backward
 
     def compile_(gm: GraphModule, inputs: Any) -> Any:
-        build = compat.aot_autograd(
+        build = compat_aot.aot_autograd(
             fw_compiler=lambda g, _: make_boxed_func(g.forward),
             bw_compiler=lambda g, _: make_boxed_func(g.forward),
             decompositions=decomp.table(),
             partition_fn=split,
             keep_inference_input_mutations=True,
         )
-        with compat.functorch_settings():
+        with compat_aot.functorch_settings():
             return build(gm, inputs)
 
     return torch.compile(fn, backend=compile_, dynamic=dynamic, fullgraph=True), got
@@ -372,7 +373,7 @@ def test_the_whole_backend_agrees_with_eager_under_a_checkpoint() -> None:
         return layers(x, w, lambda f, *a: checkpoint(f, *a, use_reentrant=False))
 
     inputs = torch.randn(16, 16) / 4, torch.randn(16, 16) / 8
-    run = torch.compile(fn, backend=backend_module.alt, options={"strict": True})
+    run = torch.compile(fn, backend=altbackend.alt, options={"strict": True})
     for g, w in zip(gradients(run, *inputs), gradients(fn, *inputs), strict=True):
         torch.testing.assert_close(g, w)
 
@@ -391,11 +392,11 @@ def test_a_failure_hands_the_graph_to_torch_with_one_warning(monkeypatch: pytest
 
     x = torch.randn(8)
     with pytest.warns(FallbackWarning, match="broken partitioner"):
-        got = gradients(torch.compile(fn, backend=backend_module.alt), x)
+        got = gradients(torch.compile(fn, backend=altbackend.alt), x)
     for g, w in zip(got, gradients(fn, x), strict=True):
         torch.testing.assert_close(g, w)
     torch._dynamo.reset()
-    strict = torch.compile(fn, backend=backend_module.alt, options={"strict": True})
+    strict = torch.compile(fn, backend=altbackend.alt, options={"strict": True})
     with pytest.raises(Exception, match="broken partitioner"):
         gradients(strict, x)
 

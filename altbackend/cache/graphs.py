@@ -42,11 +42,14 @@ def through_cache(
     job: Mapping[str, Any],
     make: Callable[[], Code],
     bind: Callable[[Code], Bound],
+    kept: Callable[[store.Place], None] | None = None,
 ) -> Bound:
     """`bind` of the code that is kept for a graph, else of what `make` gives, which is kept then.
 
-    `job`: what the graph is compiled for, by name; part of the key. Raises what `make` and `bind` raise.
+    `job`: what the graph is compiled for, by name; part of the key. `kept` is told the place of the entry, if there is
+    one in the end. Raises what `make` and `bind` raise.
     """
+    tell = kept or (lambda _: None)
     with trace.stage("cache"):
         asked = _ask(gm, cfg, job)
     if isinstance(asked, str):
@@ -54,10 +57,12 @@ def through_cache(
         return bind(make())
     call = _found(asked, trace, bind)
     if call is not None:
+        tell(asked.place)
         return call
     with store.lock(asked.place):
         call = _found(asked, trace, bind)
         if call is not None:  # another process has compiled it meanwhile
+            tell(asked.place)
             return call
         with trace.stage("cache"):
             trace.decision("cache", trace.graph_name, "miss", why_missed(asked.parts, asked.place))
@@ -68,6 +73,8 @@ def through_cache(
             reason = _keep(asked, code, lines)
         if reason:
             trace.decision("cache", trace.graph_name, "not kept", reason)
+        else:
+            tell(asked.place)
         return call
 
 
@@ -78,19 +85,31 @@ def why_missed(parts: key.Parts, place: store.Place, before: float = math.inf) -
     return min(differences, key=len) if differences else NO_RELATIVE
 
 
-def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str:
-    """The question, or why the graph is not looked up."""
+def switched_off(cfg: Config) -> str:
+    """Why no graph is looked up with these options; "" if they are."""
     if not cfg.cache_graphs:
         return "option cache_graphs is off"
     if cfg.verify_ir or cfg.debug_dir or cfg.log >= GRAPHS:
         return "the options ask for what every stage makes"
+    return ""
+
+
+def place_of(cfg: Config, family: str, name: str) -> store.Place:
+    """Where the entry of a family and a key is."""
+    return store.Place(open_store(cfg), family, name)
+
+
+def _ask(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Question | str:
+    """The question, or why the graph is not looked up."""
+    if reason := switched_off(cfg):
+        return reason
     try:
-        parts, kept = key.parts_of(gm, cfg, job), open_store(cfg)
+        parts = key.parts_of(gm, cfg, job)
     except (NotCacheable, AltError) as cause:
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
-    place = store.Place(kept, key.family_of(parts), key.key_of(parts))
+    place = place_of(cfg, key.family_of(parts), key.key_of(parts))
     return Question(gm, cfg, parts, place, entry.attributes(gm), key.conditions_on_sizes(gm))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch.fx import GraphModule, Node
 from .. import compat
 from ..compile_pool import cpp
 from ..config import SPECS, Config, uncacheable
-from ..lowering.context import user_line
-from ..lowering.graph import device_of
+from ..lowering.facts import device_of, user_line
 from .text import NotCacheable, encode
 
 Parts = dict[str, dict[str, str]]  # part of the key -> what it holds, by name
@@ -41,13 +40,13 @@ def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
         "graph": {n.name: _call(n) for n in gm.graph.nodes},
         "inputs": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "placeholder"},
         "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"},
-        "constants": {n.name: _constant(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
-        "sizes": _sizes(gm),
+        "constants": {n.name: content_of(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
+        "sizes": sizes_of(n.meta.get("val") for n in gm.graph.nodes),
         "job": {name: str(value) for name, value in job.items()},
-        "options": _options(cfg),
+        "options": options_of(cfg),
         "versions": versions(),
-        "settings": _settings(),
-        "machine": _gpu(device) if device.type == "cuda" else cpp.identity(cfg),
+        "settings": settings(),
+        "machine": gpu(device) if device.type == "cuda" else cpp.identity(cfg),
     }
 
 
@@ -107,10 +106,10 @@ def _target(target: Any) -> str:
 
 def _meta(n: Node) -> str:
     late = n.meta.get("unbacked_bindings")
-    return _describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
+    return describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
 
 
-def _describe(x: Any) -> str:
+def describe(x: Any) -> str:
     """Geometry of a traced value, or the number that it is."""
     if isinstance(x, torch.Tensor):
         if x.layout != torch.strided:
@@ -118,7 +117,7 @@ def _describe(x: Any) -> str:
         flags = " conjugate" * x.is_conj() + " negative" * x.is_neg()
         return f"{x.dtype} {x.device} {[*x.shape]} strides {[*x.stride()]} offset {x.storage_offset()}{flags}"
     if isinstance(x, (tuple, list)):
-        return f"({', '.join(map(_describe, x))})"
+        return f"({', '.join(map(describe, x))})"
     if x is None or isinstance(x, (bool, int, float, complex, str)):
         return repr(x)
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -126,7 +125,7 @@ def _describe(x: Any) -> str:
     raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
 
 
-def _constant(held: Any) -> str:
+def content_of(held: Any) -> str:
     """A constant by its content."""
     if isinstance(held, GraphModule):
         inner = {n.name: f"{_call(n)} {_inner(held, n)}" for n in held.graph.nodes}
@@ -136,21 +135,21 @@ def _constant(held: Any) -> str:
     with compat.real_tensors(), torch.no_grad():
         flat = held.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
-    return f"{_describe(held)} content {hashlib.sha256(content).hexdigest()}"
+    return f"{describe(held)} content {hashlib.sha256(content).hexdigest()}"
 
 
 def _inner(gm: GraphModule, n: Node) -> str:
-    return _constant(resolve(gm, str(n.target))) if n.op == "get_attr" else _meta(n)
+    return content_of(resolve(gm, str(n.target))) if n.op == "get_attr" else _meta(n)
 
 
 # --- symbolic sizes --------------------------------------------------------------------------------------------------
 
 
-def _sizes(gm: GraphModule) -> dict[str, str]:
-    """Ranges of the graph's symbols, and the conditions on them that tracing has met."""
+def sizes_of(values: Iterable[Any]) -> dict[str, str]:
+    """Ranges of the symbols in traced values, and the conditions on them that tracing has met."""
     found: dict[sympy.Symbol, Any] = {}
-    for n in gm.graph.nodes:
-        for number in _numbers(n.meta.get("val")):
+    for value in values:
+        for number in numbers_of(value):
             found.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))
     out = {str(s): str(compat.size_range(env, s)) for s, env in sorted(found.items(), key=lambda item: str(item[0]))}
     if found:
@@ -160,7 +159,8 @@ def _sizes(gm: GraphModule) -> dict[str, str]:
     return out
 
 
-def _numbers(x: Any) -> Iterator[Any]:
+def numbers_of(x: Any) -> Iterator[Any]:
+    """The symbolic numbers of a traced value."""
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield x
     elif isinstance(x, torch.Tensor) and compat.has_symbolic_geometry(x):
@@ -168,13 +168,13 @@ def _numbers(x: Any) -> Iterator[Any]:
         yield from (s for s in (*x.shape, *strides) if isinstance(s, torch.SymInt))
     elif isinstance(x, (tuple, list)):
         for y in x:
-            yield from _numbers(y)
+            yield from numbers_of(y)
 
 
 def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
     """Everything that tracing and compiling have assumed of symbolic sizes so far."""
     for n in gm.graph.nodes:
-        for number in _numbers(n.meta.get("val")):
+        for number in numbers_of(n.meta.get("val")):
             return compat.size_assumptions(number.node.shape_env)
     return ()
 
@@ -182,7 +182,8 @@ def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
 # --- surroundings ----------------------------------------------------------------------------------------------------
 
 
-def _options(cfg: Config) -> dict[str, str]:
+def options_of(cfg: Config) -> dict[str, str]:
+    """The options that code depends on, as text."""
     names = [name for name, spec in SPECS.items() if spec.affects == "code" or name in _ALSO_CODE]
     return {
         name: repr([p.uuid() for p in getattr(cfg, name)] if SPECS[name].is_pass else getattr(cfg, name))
@@ -193,13 +194,9 @@ def _options(cfg: Config) -> dict[str, str]:
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of all that makes code; the package's own is the digest of its files, read once a process."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "none"
     return {
         "torch": f"{torch.__version__} {torch.version.git_version}",
-        "triton": triton,
+        "triton": compat.triton_version() or "none",
         "python": platform.python_version(),
         "altbackend": _source_digest(Path(__file__).parents[1]),
     }
@@ -207,12 +204,16 @@ def versions() -> dict[str, str]:
 
 def _source_digest(package: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    for folder, inner, files in os.walk(package):
+        inner.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".h")):
+                path = Path(folder, name)
+                digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _settings() -> dict[str, str]:
+def settings() -> dict[str, str]:
     """torch's settings of the process that passes and schedules ask for."""
     return {
         "threads": str(torch.get_num_threads()),
@@ -223,7 +224,8 @@ def _settings() -> dict[str, str]:
     }
 
 
-def _gpu(device: torch.device) -> dict[str, str]:
+def gpu(device: torch.device) -> dict[str, str]:
+    """What of a GPU its code depends on."""
     return {
         "name": compat.cuda_name(device),
         "capability": str(compat.cuda_capability(device)),

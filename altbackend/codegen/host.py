@@ -285,14 +285,12 @@ class _Liveness:
             for b in used:
                 last[b] = k
         kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+        returned = {o for s in steps if isinstance(s, Extern) and s.out_variant is None for o in s.outs}
         self.at: dict[int, list[str]] = {}
         for b, k in last.items():
             if b in kept or b not in p.buffers or p.buffers[b].kind == "const":
                 continue
-            held = p.buffers[b].kind == "input" or any(
-                isinstance(s, Extern) and b in s.outs and s.out_variant is None for s in steps[k::-1]
-            )
-            if held:
+            if p.buffers[b].kind == "input" or b in returned:
                 self.at.setdefault(k, []).append(b)
 
     def drop(self, w: _Python, k: int) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..codegen.triton import TritonKernel
 from ..config import Config
 from ..errors import CompilerFailed, Unsupported
 from ..kept.store import Store, open_store
 from ..runtime.cuda import Cubin
 from . import cores, workers
+
+if TYPE_CHECKING:  # a process that finds its kernels built prints none
+    from ..codegen.triton import TritonKernel
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ..ir.loops import Buffer, Extern, HostNumber, Node, Origin, Pointwise, View
 from ..ir.value import Value
 from ..runtime import ops as runtime_ops
 from . import sizes as sz
+from .facts import user_line
 from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
@@ -192,20 +193,6 @@ def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
 
 def target_name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", None) or str(target)
-
-
-def user_line(n: torch.fx.Node) -> str:
-    """`file:line: code` of the innermost user frame recorded on the node, or ''."""
-    trace = n.meta.get("stack_trace")
-    if not trace:
-        return ""
-    lines = [x.strip() for x in trace.strip().splitlines()]
-    for k in range(len(lines) - 1, -1, -1):
-        if lines[k].startswith('File "'):
-            path, line = lines[k].split('"')[1], lines[k].split("line ")[1].split(",")[0]
-            code = lines[k + 1] if k + 1 < len(lines) else ""
-            return f"{path.rsplit('/', 1)[-1]}:{line}: {code}"
-    return ""
 
 
 __all__ = ["Ctx", "Tensor", "axes", "memory_order", "points", "target_name", "user_line"]

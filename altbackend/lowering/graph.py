@@ -36,6 +36,7 @@ from . import (
 )
 from . import scalar as s
 from .context import Ctx, cpu_beside_gpu, target_name
+from .facts import device_of
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
 from .tensor import Tensor, as_view, axes, expand, of_buffer, points
 
@@ -174,25 +175,6 @@ def lower_graph(
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
     program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs)
     return without_dead(program), ctx.constants
-
-
-def device_of(gm: torch.fx.GraphModule) -> torch.device:
-    """The device of a graph's tensors; CPU tensors may stand beside those of a GPU, and library calls compute them.
-
-    Raises Unsupported for a second GPU and for other kinds of device.
-    """
-    found = torch.device("cpu")
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else (val,):
-            if not isinstance(v, torch.Tensor):
-                continue
-            if v.device.type == "cpu":
-                continue
-            if v.device.type != "cuda" or (found.type == "cuda" and found != v.device):
-                raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU or for one GPU")
-            found = v.device
-    return found
 
 
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import compat
+from .. import compat_aot
 from . import cost
 from .choose import Chooser, tagged
 from .halves import classify, is_tangent
 from .reorder import demand_order
+from .repeats import merge_repeats
 
 Decision = Callable[[str, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
@@ -28,7 +29,8 @@ def split(
     Raises Unbounded where the backward needs what can be neither saved nor computed again.
     """
     joint.graph.eliminate_dead_code()
-    joint.graph = compat.without_repeats(joint.graph)
+    if compat_aot.wants_equal_calls_once():
+        merge_repeats(joint.graph)
     halves = classify(joint, num_fwd_outputs)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     keep = frozenset(inputs[k] for k in static or () if k < len(inputs))
@@ -37,7 +39,7 @@ def split(
         decision("partition", n.name, "saved", f"{size} bytes: {reason}")
     numbers = [n for n in choice.saved if isinstance(n.meta.get("val"), torch.SymInt)]
     tensors = [n for n in choice.saved if not isinstance(n.meta.get("val"), torch.SymInt)]
-    forward, backward = compat.extract_halves(joint, tensors, numbers, num_fwd_outputs)
+    forward, backward = compat_aot.extract_halves(joint, tensors, numbers, num_fwd_outputs)
     demand_order(backward)
     return forward, backward
 
@@ -54,7 +56,7 @@ def left_to_torch(joint: GraphModule) -> str:
             return f"{n.name} is no tensor"
         elif n.op == "call_function" and (reason := _foreign(n)):
             return reason
-    return compat.partition_settings()
+    return compat_aot.partition_settings()
 
 
 def _foreign(n: Node) -> str:

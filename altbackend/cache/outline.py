@@ -1,0 +1,92 @@
+"""What AOTAutograd found out about a graph, as a `Plan`: for graphs that need no more of it than a plan can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..runtime.wrapped import Plan, Tangent
+from .text import NotCacheable
+
+_NONE: tuple[Any, ...] = (0, None, False, (), [], {})
+# Attributes of AOTAutograd's metadata that must be empty, and what a graph has where one is not.
+_REFUSED = {
+    "tokens": "effects that are ordered by tokens",
+    "num_backward_tokens": "effects that are ordered by tokens",
+    "is_rng_op_functionalized": "random states among its inputs",
+    "num_graphsafe_rng_states": "random states among its inputs",
+    "num_mutated_inp_runtime_indices": "an input that is written after the graph",
+    "num_intermediate_bases": "results that share memory",
+    "grad_enabled_mutation": "a call that leaves grad mode changed",
+    "indices_of_inputs_that_requires_grad_with_mutations_in_bw": "an input that its backward writes",
+    "num_opaque_objects_saved_for_bw": "objects that are saved for its backward",
+}
+_PLAIN, _UNVIEWED, _INPUT = "non_alias", "unsafe_view_alias", "is_input"
+
+
+def plan_of(meta: Any, training: bool) -> Plan:
+    """The plan of a graph by AOTAutograd's metadata, before its backward is known. Raises NotCacheable."""
+    for name, what in _REFUSED.items():
+        if getattr(meta, name, None) not in _NONE:
+            raise NotCacheable(f"the graph has {what}")
+    kinds = [info.output_type.name for info in meta.output_info]
+    if strange := set(kinds) - {_PLAIN, _UNVIEWED, _INPUT}:
+        raise NotCacheable(f"the graph has a result that is {' and '.join(sorted(strange))}")
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in meta.input_info):
+        raise NotCacheable("the graph changes the geometry of an input")
+    _refuse_subclasses(meta)
+    plan = Plan(
+        tuple(info.base_idx if kind == _INPUT else -1 for kind, info in zip(kinds, meta.output_info, strict=True)),
+        tuple(tuple(sorted(info.dynamic_dims or ())) for info in meta.output_info),
+        tuple(meta.mutated_graph_handled_indices_seen_by_autograd),
+    )
+    return _with_backward(plan, meta, kinds) if training else plan
+
+
+def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
+    """Inputs that are results of other calls, and that a backward gives no gradient."""
+    (gradients,) = next(n for n in reversed(backward.graph.nodes) if n.op == "output").args
+    given = zip(meta.input_info, gradients, strict=True)
+    return tuple(k for k, (info, g) in enumerate(given) if g is None and info.requires_grad and not info.is_leaf)
+
+
+def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
+    with_gradient = [
+        k
+        for k, info in enumerate(meta.output_info)
+        if kinds[k] != _INPUT
+        and getattr(info, "requires_grad_for_backward", info.requires_grad)
+        and issubclass(info.raw_type, torch.Tensor)
+    ]
+    formats = meta.subclass_tangent_meta
+    if len(with_gradient) != len(formats):
+        raise NotCacheable("the graph's backward takes more than the gradients of its results")
+    return Plan(
+        plan.same,
+        plan.dynamic,
+        plan.written,
+        tuple(k for k, info in enumerate(meta.output_info) if not info.requires_grad and kinds[k] != _INPUT),
+        tuple(k for k, kind in enumerate(kinds) if kind == _UNVIEWED),
+        (),
+        int(meta.num_tensors_saved_with_no_vc_check or 0),
+        int(meta.num_symints_saved_for_bw or 0),
+        tuple(_tangent(k, f.memory_format) for k, f in zip(with_gradient, formats, strict=True)),
+    )
+
+
+def _tangent(result: int, wanted: Any) -> Tangent:
+    if wanted is None:
+        raise NotCacheable("a gradient of which no layout is known")
+    if wanted.memory_format is not None:
+        return Tangent(result, str(wanted.memory_format).removeprefix("torch."))
+    if any(type(n) is not int for n in (*wanted.size, *wanted.stride)):
+        raise NotCacheable("a gradient whose strides vary")
+    return Tangent(result, "", tuple(wanted.size), tuple(wanted.stride))
+
+
+def _refuse_subclasses(meta: Any) -> None:
+    held = [*meta.subclass_inp_meta, *meta.subclass_fw_graph_out_meta, *(meta.subclass_tangent_meta or ())]
+    if any(type(x).__name__ not in ("int", "PlainTensorMeta") for x in held):
+        raise NotCacheable("the graph has a tensor subclass among its inputs or results")

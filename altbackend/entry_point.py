@@ -1,0 +1,59 @@
+"""What torch.compile calls: options, then a captured graph from the cache, or by way of AOTAutograd."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import altbackend
+
+from . import compat
+from .binding import Job, bind
+from .cache import traced
+from .compile_pool.code import Code
+from .config import Config, notes, resolve
+from .debug import Trace
+
+_graphs = itertools.count()
+
+
+def alt(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
+    cfg = resolve(mode, options)
+    for name, reason in notes(options):
+        logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
+    number = next(_graphs)
+    trace = Trace(f"graph{number}", cfg)
+    with trace.stage("cache"):
+        asked = traced.ask(gm, example_inputs, cfg)
+    if isinstance(asked, str):
+        trace.decision("warm start", trace.graph_name, "not looked up", asked)
+    else:
+        with compat.no_collection(), trace.stage("bind"):
+            call = traced.find(asked, gm, cfg, trace, _binder(cfg, number))
+        if call is not None:
+            trace.finish()
+            return call
+    # The compiler is imported only by those who compile.
+    return altbackend.trace_and_compile(gm, example_inputs, cfg, number, traced.Recording(asked, trace))
+
+
+def _binder(cfg: Config, number: int) -> traced.Bind:
+    def bind_(code: Code, held: Mapping[str, Any]) -> traced.Call:
+        job = Job(held["kind"], tuple(held["static_inputs"]), held["user_outputs"])
+        trace = Trace(f"graph{number}_{job.kind}", cfg)
+        call = bind(code, cfg, trace, job)
+        trace.finish()
+        return call
+
+    return bind_

@@ -1,0 +1,60 @@
+"""What is imported when: the package at once and little, the compiler by who compiles, nothing that is not used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOREIGN = ("torch._inductor", "triton", "networkx", "jinja2")  # what a compiler for the CPU has no use for
+PROGRAM = """
+import json, sys
+import torch, torch._dynamo.utils
+from torch import nn
+backend, training = sys.argv[1], sys.argv[2] == "training"
+if backend == "alt":
+    import altbackend
+    backend = altbackend.alt
+net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1))
+with torch.set_grad_enabled(training):
+    y = torch.compile(net, backend=backend)(torch.randn(4, 8))
+    if training:
+        y.sum().backward()
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def modules(folder: Path, *args: str) -> set[str]:
+    env = {**os.environ, "ALTBACKEND_CACHE_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *args], env=env, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_compiling_imports_nothing_foreign_that_aotautograd_does_not(tmp_path: Path, mode: str) -> None:
+    ours, base = (modules(tmp_path, backend, mode) for backend in ("alt", "aot_eager"))
+    more = {m for m in ours - base if m.split(".")[0] != "altbackend"}
+    assert "altbackend.pipeline" in ours
+    assert sorted(m for m in more if m.startswith(FOREIGN)) == []
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    """The backend's name is looked up by torch.compile; until then the package costs one file."""
+    program = "import sys, torch; old = set(sys.modules); import altbackend; print(sorted(set(sys.modules) - old))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['altbackend']"
+
+
+def test_a_kept_graph_is_bound_without_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALTBACKEND_CACHE_GRAPHS", "1")
+    modules(tmp_path, "alt", "training")
+    again = modules(tmp_path, "alt", "training")
+    compiler = ("altbackend.lowering.graph", "altbackend.schedule", "altbackend.codegen.emit", "altbackend.fx_passes")
+    assert sorted(m for m in again if m.startswith(compiler)) == []
+    assert "torch._functorch.aot_autograd" not in again - modules(tmp_path, "eager", "training")
