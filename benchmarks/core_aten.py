@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from altbackend import compat, decomp, fx_passes
+from altbackend import compat_aot, decomp, fx_passes
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.ir.loops import Extern
@@ -50,8 +50,10 @@ class Made:
 def core() -> list[Operator]:
     """Operators with the tag `core`, without those on sizes, which never reach a graph as calls on tensors."""
     found = []
-    for name in dir(aten):
-        packet = getattr(aten, name)
+    # `dir(aten)` knows only what somebody has asked for
+    registered = torch._C._dispatch_get_all_op_names()
+    for name in sorted({n.removeprefix("aten::").split(".")[0] for n in registered if n.startswith("aten::")}):
+        packet = getattr(aten, name, None)
         for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             op = getattr(packet, overload)
             if torch.Tag.core in op.tags and not name.startswith("sym_"):
@@ -229,10 +231,10 @@ def look(op: Operator, arguments: Arguments) -> tuple[Made, Made]:
         return gm
 
     try:
-        with FakeTensorMode(shape_env=ShapeEnv()), compat.functorch_settings():
+        with FakeTensorMode(shape_env=ShapeEnv()), compat_aot.functorch_settings():
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in tensors]
-            compat.aot_autograd(
+            compat_aot.aot_autograd(
                 fw_compiler=keep,
                 inference_compiler=keep,
                 decompositions=decomp.table(),

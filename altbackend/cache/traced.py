@@ -19,7 +19,7 @@ from .. import compat
 from ..config import Config
 from ..debug import Trace
 from ..runtime.wrapped import Plan, Tangent, inference, training
-from . import entry, graphs, outline, store
+from . import artifacts, entry, graphs, outline, store
 from .key import Parts, key_of
 from .text import NotCacheable
 from .traced_key import family_of, lines_of, parts_of
@@ -83,6 +83,7 @@ def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind
     except Exception as cause:  # whatever is wrong with an entry, compiling anew is right
         trace.decision("warm start", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
+    artifacts.record(asked.place)
     trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs bound")
     if len(calls) == 1:
         return inference(calls[0], plan, compat.mark_dynamic)
@@ -90,9 +91,11 @@ def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind
 
 
 def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:
-    held = store.read(graphs.place_of(cfg, half["family"], half["key"]))
+    place = graphs.place_of(cfg, half["family"], half["key"])
+    held = store.read(place)
     if held is None:
         raise LookupError(f"the entry of its {half['job']['kind']} graph is gone")
+    artifacts.record(place)
     return bind(entry.read(held["code"], gm), half["job"])
 
 
@@ -168,6 +171,8 @@ class Recording:
             "binaries": [],  # the compiled graphs name those
         }
         reason = store.write(asked.place, entry_, asked.parts)
+        if not reason:
+            artifacts.record(asked.place)
         self.trace.decision("warm start", self.trace.graph_name, "not kept" if reason else "kept", reason)
         return None
 

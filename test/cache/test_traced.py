@@ -18,7 +18,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 import altbackend
 from altbackend import backend
 from altbackend.cache import store, traced
+from altbackend.config import resolve
 from altbackend.debug import Trace
+from altbackend.kept.store import open_store
 from altbackend.runtime.wrapped import Plan
 
 T = torch.Tensor
@@ -377,7 +379,8 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
     run().backward()
     watch.seen()
     if damage == "plan":
-        (place,) = (p for p in store.places(watch.folder / "graphs") if p.family.startswith("traced-"))
+        kept = open_store(resolve(None, {"cache_dir": str(watch.folder)}))
+        (place,) = (p for p in store.places(kept) if p.family.startswith("traced-"))
         held = store.read(place)
         assert held is not None
         held["plan"]["same"] = ["x"]

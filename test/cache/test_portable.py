@@ -63,7 +63,7 @@ def compute(folder: Path, **options: Any) -> list[T]:
     out = []
     for fn in (softmax_of, normed, trained):
         torch._dynamo.reset()
-        given = {"strict": True, "cache_graphs": True, "cache_dir": str(folder), **options}
+        given = {"strict": True, "cache_graphs": True, "warm_start": False, "cache_dir": str(folder), **options}
         x = torch.randn(8, 16, requires_grad=fn is trained)
         out.append(torch.compile(fn, backend="alt", options=given)(x))
         if fn is trained:
