@@ -253,10 +253,11 @@ def f(x):
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.linspace(0, 1, 128).reshape(8, 16)
-    call = torch.compile(f, backend="alt", options={{"cache_graphs": True, "warm_start": False}})
+    options = {{"cache_graphs": True, "warm_start": False}}
+    call = torch.compile(f, backend="alt", options=options)
     torch.testing.assert_close(call(x), f(x))
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(f, backend="alt", options={{"cache_graphs": True, "warm_start": False}})(x), f(x))
+    torch.testing.assert_close(torch.compile(f, backend="alt", options=options)(x), f(x))
 print(*seen)
 print(*(getattr(w.message, "args", [""])[0].split(": ")[1].split("\\n")[0] for w in caught
         if "altbackend" in type(w.message).__module__))
