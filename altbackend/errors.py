@@ -173,8 +173,10 @@ class CompilerFailed(AltError):
     def excerpt(self) -> str:
         lines = self.output.strip().splitlines()
         left_out = len(lines) - MAX_COMPILER_LINES
-        shown = [f"    {line}" for line in lines[:MAX_COMPILER_LINES]]
-        return "\n".join([*shown, f"    ... {left_out} more lines"] if left_out > 0 else shown)
+        more = [f"    ... {left_out} more lines"] if left_out > 0 else []
+        if lines and lines[0].startswith("Traceback"):  # what went wrong stands at the end
+            return "\n".join([*more, *(f"    {line}" for line in lines[-MAX_COMPILER_LINES:])])
+        return "\n".join([*(f"    {line}" for line in lines[:MAX_COMPILER_LINES]), *more])
 
 
 # --- graphs ----------------------------------------------------------------------------------------------------

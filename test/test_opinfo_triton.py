@@ -16,7 +16,7 @@ from benchmarks.opinfo import BROKEN, Case, Settings, cases_of, check, database
 OPERATORS = """
 add as_strided_scatter cat clamp_max cumulative_trapezoid digamma fft.rfft fliplr gcd __getitem__
 grid_sampler_2d index_fill index_put index_reduce.prod item lerp logcumsumexp masked.cumsum masked.prod
-masked_select mm narrow nn.functional.avg_pool2d nn.functional.cross_entropy nn.functional.gelu
+masked_select mm narrow nn.functional.avg_pool2d nn.functional.cross_entropy nn.functional.gelu nn.functional.glu
 nn.functional.interpolate.bilinear nn.functional.layer_norm nn.functional.max_pool2d nn.functional.pad.reflect
 nonzero pow remainder repeat_interleave scatter_add scatter_reduce.amax softmax sort special.i0e stft sum
 tensor_split unique var where

@@ -12,7 +12,7 @@ from collections import defaultdict
 import torch
 
 from ..ir import value as va
-from ..ir.loops import Program, Reduction, reads, writes
+from ..ir.loops import Loop, Program, Reduction, reads, writes
 from ..ir.ops import LOW_PRECISION, OPS
 from ..ir.value import Value
 from ..schedule.kernel import Kernel
@@ -34,8 +34,11 @@ def only_low_precision(p: Program, k: Kernel) -> bool:
     return bool(floats) and floats <= LOW_PRECISION
 
 
-def cheapened(p: Program, k: Kernel) -> dict[str, Value]:
-    """By buffer, the values of members in which rounding hides functions, with these in their cheap form."""
+def cheapened(p: Program, k: Kernel) -> dict[Loop, Value]:
+    """The values of members in which rounding hides functions, with these in their cheap form.
+
+    By node: several may write parts of one buffer.
+    """
     members = [q for s in k.stages for q in s.members]
     seen: dict[str, bool] = defaultdict(bool)  # whether an error in a buffer's values reaches anything unrounded
     shown: set[Value] = set()  # of all members: what one of them needs exactly is not computed twice
@@ -48,8 +51,8 @@ def cheapened(p: Program, k: Kernel) -> dict[str, Value]:
             if v.op == "load":
                 seen[v.attr[0]] = True
         shown |= parts
-    found = {q.node.out: _with_cheap(q.value, shown) for q in members}
-    return {q.node.out: found[q.node.out] for q in members if found[q.node.out] is not q.value}
+    found = [(q, _with_cheap(q.value, shown)) for q in members]
+    return {q.node: value for q, value in found if value is not q.value}
 
 
 def _keeps_size(q: Placed) -> bool:

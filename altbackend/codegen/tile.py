@@ -28,7 +28,7 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Program, Reduction, Scan, Scatter
+from ..ir.loops import Loop, Program, Reduction, Scan, Scatter
 from ..ir.ops import ATOMIC, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import Kernel, Stage
@@ -186,7 +186,7 @@ class Emitter:
     counter: dict[str, int] = field(default_factory=dict)
     checks: bool = False
     fast: bool = False
-    cheap: dict[str, Value] = field(default_factory=dict)
+    cheap: dict[Loop, Value] = field(default_factory=dict)
     unrounded: bool = False
 
     def fresh(self, prefix: str) -> str:
@@ -584,7 +584,7 @@ def _on_tile(e: Emitter, scope: Scope, q: Placed) -> Placed:
     else:
         at = x if b.flat else ex.ix(_row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
-    value = e.cheap.get(q.node.out, q.value).substitute(env)
+    value = e.cheap.get(q.node, q.value).substitute(env)
     index = ex.substitute(q.index, env, lambda x: x.substitute(env))
     return Placed(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 

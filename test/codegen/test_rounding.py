@@ -98,3 +98,14 @@ def test_eager_numerics_have_no_cheap_functions() -> None:
     triton_run.compiled(norm_and_statistics, chosen=target.cuda(fast=False), seen=seen)(r(8, 64).half())
     assert seen
     assert not any("_fast" in step[0].source for step in seen)
+
+
+def test_parts_of_one_buffer_keep_their_own_values() -> None:
+    def fn(x: T) -> tuple[T, T]:
+        y = torch.cat([x.sigmoid(), x.exp() * 2, F.gelu(x)], 1)
+        return y, y.half()
+
+    torch.manual_seed(0)
+    x = r(6, 10)
+    for got, want in zip(triton_run.compiled(fn)(x), fn(x), strict=True):
+        torch.testing.assert_close(got, want)
