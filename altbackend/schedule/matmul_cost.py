@@ -26,6 +26,7 @@ BYTES_PER_US = 4.2e6
 LAUNCH_US = 2.0
 FLOPS_PER_US = 760e6  # sustained, 16-bit operands
 GAIN = 0.9  # of the separate kernels' time, below which a template is taken
+SAVED_US = 20.0  # what a template must save a call: it takes the compiler seconds, where another kernel takes tenths
 EPILOGUE_US = 0.1  # a wave of 128x128 tiles, per float addition of the epilogue
 
 
@@ -113,7 +114,7 @@ class Model:
         found = self.predict(p, deps, c)
         if isinstance(found, No) or self.always:
             return found if isinstance(found, No) else (found.tiles, f"matmul_templates='on': {found}")
-        if found.fused > GAIN * found.separate:
+        if found.fused > min(GAIN * found.separate, found.separate - SAVED_US):
             return No(f"no clear gain: {found}")
         return found.tiles, str(found)
 
