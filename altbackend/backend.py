@@ -85,7 +85,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
     traced = duplicate(joint.graph)
     try:
-        with trace.stage("joint"):
+        with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
             fx_passes.joint_statistics(joint, trace)
             fx_passes.joint_random(joint, cfg)
             if fx_passes.on_gpu(joint):

@@ -93,7 +93,8 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
             passes = fx_passes.cuda_inference if cuda else fx_passes.cpu_inference
-            hoisted = passes(gm, job.static_inputs, cfg, trace)
+            with fx_passes.verified(gm, cfg, "the passes of inference"):
+                hoisted = passes(gm, job.static_inputs, cfg, trace)
         gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):

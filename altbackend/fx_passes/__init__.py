@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -23,6 +24,7 @@ from . import (
     shared_input,
     simplify,
     statistics,
+    verify,
 )
 
 
@@ -70,9 +72,11 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     gm.graph.eliminate_dead_code()
     remember_output_strides(gm)
     if not cfg.fallback_random:
-        random.run(gm, trace)
-    for rule, count in simplify.run(gm).items():
-        trace.decision("simplify", rule, "applied", f"{count} times")
+        with verified(gm, cfg, "random"):
+            random.run(gm, trace)
+    with verified(gm, cfg, "simplify"):
+        for rule, count in simplify.run(gm).items():
+            trace.decision("simplify", rule, "applied", f"{count} times")
     return gm
 
 
@@ -82,6 +86,15 @@ def finish(gm: GraphModule, cfg: Config) -> GraphModule:
     if cfg.verify_ir:
         gm.graph.lint()
     return gm
+
+
+@contextlib.contextmanager
+def verified(gm: GraphModule, cfg: Config, what: str) -> Iterator[None]:
+    """With `verify_ir`, passes inside must leave results, their storage and written inputs as they are."""
+    before = verify.facts(gm) if cfg.verify_ir else None
+    yield
+    if before is not None:
+        verify.check(before, gm, what)
 
 
 def remember_output_strides(gm: GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,8 @@ def worth(n: Node) -> bool:
 
 def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
     """Move constant work into a prologue; None when there is none worth moving."""
-    constant = constant_nodes(gm, static)
+    # a result is the user's: kept for later calls it would hold what the user wrote into it
+    constant = constant_nodes(gm, static) - _returned(gm)
     border = [
         n
         for n in gm.graph.nodes
@@ -99,6 +101,17 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
             kept.append(k)
     assert [n for n in gm.graph.nodes if n.op == "placeholder"][-len(folded) :] == folded
     return Split(gm, GraphModule(gm, prologue), tuple(kept), watched)
+
+
+def _returned(gm: GraphModule) -> set[Node]:
+    """Calls whose storage the graph returns: its results, and what these are views of."""
+    stack, found = list(gm.graph.output_node().all_input_nodes), set[Node]()
+    while stack:
+        n = stack.pop()
+        if n.op == "call_function" and n not in found:
+            found.add(n)
+            stack.extend(n.all_input_nodes if not worth(n) or n.target is operator.getitem else [])
+    return found
 
 
 def _heavy(n: Node, constant: set[Node]) -> bool:

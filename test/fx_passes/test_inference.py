@@ -129,3 +129,27 @@ def test_hoisting_can_be_switched_off() -> None:
     model = Attention().eval()
     compiled = torch.compile(model, backend="alt", options={**STRICT, "hoist_constants": False})
     close(model, compiled, torch.randn(2, 5, 32))  # type: ignore[arg-type]
+
+
+class Returned(nn.Module):
+    """Results that depend on nothing but a parameter, and a view of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v = self.w * 2
+        return x @ v, v, v.t(), (self.w + 1).split(3, 1)[1], self.w.exp().sum()
+
+
+def test_results_made_of_parameters_are_the_users() -> None:
+    """What the user writes into one is not in the next call's."""
+    model = Returned().eval()
+    compiled, x = compile_(model), torch.eye(4)
+    with torch.no_grad():
+        for _ in range(3):
+            results = compiled(x)
+            torch.testing.assert_close(results, model(x))
+            for r in results:
+                r.fill_(100.0)
