@@ -164,6 +164,13 @@ class Config:
         high=5,
     )
     debug_dir: str = _option("", "folder that gets every stage's text form; short name ALTBACKEND_DEBUG", "debug")
+    repro: str = _option(
+        "failures",
+        "which graphs get a Python file that compiles them again, in `debug_dir` or a bounded temporary folder; "
+        "`always` helps with wrong results and crashes, which `python -m altbackend minify FILE` then shrinks",
+        "debug",
+        choices=("never", "failures", "always"),
+    )
     verify_ir: bool = _option(False, "check the loop IR after every step", "debug")
     # the user's graph passes
     pre_grad_custom_pass: Passes = _pass("pass or passes over the graph as Dynamo traced it")

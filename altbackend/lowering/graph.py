@@ -11,7 +11,7 @@ import torch
 
 from .. import compat
 from ..config import Config
-from ..errors import Unsupported
+from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -168,7 +168,7 @@ def lower_graph(
             case "get_attr":
                 ctx.env[node] = _constant(ctx, gm, node)
             case "call_function":
-                ctx.env[node] = _settle(ctx, node, _call(ctx, node))
+                ctx.env[node] = _lowered(ctx, node)
             case "output":
                 outputs = _outputs(ctx, node)
             case _:
@@ -223,6 +223,15 @@ class Opaque(str):
 
 class Constant(str):
     """The name of a non-tensor constant (a submodule), printed bare in the wrapper."""
+
+
+def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
+    try:
+        return _settle(ctx, node, _call(ctx, node))
+    except AltError:
+        raise
+    except Exception as cause:
+        raise internal_error("lowering", node, cause) from cause
 
 
 def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
