@@ -74,7 +74,8 @@ class Config:
     numerics: str = _option(
         "fast",
         "`fast` keeps low-precision pointwise chains in float32 inside a kernel; `eager` rounds after every "
-        "operation, so that pointwise results equal eager's bit for bit",
+        "operation as eager does, so that what IEEE arithmetic decides is equal bit for bit; transcendental functions "
+        "may differ in their last bit",
         "code",
         choices=("fast", "eager"),
     )
