@@ -15,9 +15,10 @@ from .cache.traced import Recording
 from .compile_pool import cuda as compile_cuda
 from .config import Config
 from .debug import Trace
-from .errors import AltError, FallbackWarning, internal_error
+from .errors import AltError, FallbackWarning, InternalError, internal_error
 from .fx_passes.graph import duplicate
 from .pipeline import compile_graph
+from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
 
 
@@ -104,27 +105,37 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         trace = Trace(f"graph{number}_{kind}", cfg)
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = duplicate(gm.graph)
+        job = Job(kind, *_inputs_and_outputs(kind))
+        if cfg.repro == "always":
+            repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
         try:
             with compat.no_collection():
-                job = Job(kind, *_inputs_and_outputs(kind))
                 return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)))
         except Exception as cause:
+            held = torch.fx.GraphModule(gm, traced)
+            error = failure(held, trace, job, cause)
             if cfg.strict:
-                raise
-            return library_calls_only(torch.fx.GraphModule(gm, traced), trace, cause)
+                raise error from cause
+            return library_calls_only(held, trace, error)
 
     return compile_
 
 
-def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, cause: Exception) -> Callable[[list[Any]], Any]:
+def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) -> AltError:
+    """`cause` as an error that names the user's line, the operator, the folder and a command that meets it again."""
+    error = cause if isinstance(cause, AltError) else internal_error("compiling", trace.graph_name, cause)
+    saved = repro_file.save(gm, trace, asdict(job), f"{trace.graph_name} failed to compile. {error.headline}")
+    if isinstance(error, InternalError):
+        error.folder = str(trace.folder or (saved.parent if saved else ""))
+    if saved is not None:
+        error.reproduce = f"python {saved}"
+    return error
+
+
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[Any]], Any]:
     """The traced graph run operator by operator, with one warning that says why."""
-    error = (
-        cause
-        if isinstance(cause, AltError)
-        else internal_error("compiling", trace.graph_name, cause, str(trace.folder or ""))
-    )
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
-    trace.decision("graph", trace.graph_name, "library calls only", f"{type(cause).__name__}: {cause}")
+    trace.decision("graph", trace.graph_name, "library calls only", error.headline)
 
     def call(args: list[Any]) -> Any:
         held = list(args)

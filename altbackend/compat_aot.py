@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sympy
 import torch
 import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
+from torch._dynamo.source import ConstantSource
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 
 def joint_partition() -> Callable[..., Any]:
@@ -52,3 +56,22 @@ def functorch_settings() -> Iterator[None]:
     """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
     with functorch.patch(unlift_effect_tokens=True):
         yield
+
+
+def size_seen(shape_env: Any, symbol: sympy.Symbol) -> int:
+    """The value of a size that tracing saw; for one that only data decides, one that its range allows."""
+    seen = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
+    if symbol in seen:
+        return int(seen[symbol])
+    least = shape_env.bound_sympy(symbol).lower
+    return max(2, int(least)) if least.is_Integer else 2
+
+
+def new_size(shape_env: Any, seen: int) -> Any:
+    """A symbolic size of its own that has the value `seen`."""
+    source = ConstantSource(f"size{next(_sizes)}")
+    symbol = shape_env.create_symbol(seen, source, DimDynamic.DYNAMIC)
+    return shape_env.create_symintnode(symbol, hint=seen, source=source)
+
+
+_sizes = itertools.count()

@@ -74,7 +74,8 @@ class Config:
     numerics: str = _option(
         "fast",
         "`fast` keeps low-precision pointwise chains in float32 inside a kernel; `eager` rounds after every "
-        "operation, so that pointwise results equal eager's bit for bit",
+        "operation as eager does, so that what IEEE arithmetic decides is equal bit for bit; transcendental functions "
+        "may differ in their last bit",
         "code",
         choices=("fast", "eager"),
     )
@@ -164,6 +165,13 @@ class Config:
         high=5,
     )
     debug_dir: str = _option("", "folder that gets every stage's text form; short name ALTBACKEND_DEBUG", "debug")
+    repro: str = _option(
+        "failures",
+        "which graphs get a Python file that compiles them again, in `debug_dir` or a bounded temporary folder; "
+        "`always` helps with wrong results and crashes, which `python -m altbackend minify FILE` then shrinks",
+        "debug",
+        choices=("never", "failures", "always"),
+    )
     verify_ir: bool = _option(False, "check the loop IR after every step", "debug")
     # the user's graph passes
     pre_grad_custom_pass: Passes = _pass("pass or passes over the graph as Dynamo traced it")

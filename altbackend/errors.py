@@ -26,6 +26,7 @@ class AltError(RuntimeError):
 
     message: ClassVar[str] = "altbackend failed"
     action: ClassVar[str] = ""
+    reproduce = ""  # the command that meets the error again
 
     def __post_init__(self) -> None:
         super().__init__(self.text())
@@ -35,7 +36,13 @@ class AltError(RuntimeError):
         facts = _Facts(self)
         stated = self.message.format_map(facts)
         todo = self.action.format_map(facts)
-        return f"{stated}\n  What to do: {todo}" if todo else stated
+        text = f"{stated}\n  What to do: {todo}" if todo else stated
+        return f"{text}\n  Reproduce: {self.reproduce}" if self.reproduce else text
+
+    @property
+    def headline(self) -> str:
+        """What happened, on one line."""
+        return self.message.format_map(_Facts(self)).partition("\n")[0]
 
     def __str__(self) -> str:
         return self.text()

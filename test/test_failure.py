@@ -68,6 +68,16 @@ def test_compiler_that_fails(tmp_path: Path) -> None:
             assert part in text
 
 
+def test_compiler_that_is_killed(tmp_path: Path) -> None:
+    compiler = tmp_path / "killed-g++"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *.cpp*) kill -9 $$;; esac\necho 13.0\n')
+    compiler.chmod(0o755)
+    options = {"cxx": str(compiler), "cache_dir": str(tmp_path / "cache")}
+    for text in (run_with_one_warning(FallbackWarning, **options), error_of(**options)):
+        assert str(compiler) in text
+        assert "Reproduce: python" in text
+
+
 def test_lowering_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected")

@@ -89,7 +89,7 @@ def switched_off(cfg: Config) -> str:
     """Why no graph is looked up with these options; "" if they are."""
     if not cfg.cache_graphs:
         return "option cache_graphs is off"
-    if cfg.verify_ir or cfg.debug_dir or cfg.log >= GRAPHS:
+    if cfg.verify_ir or cfg.debug_dir or cfg.log >= GRAPHS or cfg.repro == "always":
         return "the options ask for what every stage makes"
     return ""
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import demo, doctor, kept, options_table
+from altbackend.cli import demo, doctor, kept, minify, options_table
 
 CACHE_ACTIONS = {
     "stats": "count what is kept",
@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
             return doctor.run()
         case "cache":
             return kept.run(args.action, getattr(args, "file", ""))
+        case "minify":
+            return minify.run(args.file, args.modules, args.seconds, args.trials)
         case _:
             return options_table.run(args.markdown)
 
@@ -52,6 +54,19 @@ def parser() -> argparse.ArgumentParser:
         added = actions.add_parser(action, help=says)
         if action in ("export", "import"):
             added.add_argument("file", metavar="FILE")
+
+    shrunk = commands.add_parser("minify", help="shrink a file that compiles a graph and fails")
+    shrunk.add_argument("file", metavar="FILE", help="a file that option `repro` had written")
+    shrunk.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first, for operators of your own; may be repeated",
+    )
+    shrunk.add_argument("--seconds", type=float, default=120.0, help="time of one trial (default: 120)")
+    shrunk.add_argument("--trials", type=int, default=500, help="most trials (default: 500)")
 
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")

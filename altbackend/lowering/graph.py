@@ -11,11 +11,12 @@ import torch
 
 from .. import compat
 from ..config import Config
-from ..errors import Unsupported
+from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, HostNumber, Program, View, without_dead
+from ..ir.ops import LOW_PRECISION
 from ..ir.value import Value
 from . import (
     batch_norm,
@@ -168,7 +169,7 @@ def lower_graph(
             case "get_attr":
                 ctx.env[node] = _constant(ctx, gm, node)
             case "call_function":
-                ctx.env[node] = _settle(ctx, node, _call(ctx, node))
+                ctx.env[node] = _lowered(ctx, node)
             case "output":
                 outputs = _outputs(ctx, node)
             case _:
@@ -225,6 +226,15 @@ class Constant(str):
     """The name of a non-tensor constant (a submodule), printed bare in the wrapper."""
 
 
+def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
+    try:
+        return _settle(ctx, node, _call(ctx, node))
+    except AltError:
+        raise
+    except Exception as cause:
+        raise internal_error("lowering", node, cause) from cause
+
+
 def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     args: Any = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
     kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
@@ -245,6 +255,8 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             fake.dtype,
             va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
         )
+    if ctx.cfg.numerics == "eager" and _rounds_numbers(ctx, node):
+        args = (args[0], *(_rounded(a, node.meta["val"].dtype) if isinstance(a, float) else a for a in args[1:]))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty(ctx, node)) is not None:
@@ -256,6 +268,21 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
+
+
+def _rounds_numbers(ctx: Ctx, node: torch.fx.Node) -> bool:
+    """Whether eager gives a Python number on the right the tensor's 16-bit type; on a CPU not in sums and products."""
+    value = node.meta["val"]
+    known = getattr(node.target, "overloadpacket", None) in _NUMBERS_ARE_ROUNDED
+    return known and not ctx.gpu and isinstance(value, torch.Tensor) and value.dtype in LOW_PRECISION
+
+
+_NUMBERS_ARE_ROUNDED = (torch.ops.aten.sub, torch.ops.aten.remainder, torch.ops.aten.fmod)
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    with compat.real_tensors():
+        return float(torch.tensor(number, dtype=dtype).item())
 
 
 def _is_number(result: Any) -> bool:

@@ -15,7 +15,7 @@ from ..ir.ops import BOOL, LOW_PRECISION, OPS, compute_dtype
 from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
-from .registry import LOWERINGS, lowers, overload
+from .registry import LOWERINGS, NotHere, lowers, overload
 from .tensor import Tensor, expand
 
 # aten name -> row of the scalar table; overloads are tried by signature.
@@ -143,6 +143,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         node = ctx.graph_node
         assert node is not None
         compute = compute_dtype(promoted(args, node)) if result == BOOL else None
+        if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
+            raise NotHere("the next number of a 16-bit type is not that of float32, in which kernels compute")
         if op in ("logical_and", "logical_or", "logical_not"):
             return elementwise(
                 ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], compute=None or compute

@@ -1,0 +1,1 @@
+"""Functional graphs as Python files that rebuild them: `text` writes, `file` decides where, `rebuild` reads."""

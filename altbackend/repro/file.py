@@ -1,0 +1,64 @@
+"""Where the file that rebuilds a graph is written: the debug folder, else one of a few in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..debug import Trace
+from ..folders import make_folder, temporary_folder, why_unusable, write_whole
+from .text import NotWritable, text_of
+
+MOST_FILES = 32  # in the temporary folder; the oldest leave it
+
+
+def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path | None:
+    """Write the program that compiles `gm` again; None, with the reason among the decisions, where it cannot be.
+
+    Nothing is written under `repro="never"`. Never raises: whoever calls this has a failure to report already.
+    """
+    if trace.cfg.repro == "never":
+        return None
+    try:
+        return _save(gm, trace, job, title)
+    except (NotWritable, OSError) as cause:
+        reason = str(cause)
+    except Exception as cause:
+        reason = f"{type(cause).__name__}: {cause}"
+    trace.decision("repro", trace.graph_name, "not written", reason)
+    return None
+
+
+def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path:
+    if trace.folder:
+        path = trace.folder.absolute() / "repro.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text_of(gm, trace.cfg, job, title, str(path)), encoding="utf-8")
+        return path
+    text = text_of(gm, trace.cfg, job, title, "FILE")
+    folder = _temporary() / "repro"
+    path = folder / f"{trace.graph_name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
+    write_whole(path, text_of(gm, trace.cfg, job, title, str(path)).encode())
+    _bound(folder)
+    return path
+
+
+def _temporary() -> Path:
+    """This user's folder among the temporary ones; a new one where another user could have put something there."""
+    folder = temporary_folder()
+    return Path(tempfile.mkdtemp(prefix="altbackend-")) if folder.is_symlink() or why_unusable(folder) else folder
+
+
+def _bound(folder: Path) -> None:
+    make_folder(folder)
+    files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder) if entry.name.endswith(".py")]
+    for _, path in sorted(files)[:-MOST_FILES]:
+        with contextlib.suppress(OSError):  # another process has removed it
+            os.unlink(path)
