@@ -434,12 +434,15 @@ def _provenance(origins: Sequence[Origin]) -> str:
 
 def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
     blocks, windows = [], []
+    taken: dict[str, list[str]] = {}
+    for c, root in names.home.items():
+        taken.setdefault(root, []).append(c)
     for b, (first, last) in names.arena.items():
         if b in names.home:
             continue
         buf = p.buffers[b]
         nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
-        here = [b, *(c for c, root in names.home.items() if root == b)]
+        here = [b, *taken.get(b, ())]
         slots = ", ".join(str(names.slots[c]) for c in here)
         blocks.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(here)}")
     for v in names.windows:
