@@ -27,7 +27,7 @@ from ..ir.loops import (
 )
 from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
-from . import cpp
+from . import cpp, pieces
 from .ast import Function
 
 
@@ -198,7 +198,7 @@ def _segments(steps: Sequence[Step]) -> list[list[int]]:
 def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _Names, cfg: Config) -> str:
     """Kernels with equal text are printed once."""
     known: dict[str, str] = {}
-    parts = ["#include <altbackend/kernel.h>\n"]
+    kernels: list[str] = []
     calls: dict[int, str] = {}
     for k, s in enumerate(steps):
         if not isinstance(s, Launch):
@@ -207,7 +207,7 @@ def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _
         label = known.get(text)
         if label is None:
             label = known[text] = f"kernel{len(known)}"
-            parts.append(text.replace("static void @(", f"static void {label}(", 1))
+            kernels.append(text.replace("static void @(", f"static void {label}(", 1))
         args = [
             f"({'' if q.written else 'const '}{cpp.CTYPES[q.dtype]}*)p[{names.slots[b]}]"
             for q, b in zip(s.function.params, s.buffers, strict=True)
@@ -216,13 +216,17 @@ def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _
         if s.function.checks:
             args.append("error")
         calls[k] = f"  {label}({', '.join(args)});"
+    printed = []
     for n, segment in enumerate(segments):
         head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{n}'
-        parts.append(f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{")
-        parts.append("  (void)s; (void)threads; (void)error;")
-        parts += [calls[k] for k in segment]
-        parts.append("}\n")
-    return "\n".join(parts)
+        lines = [
+            f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{",
+            "  (void)s; (void)threads; (void)error;",
+            *(calls[k] for k in segment),
+            "}\n",
+        ]
+        printed.append("\n".join(lines))
+    return pieces.unit(kernels, printed)
 
 
 class _Python:
