@@ -16,7 +16,7 @@ from .compile_pool import cuda as compile_cuda
 from .config import Config
 from .debug import Trace
 from .errors import AltError, FallbackWarning, InternalError, internal_error
-from .fx_passes.graph import duplicate
+from .fx_passes.graph import drop_dead, remembered
 from .pipeline import compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
@@ -34,7 +34,7 @@ def trace_and_compile(
         bw_compiler=_compiler(cfg, number, "backward", recording),
         inference_compiler=_compiler(cfg, number, "inference", recording),
         decompositions=decomp.table(),
-        partition_fn=_partition(cfg, number),
+        partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )
     with compat_aot.functorch_settings(), compat.no_collection():
@@ -43,7 +43,9 @@ def trace_and_compile(
         return call  # type: ignore[no-any-return]
 
 
-def _partition(cfg: Config, number: int) -> Callable[..., Any]:
+def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
+    """What AOTAutograd calls with a joint graph: our passes over it, then (forward, backward)."""
+
     def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         trace = Trace(f"graph{number}_joint", cfg)
         for user_pass in cfg.joint_custom_pre_pass:
@@ -62,7 +64,7 @@ def split_joint(
     joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """(forward, backward) by our partitioner; by torch's where ours leaves it to that, or fails (unless `strict`)."""
-    joint.graph.eliminate_dead_code()
+    drop_dead(joint.graph)
     reason = partition.left_to_torch(joint)
     if not reason:
         traced = joint.graph
@@ -84,7 +86,7 @@ def split_joint(
 
 def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
     """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
-    traced = duplicate(joint.graph)
+    traced = remembered(joint.graph)
     try:
         with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
             fx_passes.joint_statistics(joint, trace)
@@ -94,7 +96,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     except Exception as cause:
         if cfg.strict:
             raise
-        joint.graph = traced
+        joint.graph = traced()
         error = internal_error("preparing", trace.graph_name, cause, str(trace.folder or ""))
         warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
@@ -104,7 +106,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         # what runs if a pass or the build fails; the passes change gm's graph in place
-        traced = duplicate(gm.graph)
+        traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind))
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
@@ -112,9 +114,11 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
             with compat.no_collection():
                 return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)))
         except Exception as cause:
-            held = torch.fx.GraphModule(gm, traced)
+            held = torch.fx.GraphModule(gm, traced())
             error = failure(held, trace, job, cause)
             if cfg.strict:
+                if error is cause:
+                    raise
                 raise error from cause
             return library_calls_only(held, trace, error)
 

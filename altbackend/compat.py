@@ -56,6 +56,11 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def keeps_unread_random() -> bool:
+    """Whether a random call stays though nobody reads its numbers: while torch traces, such calls go."""
+    return torch._guards.TracingContext.try_get() is None
+
+
 def real_tensors() -> contextlib.AbstractContextManager[object]:
     """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
     return unset_fake_temporarily()

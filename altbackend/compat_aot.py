@@ -13,6 +13,7 @@ import torch._functorch.config as functorch
 from torch._dynamo.backends.common import aot_autograd as build
 from torch._dynamo.source import ConstantSource
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 
@@ -33,7 +34,8 @@ def extract_halves(
 
     `tensors`, `numbers` (of sizes): values of the forward that are saved; the lists are left as they are.
     """
-    return _extract_fwd_bwd_modules(joint, list(tensors), list(numbers), num_fwd_outputs=num_fwd_outputs)
+    with _use_lazy_graph_module(True):  # nobody calls the halves: their Python text is only made where it is shown
+        return _extract_fwd_bwd_modules(joint, list(tensors), list(numbers), num_fwd_outputs=num_fwd_outputs)
 
 
 def partition_settings() -> str:

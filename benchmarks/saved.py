@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from altbackend import compat_aot, decomp, fx_passes, partition
 from altbackend.config import Config, resolve
 from altbackend.debug import Trace
-from altbackend.fx_passes.graph import duplicate
+from altbackend.fx_passes.graph import remembered
 from altbackend.ir.loops import Extern, Program, View, reads, writes
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps, fusion, split, target
@@ -112,7 +112,7 @@ def by_ours(j: Joint) -> tuple[GraphModule, GraphModule]:
 
 def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]], cfg: Config) -> Figures:
     """Of a split of a copy of the joint graph."""
-    own = Joint(GraphModule(j.graph, duplicate(j.graph.graph)), j.forward_results, j.static)
+    own = Joint(GraphModule(j.graph, remembered(j.graph.graph)()), j.forward_results, j.static)
     trace = Trace("joint", cfg)
     _statistics_of_a_gpu(own.graph)
     if divide is by_ours:

@@ -1,9 +1,11 @@
 """python -m benchmarks.scaling: seconds and memory per node of every stage, from small graphs to very large ones.
 
 Graphs are made as Dynamo would capture them: a chain of pointwise operators, a chain of linear layers with an
-activation and a residual, a stack of transformer layers. Each (kind, size) runs in a process of its own, with an empty
-cache. AOTAutograd is torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor time,
-which other work on the machine stretches least; the C++ compiler's is that of its processes.
+activation and a residual, a stack of transformer layers, and the same stack trained: its joint graph is split, and
+nodes are those of both halves. Each (kind, size) runs in a process of its own, with an empty cache. AOTAutograd is
+torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor time, which other work on
+the machine stretches least; the C++ compiler's is that of its processes. `first`: what the first call takes above the
+second, with one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.options import names
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (100, 300, 1000, 3000, 10000, 20000)
-STAGES = ("post_grad", "lower", "schedule", "codegen", "build", "load")
+STAGES = ("partition", "post_grad", "lower", "schedule", "codegen", "build", "load")
 FLAT = 1.5  # most that time per node may grow from 1,000 nodes to the largest
 
 
@@ -124,45 +126,77 @@ def _transformer_layer(m: Maker, x: Node, p: dict[str, Node], shape: tuple[int, 
 
 
 KINDS: dict[str, Callable[[Maker, int], Node]] = {"pointwise": pointwise, "linear": linear, "transformer": transformer}
+KINDS["training"] = transformer
 
 
 def measure(kind: str, size: int, build: bool) -> dict[str, float]:
     """Seconds per stage in this process, nodes of the functional graph, and the peak of memory in bytes."""
-    from altbackend import compat, compat_aot, debug, decomp, pipeline  # noqa: PLC0415 - importing it is not measured
+    from altbackend import backend, compat, compat_aot, debug, decomp, pipeline  # noqa: PLC0415 - importing it is not measured
     from altbackend.binding import Job  # noqa: PLC0415
     from altbackend.config import resolve  # noqa: PLC0415
     from altbackend.debug import Trace  # noqa: PLC0415
 
     m = Maker()
     gm = m.finish(KINDS[kind](m, size))
-    found: dict[str, float] = {}
+    for parameter in m.inputs[1:]:
+        parameter.requires_grad_(kind == "training")
+    found = {"nodes": 0.0, "own": 0.0, "build": 0.0, "partition": 0.0, "aot_bytes": 0.0}
     cfg = resolve(options={"strict": True, "cache_graphs": False})
     before = _peak()
 
-    def compile_(aten: GraphModule, inputs: Sequence[Any]) -> Any:
-        start, children = time.process_time(), _compiler_seconds()
-        trace = Trace("scaling", cfg)
-        found["nodes"], found["aot_bytes"] = len(aten.graph.nodes), _peak() - before
-        job = Job("inference", tuple(range(1, len(m.inputs))))
-        with compat.no_collection(), patch.object(debug, "perf_counter", time.process_time):
-            code = pipeline.translate(aten, cfg, trace, job)
-            call = pipeline.bind(code, cfg, trace, job) if build else _nothing(len(aten.graph.nodes))
-        found.update(trace.timings)
-        found["own"] = time.process_time() - start
-        found["build"] = _compiler_seconds() - children
-        return call
+    def split(joint: GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
+        found["aot_bytes"] = _peak() - before
+        halves = backend.partition_with(cfg, 0)(joint, inputs, **kwargs)
+        found["partition"] = time.process_time() - start
+        found["own"] += found["partition"]
+        return halves
+
+    def compile_(job: Job) -> Callable[..., Any]:
+        def compile_part(aten: GraphModule, inputs: Sequence[Any]) -> Any:
+            start, children = time.process_time(), _compiler_seconds()
+            trace = Trace("scaling", cfg)
+            found["nodes"] += len(aten.graph.nodes)
+            found["aot_bytes"] = found["aot_bytes"] or _peak() - before
+            with compat.no_collection(), patch.object(debug, "perf_counter", time.process_time):
+                code = pipeline.translate(aten, cfg, trace, job)
+                call = pipeline.bind(code, cfg, trace, job) if build else _nothing(len(aten.graph.nodes))
+            for stage, seconds in trace.timings.items():
+                found[stage] = found.get(stage, 0.0) + seconds
+            found["own"] += time.process_time() - start
+            found["build"] += _compiler_seconds() - children
+            return call
+
+        return compile_part
 
     start = time.process_time()
-    with torch.no_grad(), compat_aot.functorch_settings():
-        compat_aot.aot_autograd(
-            fw_compiler=compile_,
-            inference_compiler=compile_,
+    with torch.set_grad_enabled(kind == "training"), compat_aot.functorch_settings():
+        call = compat_aot.aot_autograd(
+            fw_compiler=compile_(Job("forward", tuple(range(1, len(m.inputs))))),
+            bw_compiler=compile_(Job("backward")),
+            inference_compiler=compile_(Job("inference", tuple(range(1, len(m.inputs))))),
+            partition_fn=split,
             decompositions=decomp.table(),
             keep_inference_input_mutations=True,
         )(gm, m.inputs)
-    found["aot"] = time.process_time() - start - found["own"]
-    found["bytes"] = _peak() - before - found["aot_bytes"]
+        found["aot"] = time.process_time() - start - found["own"]
+        found["bytes"] = _peak() - before - found["aot_bytes"]
+        if build:
+            found["first"] = _first_call(lambda: call(*m.inputs)[0])
     return found
+
+
+def _first_call(call: Callable[[], torch.Tensor]) -> float:
+    """Processor seconds of a first call, and of its backward if it has one, above those of a second one."""
+    torch.set_num_threads(1)
+    spent = []
+    for _ in range(2):
+        start = time.process_time()
+        result = call()
+        if result.requires_grad:
+            result.sum().backward()
+        spent.append(time.process_time() - start)
+    return spent[0] - spent[1]
 
 
 def _nothing(count: int) -> Callable[..., Any]:
@@ -213,7 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.answer.write_text(json.dumps(measure(args.kinds[0], int(args.sizes[0]), not args.no_build)))
         return 0
     print(
-        f"{'kind':<12}{'nodes':>7}" + "".join(f"{s + ' us':>13}" for s in ("aot", *STAGES, "own")) + f"{'own KiB':>10}"
+        f"{'kind':<12}{'nodes':>7}"
+        + "".join(f"{s + ' us':>13}" for s in ("aot", *STAGES, "own", "first"))
+        + f"{'own KiB':>10}"
     )
     rows: dict[str, list[dict[str, float]]] = {}
     for kind in args.kinds:
@@ -232,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def line(kind: str, row: dict[str, float]) -> str:
     """Microseconds per node and stage, and KiB per node above what AOTAutograd had needed."""
     nodes = row["nodes"]
-    cells = [row.get(s, 0.0) / nodes * 1e6 for s in ("aot", *STAGES, "own")]
+    cells = [row.get(s, 0.0) / nodes * 1e6 for s in ("aot", *STAGES, "own", "first")]
     return f"{kind:<12}{nodes:>7.0f}" + "".join(f"{c:>13.1f}" for c in cells) + f"{row['bytes'] / nodes / 1024:>10.1f}"
 
 

@@ -27,7 +27,7 @@ from ..ir.loops import (
 )
 from ..lowering.graph import Constant, Opaque
 from ..schedule.deps import Deps
-from . import cpp
+from . import cpp, pieces
 from .ast import Function
 
 
@@ -198,7 +198,7 @@ def _segments(steps: Sequence[Step]) -> list[list[int]]:
 def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _Names, cfg: Config) -> str:
     """Kernels with equal text are printed once."""
     known: dict[str, str] = {}
-    parts = ["#include <altbackend/kernel.h>\n"]
+    kernels: list[str] = []
     calls: dict[int, str] = {}
     for k, s in enumerate(steps):
         if not isinstance(s, Launch):
@@ -207,7 +207,7 @@ def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _
         label = known.get(text)
         if label is None:
             label = known[text] = f"kernel{len(known)}"
-            parts.append(text.replace("static void @(", f"static void {label}(", 1))
+            kernels.append(text.replace("static void @(", f"static void {label}(", 1))
         args = [
             f"({'' if q.written else 'const '}{cpp.CTYPES[q.dtype]}*)p[{names.slots[b]}]"
             for q, b in zip(s.function.params, s.buffers, strict=True)
@@ -216,13 +216,17 @@ def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _
         if s.function.checks:
             args.append("error")
         calls[k] = f"  {label}({', '.join(args)});"
+    printed = []
     for n, segment in enumerate(segments):
         head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{n}'
-        parts.append(f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{")
-        parts.append("  (void)s; (void)threads; (void)error;")
-        parts += [calls[k] for k in segment]
-        parts.append("}\n")
-    return "\n".join(parts)
+        lines = [
+            f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{",
+            "  (void)s; (void)threads; (void)error;",
+            *(calls[k] for k in segment),
+            "}\n",
+        ]
+        printed.append("\n".join(lines))
+    return pieces.unit(kernels, printed)
 
 
 class _Python:
@@ -434,12 +438,15 @@ def _provenance(origins: Sequence[Origin]) -> str:
 
 def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
     blocks, windows = [], []
+    taken: dict[str, list[str]] = {}
+    for c, root in names.home.items():
+        taken.setdefault(root, []).append(c)
     for b, (first, last) in names.arena.items():
         if b in names.home:
             continue
         buf = p.buffers[b]
         nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
-        here = [b, *(c for c, root in names.home.items() if root == b)]
+        here = [b, *taken.get(b, ())]
         slots = ", ".join(str(names.slots[c]) for c in here)
         blocks.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(here)}")
     for v in names.windows:

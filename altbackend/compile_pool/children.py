@@ -147,6 +147,25 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
         child.end()
 
 
+def run_all(commands: Sequence[Sequence[str]], seconds: float, most: int) -> list[tuple[int, str]]:
+    """Exit status and output of each command, `most` of them running at a time. Raises what `run` raises."""
+    waiting, running, done = list(reversed(commands)), list[Child](), list[tuple[int, str]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                running.append(Child(waiting.pop()))
+            said, _ = running[0].process.communicate(timeout=seconds)
+            first = running.pop(0)
+            first.let_go()
+            done.append((first.process.returncode, (said.decode(errors="replace") + first.last_words).strip()))
+    except subprocess.TimeoutExpired:
+        raise ChildFailed(f"no result after {seconds:g} s", late=True) from None
+    finally:
+        for child in running:
+            child.end()
+    return done
+
+
 def python(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of this package as a program of this interpreter, in `environ()`."""
     return [sys.executable, "-m", module, *arguments]

@@ -18,10 +18,11 @@ from ..errors import CompilerFailed, CompilerMissing
 from ..kept.store import open_store
 from ..runtime import isa
 from ..runtime.host import Library
-from . import children
+from . import children, cores
 
 TIMEOUT = 300  # seconds for one compiler run
 VERSION_TIMEOUT = 30
+MOST_UNITS = 16  # that a text is compiled as
 KILLED = "Killed signal terminated program"  # what g++ says when that happens to a part of it
 
 
@@ -122,7 +123,8 @@ def load(source: str, cfg: Config | None = None) -> Library:
         text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         text.write_text(source)
         command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
-        if reason := _why_failed(command):
+        units = min(source.count(isa.PIECE), MOST_UNITS)
+        if reason := _why_failed(command) if units < 2 else _why_units_failed(units, text, built, cfg):
             kept = store.keep_text(name.removesuffix(".so") + ".cpp", source)
             again = " ".join(command).replace(str(text), kept).replace(str(built), os.devnull)
             raise CompilerFailed(again, reason, kept)
@@ -130,6 +132,26 @@ def load(source: str, cfg: Config | None = None) -> Library:
             store.write(name, built.read_bytes())
             return Library(str(store.path(name)))
         return Library(str(built))
+
+
+def _why_units_failed(units: int, text: Path, built: Path, cfg: Config) -> str:
+    """Compile the pieces of a long text side by side, as so many units, and link them; "" if all went well.
+
+    Their number depends on the text alone, so that equal texts give equal libraries wherever they are built.
+    """
+    objects = [str(text.with_name(f"unit{n}.o")) for n in range(units)]
+    commands = [
+        [find_compiler(cfg.cxx), *flags(cfg), f"-DALT_UNITS={units}", f"-DALT_UNIT={n}", "-c", str(text), "-o", made]
+        for n, made in enumerate(objects)
+    ]
+    try:
+        done = children.run_all(commands, TIMEOUT, cores.workers(cfg.compile_threads))
+    except (OSError, children.ChildFailed) as cause:
+        return str(cause)
+    for command, (status, _) in zip(commands, done, strict=True):
+        if status and (reason := _why_failed(command)):
+            return reason
+    return _why_failed([find_compiler(cfg.cxx), *flags(cfg), *objects, "-o", str(built), *_link_flags()])
 
 
 def _why_failed(command: list[str]) -> str:

@@ -26,6 +26,7 @@ from . import (
     statistics,
     verify,
 )
+from .graph import drop_dead
 
 
 def pre_grad(gm: GraphModule, cfg: Config) -> None:
@@ -45,7 +46,7 @@ def joint_statistics(joint: GraphModule, trace: Trace) -> None:
     """What the partitioner should see in parts."""
     found = statistics.expose(joint)
     trace.decision("partition", "normalisations", "in parts", f"{found}: their statistics and what is pointwise")
-    joint.graph.eliminate_dead_code()
+    drop_dead(joint.graph)
 
 
 def joint_random(joint: GraphModule, cfg: Config) -> None:
@@ -62,14 +63,14 @@ def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
     if cfg.channels_last and channels_last.run_joint(joint):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
     output_layouts.restore(joint, before)
-    joint.graph.eliminate_dead_code()
+    drop_dead(joint.graph)
 
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     """Run the passes on a forward, backward or inference graph; the graph is changed in place."""
     for user_pass in cfg.post_grad_custom_pre_pass:
         user_pass(gm.graph)
-    gm.graph.eliminate_dead_code()
+    drop_dead(gm.graph)
     remember_output_strides(gm)
     if not cfg.fallback_random:
         with verified(gm, cfg, "random"):
@@ -120,7 +121,7 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
         trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
         packed = onednn.run(gm, constant)
         trace.decision("freezing", "linears and convolutions", "prepacked", f"{packed} for oneDNN")
-    gm.graph.eliminate_dead_code()
+    drop_dead(gm.graph)
     return constants.split(gm, static)
 
 
@@ -139,5 +140,5 @@ def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: T
     trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")
     biases = conv_bias.run(gm)
     trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions")
-    gm.graph.eliminate_dead_code()
+    drop_dead(gm.graph)
     return constants.split(gm, static)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .graph import val
+from .graph import Purity, drop_dead, val
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
         for k in static
         if k < len(placeholders) and isinstance(val(placeholders[k]), torch.Tensor) and placeholders[k] not in written
     }
+    pure = Purity()
     for n in gm.graph.nodes:
-        if n.op == "call_function" and n.all_input_nodes and _pure(n) and all(a in found for a in n.all_input_nodes):
+        if n.op == "call_function" and n.all_input_nodes and all(a in found for a in n.all_input_nodes) and pure(n):
             found.add(n)
     return found
 
@@ -52,11 +53,6 @@ def move_up(gm: GraphModule, constant: set[Node]) -> None:
 def _writes(n: Node) -> bool:
     schema = getattr(n.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
-
-
-def _pure(n: Node) -> bool:
-    tags = getattr(n.target, "tags", ())
-    return not _writes(n) and torch.Tag.nondeterministic_seeded not in tags and not n.is_impure()
 
 
 def worth(n: Node) -> bool:
@@ -91,11 +87,11 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
         new.meta = dict(n.meta)
         placeholders.append(new)
         n.replace_all_uses_with(new)
-    gm.graph.eliminate_dead_code()
+    drop_dead(gm.graph)
     folded = placeholders[-len(border) :]
-    kept = []
+    kept, fixed = [], frozenset(static)
     for k, n in enumerate(placeholders[: -len(border)]):
-        if k in set(static) and not n.users:
+        if k in fixed and not n.users:
             gm.graph.erase_node(n)
         else:
             kept.append(k)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .graph import aten, insert, is_call, only_user, val
+from .graph import aten, drop_dead, insert, is_call, only_user, val
 
 
 def run(gm: GraphModule, constant: set[Node]) -> int:
@@ -23,7 +23,7 @@ def run(gm: GraphModule, constant: set[Node]) -> int:
         ):
             count += _fold(n, constant)
     if count:
-        gm.graph.eliminate_dead_code()
+        drop_dead(gm.graph)
     return count
 
 

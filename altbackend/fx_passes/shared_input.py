@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, drop_dead, insert, is_call, propagate, val
 
 
 def run(gm: GraphModule, constant: set[Node]) -> int:
@@ -60,7 +60,7 @@ def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
             part.replace_all_uses_with(m)
         for n, held in before.items():
             n.meta["val"] = held
-        gm.graph.eliminate_dead_code()
+        drop_dead(gm.graph)
         return False
     for m in members:
         gm.graph.erase_node(m)

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import compat
-from .graph import aten, insert, val
+from .graph import Purity, aten, drop_dead, insert, val
 
 
 def run(gm: GraphModule) -> dict[str, int]:
@@ -26,24 +26,17 @@ def run(gm: GraphModule) -> dict[str, int]:
             counts[k] = counts.get(k, 0) + v
         if not any(done.values()):
             break
-        gm.graph.eliminate_dead_code()
+        drop_dead(gm.graph)
     return {k: v for k, v in counts.items() if v}
-
-
-def pure(n: Node) -> bool:
-    """Whether calling twice equals calling once."""
-    schema = getattr(n.target, "_schema", None)
-    if n.op != "call_function" or schema is None or schema.is_mutable:
-        return False
-    return torch.Tag.nondeterministic_seeded not in n.target.tags and not n.is_impure()  # type: ignore[union-attr]
 
 
 def common(gm: GraphModule) -> int:
     """Common-subexpression elimination on pure calls."""
     seen: dict[Any, Node] = {}
+    pure = Purity()
     count = 0
     for n in list(gm.graph.nodes):
-        if not pure(n) or feeds_output(n):
+        if n.op != "call_function" or not hasattr(n.target, "_schema") or not pure(n) or feeds_output(n):
             continue
         key = (n.target, _key(n.args), _key(n.kwargs))
         first = seen.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class Ctx:
     stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
     decision: Callable[[str, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
+    returned: Counter[Any] = field(default_factory=Counter)  # how many of the graph's results a node is
 
     def index(self, x: Any) -> Index:
         """An int or SymInt as an index expression."""

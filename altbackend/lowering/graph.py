@@ -161,6 +161,7 @@ def lower_graph(
     device = device_of(gm)
     ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
     outputs: tuple[Any, ...] = ()
+    ctx.returned.update(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
     for node in gm.graph.nodes:
         ctx.graph_node = node
         match node.op:
@@ -391,7 +392,7 @@ def _settle(ctx: Ctx, node: torch.fx.Node, result: Any) -> Any:
 def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     if not isinstance(t, Tensor):
         return t
-    if k is None and not _is_view(node) and _returned(node) > 1:
+    if k is None and not _is_view(node) and _returned(ctx, node) > 1:
         # results that are views of one value share its memory, as in eager
         return ctx.realize(t, node.meta["val"], fresh=t.value.op == "load" and target_name(node.target) in _COPIES)
     if t.value.op in ("load", "const"):
@@ -432,14 +433,12 @@ def _is_view(node: torch.fx.Node) -> bool:
     return target_name(node.target).split(".")[0] in _VIEWS
 
 
-def _returned(node: torch.fx.Node) -> int:
+def _returned(ctx: Ctx, node: torch.fx.Node) -> int:
     """How many results of the graph are the node or a view of it."""
-    total = 0
+    total = ctx.returned[node]
     for user in node.users:
-        if user.op == "output":
-            total += sum(n is node for n in torch.utils._pytree.tree_leaves(user.args[0]))
-        elif user.op == "call_function" and _is_view(user):
-            total += _returned(user)
+        if user.op == "call_function" and _is_view(user):
+            total += _returned(ctx, user)
     return total
 
 

@@ -25,10 +25,9 @@ def split(
 ) -> Split:
     """(forward, backward) of a functional joint graph; the forward's further results are what the backward takes.
 
-    `static`: positions of inputs that outlive the step. The joint graph loses what nobody reads and what it has twice.
-    Raises Unbounded where the backward needs what can be neither saved nor computed again.
+    `static`: positions of inputs that outlive the step. The joint graph has no dead code, and loses what it
+    has twice. Raises Unbounded where the backward needs what can be neither saved nor computed again.
     """
-    joint.graph.eliminate_dead_code()
     if compat_aot.wants_equal_calls_once():
         merge_repeats(joint.graph)
     halves = classify(joint, num_fwd_outputs)

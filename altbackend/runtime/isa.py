@@ -15,6 +15,9 @@ ISAS: Final[tuple[Isa, ...]] = get_args(Isa)
 INCLUDE_DIR: Final = Path(__file__).parent / "include"
 """The folder to give the compiler with -I; generated code includes <altbackend/cpu.h>."""
 
+PIECE: Final = "#if ALT_PIECE("
+"""What every piece of a long generated text begins with, and then its number and ")"; see <altbackend/kernel.h>."""
+
 # CPU flags (as /proc/cpuinfo spells them) of each instruction set; the compiler's -m options use the same names.
 _CPU_FLAGS: Final[dict[Isa, tuple[str, ...]]] = {
     "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 ALIGN = 64  # bytes: one cache line, and the widest vector
@@ -15,20 +15,52 @@ def plan(blocks: Sequence[tuple[int, int, int]], reuse: bool = True) -> tuple[li
     (greedy by size; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
     offsets = [0] * len(blocks)
-    placed: list[tuple[int, int, int]] = []  # (offset, end, block), by offset
     top = 0
+    placed = _Placed([b[1] for b in blocks], [b[2] for b in blocks])
     for k in sorted(range(len(blocks)), key=lambda i: (-blocks[i][0], i)):
-        nbytes, first, last = blocks[k]
-        size = -(-nbytes // ALIGN) * ALIGN
-        at = 0
-        for start, end, other in placed:
-            _, begin, until = blocks[other]
-            if reuse and (until < first or last < begin):
-                continue
+        size = -(-blocks[k][0] // ALIGN) * ALIGN
+        at = 0 if reuse else top
+        for start, end in placed.meeting(k) if reuse else ():
             if start - at >= size:
                 break
             at = max(at, end)
         offsets[k] = at
-        insort(placed, (at, at + size, k))
+        placed.add(k, at, at + size)
         top = max(top, at + size)
     return offsets, top
+
+
+class _Placed:
+    """Blocks placed so far, found by lifetime: by their first step, and in a tree of spans of steps.
+
+    Span `s` of the tree covers the spans 2s and 2s + 1; a lifetime is held by the fewest spans that make it up.
+    """
+
+    def __init__(self, first: Sequence[int], last: Sequence[int]) -> None:
+        self.first, self.last = first, last
+        self.leaves = 1 << max(last, default=0).bit_length()
+        self.spans: dict[int, list[tuple[int, int, int]]] = {}
+        self.begun: list[tuple[int, tuple[int, int, int]]] = []
+
+    def add(self, k: int, start: int, end: int) -> None:
+        held = (start, end, k)
+        insort(self.begun, (self.first[k], held))
+        low, high = self.first[k] + self.leaves, self.last[k] + self.leaves + 1
+        while low < high:
+            if low & 1:
+                self.spans.setdefault(low, []).append(held)
+                low += 1
+            if high & 1:
+                high -= 1
+                self.spans.setdefault(high, []).append(held)
+            low, high = low >> 1, high >> 1
+
+    def meeting(self, k: int) -> list[tuple[int, int]]:
+        """(start, end) in bytes of the blocks that are alive at some step of block `k`'s life, by start."""
+        after = bisect_left(self.begun, (self.first[k] + 1,))
+        found = [held for _, held in self.begun[after : bisect_left(self.begun, (self.last[k] + 1,))]]
+        span = self.first[k] + self.leaves
+        while span:
+            found += self.spans.get(span, ())
+            span >>= 1
+        return [(start, end) for start, end, _ in sorted(found)]

@@ -20,6 +20,7 @@ from . import registers
 from .deps import Deps, analyse
 from .matmul import Matmul
 from .place import No, Placed, fit, natural_rows, ordered_vars, placements, rechain, refine
+from .reach import Reach
 from .split import cuts_of
 from .target import Target
 
@@ -51,21 +52,23 @@ Decision = Callable[[str, str, str, str], None]
 def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision) -> list[Group]:
     """Partition the nodes of `p` into kernels and library calls, in an order that respects `deps`."""
     groups: list[Group] = []
+    reach = Reach()
     home: dict[int, Group] = {}
     for k, node in enumerate(p.nodes):
         needs = {home[d].number for d in deps.before[k]}
         group = None
         if not isinstance(node, Extern) and cfg.fuse:
-            group = _join_best(p, deps, cfg, target, decision, groups, home, k, node, needs)
+            group = _join_best(p, deps, cfg, target, decision, groups, reach, k, node, needs)
         if group is None:
             group = _open(len(groups), k, node, target)
             groups.append(group)
         group.needs |= needs - {group.number}
+        reach.add(group.number, needs)
         group.reads.update(reads(node))
         group.writes.update(writes(node))
         home[k] = group
     if target.registers and cfg.fuse:
-        groups = _merge(p, deps, cfg, target, decision, groups)
+        groups = _merge(p, deps, cfg, target, decision, groups, reach)
     return order(groups)
 
 
@@ -97,54 +100,67 @@ def _is_cut_column(n: Node, target: Target) -> bool:
     return cuts_of(n, target) is not None
 
 
-def _merge(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group]) -> list[Group]:
+def _merge(
+    p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision, groups: list[Group], reach: Reach
+) -> list[Group]:
     """Join a kernel with one that it reads from, where a node between them brought the two together too late.
 
     On a GPU a kernel that is saved is a launch and a pass over memory that are saved.
     """
     alive = {g.number: g for g in groups}
+    users: dict[int, set[int]] = {}
+    for g in groups:
+        for n in g.needs:
+            users.setdefault(n, set()).add(g.number)
     for number in range(len(groups)):
         again = True
         while again and number in alive:
             again = False
             late = alive[number]
             for early in sorted((alive[n] for n in late.needs), key=lambda g: -g.number):
-                both = _joined(p, deps, cfg, target, groups, early, late)
+                both = _joined(p, deps, cfg, target, reach, early, late)
                 subject = f"kernel of {_opener(p, late)} with kernel of {_opener(p, early)}"
                 if isinstance(both, No):
                     decision("fusion", subject, "not fused", both.reason)
                     continue
                 decision("fusion", subject, "fused", "the one reads from the other")
-                groups[number] = alive[number] = both
-                groups[early.number] = both
+                alive[number] = both
                 del alive[early.number]
-                for g in alive.values():
-                    if early.number in g.needs and g is not both:
-                        g.needs = (g.needs - {early.number}) | {number}
+                reach.join(early.number, number)
+                _redirect(alive, users, early, both)
                 again = True
                 break
     return list(alive.values())
+
+
+def _redirect(alive: dict[int, Group], users: dict[int, set[int]], gone: Group, both: Group) -> None:
+    """Whoever needed kernel `gone` needs `both`; `users` has the numbers of who needs each."""
+    for n in gone.needs:
+        users[n].discard(gone.number)
+    for n in both.needs:
+        users.setdefault(n, set()).add(both.number)
+    for n in users.pop(gone.number, set()) - {both.number}:
+        alive[n].needs = (alive[n].needs - {gone.number}) | {both.number}
+        users.setdefault(both.number, set()).add(n)
 
 
 def _opener(p: Program, g: Group) -> str:
     return writes(p.nodes[g.members[0]])[0] if writes(p.nodes[g.members[0]]) else "a library call"
 
 
-def _joined(
-    p: Program, deps: Deps, cfg: Config, target: Target, groups: list[Group], early: Group, late: Group
-) -> Group | No:
+def _joined(p: Program, deps: Deps, cfg: Config, target: Target, reach: Reach, early: Group, late: Group) -> Group | No:
     """One kernel of the nodes of both, placed anew in program order."""
     if early.extern is not None or late.extern is not None:
         return No("a library call")
     others = late.needs - {early.number}
-    if (via := _path_back(groups, early, others)) is not None:
+    if (via := reach.path(others, early.number)) is not None:
         return No(f"it needs kernel {via}, which needs the other")
     first, *rest = sorted((*early.members, *late.members))
     both = _open(late.number, first, p.nodes[first], target)
     for k in rest:
         node = p.nodes[k]
         assert not isinstance(node, Extern)
-        if (no := _try_join(p, deps, cfg, target, groups, both, k, node, set())) is not None:
+        if (no := _try_join(p, deps, cfg, target, None, both, k, node, set())) is not None:
             return no
     both.needs = (early.needs | others) - {early.number, late.number}
     both.reads, both.writes = early.reads | late.reads, early.writes | late.writes
@@ -172,21 +188,22 @@ def _join_best(
     target: Target,
     decision: Decision,
     groups: list[Group],
-    home: dict[int, Group],
+    reach: Reach,
     k: int,
     node: Loop,
     needs: set[int],
 ) -> Group | None:
     candidates: dict[int, Group] = {g: groups[g] for g in needs}
+    read = frozenset(reads(node))
     for g in groups[-HORIZONTAL_REACH:]:
-        if g.reads & set(reads(node)) or (target.registers and _are_siblings(g, node, needs)):
+        if not g.reads.isdisjoint(read) or (target.registers and _are_siblings(g, node, needs)):
             candidates[g.number] = g
     scored = sorted(
-        ((_shared_bytes(p, g, node), g.number) for g in candidates.values() if g.extern is None), reverse=True
+        ((_shared_bytes(p, g, read), g.number) for g in candidates.values() if g.extern is None), reverse=True
     )
     for shared, number in scored:
         group = groups[number]
-        refusal = _try_join(p, deps, cfg, target, groups, group, k, node, needs)
+        refusal = _try_join(p, deps, cfg, target, reach, group, k, node, needs)
         subject = f"{node.out} with kernel of {group.placed[0].node.out}"
         if refusal is None:
             decision("fusion", subject, "fused", f"{shared} bytes shared")
@@ -202,8 +219,8 @@ def _are_siblings(g: Group, node: Loop, needs: set[int]) -> bool:
     return alike and bool(node.dims) and bool(g.needs & needs)
 
 
-def _shared_bytes(p: Program, g: Group, node: Loop) -> int:
-    common = (g.writes | g.reads) & set(reads(node))
+def _shared_bytes(p: Program, g: Group, read: frozenset[str]) -> int:
+    common = (read & g.writes) | (read & g.reads)
     return sum(_bytes(p.buffers[b]) for b in common)
 
 
@@ -216,18 +233,18 @@ def _try_join(
     deps: Deps,
     cfg: Config,
     target: Target,
-    groups: list[Group],
+    reach: Reach | None,
     g: Group,
     k: int,
     node: Loop,
     needs: set[int],
 ) -> No | None:
-    """Put node `k` into `g` and give None, or say why not."""
+    """Put node `k` into `g` and give None, or say why not. `reach`: None if no other kernel stands between."""
     if len(g.members) >= cfg.max_fused_nodes:
         return No(f"the kernel already holds max_fused_nodes={cfg.max_fused_nodes} nodes")
     if isinstance(node, Scatter) or any(isinstance(q.node, Scatter) for q in g.placed):
         return No("a scatter runs alone")
-    if (via := _path_back(groups, g, needs)) is not None:
+    if reach is not None and (via := reach.path(needs, g.number)) is not None:
         return No(f"it needs kernel {via}, which needs this kernel")
     flexible = g.rows == 1 and all(q.kind == "point" or not q.node.dims for q in g.placed)
     options: list[Index] = [g.rows]
@@ -243,24 +260,6 @@ def _try_join(
         g.members.append(k)
         return None
     return reason
-
-
-def _path_back(groups: list[Group], g: Group, needs: set[int]) -> int | None:
-    """A kernel among `needs` that depends on `g` through others, or None."""
-    seen: set[int] = set()
-    for start in needs:
-        if start == g.number:
-            continue
-        stack = [start]
-        while stack:
-            n = stack.pop()
-            if n == g.number:
-                return start
-            if n in seen:
-                continue
-            seen.add(n)
-            stack.extend(groups[n].needs)
-    return None
 
 
 def _replace_all(

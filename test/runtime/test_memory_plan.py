@@ -38,6 +38,23 @@ def test_the_arena_is_between_the_busiest_step_and_the_sum(blocks: list[tuple[in
     assert busiest <= total <= sum(rounded(s) for s, _, _ in blocks)
 
 
+@FUZZ
+@given(BLOCKS)
+def test_offsets_are_those_of_a_search_through_all_blocks(blocks: list[tuple[int, int, int]]) -> None:
+    placed: list[tuple[int, int, int]] = []
+    for k in sorted(range(len(blocks)), key=lambda i: (-blocks[i][0], i)):
+        nbytes, first, last = blocks[k]
+        at, size = 0, -(-nbytes // ALIGN) * ALIGN
+        for start, end, other in sorted(placed):
+            if blocks[other][2] < first or last < blocks[other][1]:
+                continue
+            if start - at >= size:
+                break
+            at = max(at, end)
+        placed.append((at, at + size, k))
+    assert plan(blocks)[0] == [at for at, _, _ in sorted(placed, key=lambda b: b[2])]
+
+
 def test_a_chain_needs_two_buffers() -> None:
     offsets, total = plan([(1024, k, k + 1) for k in range(10)])
     assert total == 2048

@@ -2,6 +2,18 @@
 #pragma once
 #include "cpu.h"
 
+// A long text is compiled as ALT_UNITS units side by side, of which number ALT_UNIT holds every ALT_UNITS-th piece.
+#ifndef ALT_UNITS
+#define ALT_UNITS 1
+#define ALT_UNIT 0
+#endif
+#define ALT_PIECE(n) ((n) % ALT_UNITS == ALT_UNIT)
+#if ALT_UNITS == 1
+#define ALT_KERNEL static void
+#else
+#define ALT_KERNEL __attribute__((visibility("hidden"))) void
+#endif
+
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 extern "C" void* malloc(size_t) noexcept;
