@@ -96,6 +96,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 text=True,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 start_new_session=True,
+                # a shell that runs tests in the background has them ignore Ctrl-C
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
                 **more,  # type: ignore[call-overload]
             )
         )
