@@ -17,7 +17,7 @@ from .config import Config
 from .debug import Trace
 from .errors import AltError, FallbackWarning, InternalError, internal_error
 from .fx_passes.graph import drop_dead, remembered
-from .pipeline import compile_graph
+from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
 
@@ -140,14 +140,7 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) 
     """The traced graph run operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision("graph", trace.graph_name, "library calls only", error.headline)
-
-    def call(args: list[Any]) -> Any:
-        held = list(args)
-        args.clear()
-        return gm(*held)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    return by_library(gm)
 
 
 def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:

@@ -66,9 +66,8 @@ def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
     steps = []
     for k, part in enumerate(found):
         own = Trace(f"{trace.graph_name}_part{k}", cfg)
-        call = (
-            library_call(part.module) if part.device is None else compile_graph(part.module, cfg, own, Job("forward"))
-        )
+        as_it_is = part.device is None
+        call = by_library(part.module) if as_it_is else compile_graph(part.module, cfg, own, Job("forward"))
         steps.append(several.Step(call, part.inputs, part.outputs))
         trace.decision("device", ", ".join(part.outputs), str(part.device or "between devices"), "")
     returned: Any = gm.graph.output_node().args[0]
@@ -79,9 +78,16 @@ def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
     )
 
 
-def library_call(gm: torch.fx.GraphModule) -> Compiled:
-    """The graph as it is, operator by operator."""
-    return lambda args: gm(*args)
+def by_library(gm: torch.fx.GraphModule) -> Compiled:
+    """The graph as it is, operator by operator. The result takes one list of inputs, which it empties."""
+
+    def call(args: list[Any]) -> Any:
+        held = list(args)
+        args.clear()
+        return gm(*held)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Code:

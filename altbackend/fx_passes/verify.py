@@ -46,8 +46,8 @@ def facts(gm: GraphModule) -> Facts:
     return Facts(tuple(map(_described, results)), tuple(shared), _written(gm, root))
 
 
-def check(before: Facts, gm: GraphModule, after_what: str, renamed: Mapping[str, str] | None = None) -> None:
-    """Raises InvalidIR, naming the pass and what differs. `renamed`: inputs that stand for others now."""
+def check(before: Facts, gm: GraphModule, after_what: str) -> None:
+    """Raises InvalidIR, naming the pass and what differs."""
     try:
         now = facts(gm)
     except (InvalidIR, RuntimeError) as cause:
