@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,7 @@ def test_lowering_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("injected")
 
+    importlib.import_module("altbackend.backend")  # registers all: what does later overwrites `broken`
     monkeypatch.setitem(LOWERINGS, torch.ops.aten._softmax.default, broken)
     assert "injected" in run_with_one_warning(FallbackWarning)
     assert "injected" in error_of()
