@@ -23,7 +23,8 @@ setup(
     install_requires=["torch>=2.11,<2.14", "sympy", "filelock"],
     extras_require={
         "triton": ['triton>=3.6,<3.8; sys_platform == "linux"'],
-        "test": ["pytest", "pytest-xdist", "pytest-timeout", "expecttest", "hypothesis", "numpy"],
+        "redis": ["redis>=5"],
+        "test": ["pytest", "pytest-xdist", "pytest-timeout", "expecttest", "hypothesis", "numpy", "redis>=5"],
         "lint": ["ruff", "mypy"],
         "bench": ["transformers", "timm", "matplotlib"],
     },

@@ -45,6 +45,7 @@ class OptionSpec:
     low: int | None = None
     high: int | None = None
     is_pass: bool = False
+    shown: bool = True  # False: its value may hold a password
 
 
 def _option(
@@ -55,8 +56,10 @@ def _option(
     choices: tuple[str, ...] = (),
     low: int | None = None,
     high: int | None = None,
+    shown: bool = True,
 ) -> Any:
-    return field(default=default, metadata={"spec": OptionSpec(doc, affects, choices, low, high)})
+    spec = OptionSpec(doc, affects, choices, low, high, shown=shown)
+    return field(default=default, repr=shown, metadata={"spec": spec})
 
 
 def _pass(doc: str) -> Any:
@@ -156,6 +159,14 @@ class Config:
         "file with a secret of at least 16 bytes: compiled code is sealed with it (HMAC-SHA-256), and loaded or "
         "imported only if it was sealed with the same",
         "runtime",
+    )
+    cache_url: str = _option(
+        "",
+        "Redis server that hosts share, `redis://HOST:PORT/DB`, `rediss://` or `unix://`: asked for what the folder of "
+        "compiled code has not, and given what is compiled; needs `cache_key_file` and the package redis "
+        "(`altbackend[redis]`)",
+        "runtime",
+        shown=False,
     )
     log: int = _option(
         0,

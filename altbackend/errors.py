@@ -269,6 +269,20 @@ class CacheFolderUnusable(AltError):
 
 
 @dataclass(eq=False, repr=False)
+class SharedStoreUnusable(AltError):
+    """The server of option `cache_url` does not answer, or refuses what it is asked."""
+
+    url: str
+    reason: str
+
+    message: ClassVar[str] = "the shared store {url} is left alone for a while: {reason}"
+    action: ClassVar[str] = (
+        "nothing, if it comes back, since graphs are compiled and kept in the cache folder meanwhile; else unset "
+        "ALTBACKEND_CACHE_URL"
+    )
+
+
+@dataclass(eq=False, repr=False)
 class BadBundle(AltError):
     """A file that `cache import` was given is no bundle that may be trusted here."""
 
@@ -287,6 +301,10 @@ class AltWarning(UserWarning):
 
 class CacheFolderWarning(AltWarning):
     """The cache folder is not usable; compiled code goes to a temporary folder and is not kept."""
+
+
+class SharedStoreWarning(AltWarning):
+    """The shared store does not serve; compilation goes on without it."""
 
 
 class DebugFolderWarning(AltWarning):

@@ -52,8 +52,18 @@ def usable_folder(wanted: Path) -> Path:
     if fallback.is_symlink() or why_unusable(fallback):  # anybody can put something there
         fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
     error = CacheFolderUnusable(str(wanted), reason)
-    warnings.warn(f"{error}; using {fallback} for this process", CacheFolderWarning, stacklevel=2)
+    also = ", and reading what the other holds" if readable(wanted) else ""
+    warnings.warn(f"{error}; using {fallback} for this process{also}", CacheFolderWarning, stacklevel=2)
     return fallback
+
+
+@functools.cache
+def readable(folder: Path) -> bool:
+    """Whether what a folder holds may be used although nothing can be kept in it: nobody else can have put it there."""
+    try:
+        return stat.S_ISDIR(folder.stat().st_mode) and not _why_not_trusted(folder.stat(), (0,))
+    except OSError:
+        return False
 
 
 def make_folder(path: Path) -> None:
@@ -118,9 +128,9 @@ def why_unusable(folder: Path) -> str:
         return f"it cannot be written ({cause.strerror or cause})"
 
 
-def _why_not_trusted(held: os.stat_result) -> str:
-    """Who can write to a folder can have this user run code."""
-    if hasattr(os, "geteuid") and held.st_uid != os.geteuid():
+def _why_not_trusted(held: os.stat_result, others: tuple[int, ...] = ()) -> str:
+    """Who can write to a folder can have this user run code. `others`: users who are trusted as this one is."""
+    if hasattr(os, "geteuid") and held.st_uid not in (os.geteuid(), *others):
         return "it belongs to another user"
     return "every user may write to it (chmod o-w)" if held.st_mode & stat.S_IWOTH else ""
 

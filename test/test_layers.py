@@ -44,7 +44,7 @@ RANK = {room: rank for rank, tier in enumerate(TIERS) for room in tier}
 # What generated code imports at run time must not pull in the compiler.
 RUNTIME_MAY_IMPORT = {"errors", "inductor_names", "config", "compat", "report.stats", "ir", "runtime"}
 # Third parties that need not be installed, so that their imports may stand inside a function.
-OPTIONAL = {"triton", "torchvision", "timm", "transformers", "matplotlib"}
+OPTIONAL = {"triton", "torchvision", "timm", "transformers", "matplotlib", "redis"}
 # AOTAutograd's cache contract names a type of that package; only the adapter to it may import it.
 INDUCTOR_ADAPTER = {"altbackend/cache/aot_autograd.py": "torch._inductor.output_code"}
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import __version__, compat, folders
+from .. import __version__, compat
 from ..codegen import triton
 from ..codegen.triton import TritonKernel
 from ..compile_pool import cuda as compile_cuda
 from ..config import Config
 from ..errors import AltError
 from ..ir.loops import Program
+from ..kept.store import open_store
 from ..runtime.cuda import Cubin
 from ..schedule import kernel, matmul_cost
 from ..schedule.deps import Deps
@@ -172,5 +173,6 @@ def means(cfg: Config, device: torch.device) -> tuple[str, Compile, Store]:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
     versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
-    store = Store(folders.usable_folder(folders.cache_folder(cfg)) / "autotune")
+    kept = open_store(cfg)
+    store = Store(kept.folder / "autotune", beneath=tuple(folder / "autotune" for folder in kept.beneath))
     return " ".join(versions), compiled, store

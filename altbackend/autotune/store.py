@@ -18,10 +18,14 @@ Times = dict[str, float]  # microseconds by the candidate's name
 
 @dataclass(frozen=True)
 class Store:
-    """Entries under `folder`, which need not exist; one that cannot be written is measured again the next time."""
+    """Entries under `folder`, which need not exist; one that cannot be written is measured again the next time.
+
+    What it has not is looked for in `beneath`, folders that are only read.
+    """
 
     folder: Path
     lock_s: float = LOCK_S
+    beneath: tuple[Path, ...] = ()
 
     def path(self, question: str) -> Path:
         """Where the answer to `question` is: a text that holds all that the times depend on."""
@@ -30,12 +34,9 @@ class Store:
 
     def read(self, question: str) -> Times | None:
         """The times, if the entry is whole; anything else is a miss and will be replaced."""
-        try:
-            held = json.loads(self.path(question).read_text())
-            times = {str(k): float(v) for k, v in held["microseconds"].items()}
-            return times if held["digest"] == _digest(times) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+        path = self.path(question).relative_to(self.folder)
+        found = (_read(folder / path) for folder in (self.folder, *self.beneath))
+        return next((times for times in found if times is not None), None)
 
     def write(self, question: str, times: Times) -> None:
         path = self.path(question)
@@ -46,6 +47,15 @@ class Store:
     def lock(self, question: str) -> contextlib.AbstractContextManager[None]:
         """One process at a time measures a question; see `folders.one_at_a_time`."""
         return one_at_a_time(self.folder / LOCKS / f"{self.path(question).stem[:2]}.lock", self.lock_s)
+
+
+def _read(path: Path) -> Times | None:
+    try:
+        held = json.loads(path.read_text())
+        times = {str(k): float(v) for k, v in held["microseconds"].items()}
+        return times if held["digest"] == _digest(times) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _digest(times: Times) -> str:

@@ -41,8 +41,9 @@ class Place:
 
 
 def places(store: Store) -> list[Place]:
-    """Every entry of a store, whole or not."""
-    return [Place(store, path.parent.name, path.stem) for path in sorted(store.path(GRAPHS).glob("*/*.graph"))]
+    """Every entry of a store's folders, whole or not."""
+    paths = sorted(path for folder in store.folders for path in (folder / GRAPHS).glob("*/*.graph"))
+    return list(dict.fromkeys(Place(store, path.parent.name, path.stem) for path in paths))
 
 
 def read(place: Place) -> dict[str, Any] | None:
@@ -68,7 +69,8 @@ def parts(place: Place) -> Parts | None:
 def relatives(place: Place, before: float = math.inf) -> Iterator[Place]:
     """The other entries of the family that were kept before a time (seconds since the epoch), the newest first."""
     with contextlib.suppress(OSError):
-        files = [(p.stat().st_mtime, p.stem) for p in place.entry.parent.glob("*.parts") if p.stem != place.key]
+        folders = [folder / GRAPHS / place.family for folder in place.store.folders]
+        files = [(p.stat().st_mtime, p.stem) for f in folders for p in f.glob("*.parts") if p.stem != place.key]
         for _, key in sorted((found for found in files if found[0] <= before), reverse=True):
             yield Place(place.store, place.family, key)
 

@@ -28,9 +28,9 @@ def run(action: str, file: str = "") -> int:
             case "stats":
                 return stats(kept)
             case "verify":
-                return verify(kept)
+                return verify(kept.own)
             case "clear":
-                return clear(kept)
+                return clear(kept.own)
             case "explain-miss":
                 return explain(kept)
             case "export":
@@ -45,7 +45,9 @@ def run(action: str, file: str = "") -> int:
 def stats(kept: Store) -> int:
     """Counts and sizes."""
     sealing = "sealed with a secret" if kept.secret else "sealed without a secret"
-    print(f"{kept.folder}: {len(store.places(kept))} graphs, {sealing}")
+    print(f"{kept.folder}: {len(store.places(kept.own))} graphs, {sealing}")
+    for elsewhere in (*kept.beneath, *filter(None, [kept.shared])):
+        print(f"also read: {elsewhere}")
     total = 0
     for name, what in FOLDERS.items():
         files, size = evict.size(kept.folder / name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from altbackend.config import MODES, Row, accepted_names, resolve, table
+from altbackend.config import MODES, SPECS, Row, accepted_names, resolve, table
 
 INTRO = """\
 # Options
@@ -39,7 +39,8 @@ def text_page() -> str:
 def _block(row: Row, value: object) -> str:
     doc = textwrap.fill(row.doc, 100, initial_indent="    ", subsequent_indent="    ")
     env = f", {row.env}" if row.env else ""
-    now = "" if repr(value) == row.default or value == () else f"; now {value!r}"
+    held = repr(value) if SPECS[row.name].shown else "set"
+    now = "" if repr(value) == row.default or value == () else f"; now {held}"
     return f"{row.name} = {row.default}{now}\n{doc}\n    {row.type}; affects {row.affects}{env}\n"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import compat
 from ..config import Config, resolve
 from ..errors import CompilerFailed, CompilerMissing
-from ..kept.store import open_store
+from ..kept.store import Store, open_store
 from ..runtime import isa
 from ..runtime.host import Library
 from . import children, cores
@@ -116,9 +116,8 @@ def load(source: str, cfg: Config | None = None) -> Library:
     """
     cfg = cfg or resolve()
     name, store = name_of(source, cfg), open_store(cfg)
-    if store.read(name) is not None:
-        with contextlib.suppress(OSError):  # another process has removed it since
-            return Library(str(store.path(name)))
+    if (library := _kept(name, store)) is not None:
+        return library
     with tempfile.TemporaryDirectory(prefix="altbackend-build-") as folder:
         text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         text.write_text(source)
@@ -132,6 +131,19 @@ def load(source: str, cfg: Config | None = None) -> Library:
             store.write(name, built.read_bytes())
             return Library(str(store.path(name)))
         return Library(str(built))
+
+
+def _kept(name: str, store: Store) -> Library | None:
+    """The library that the store has, opened; None without one, or where it cannot be opened."""
+    found = store.find(name)
+    if found is None:
+        return None
+    with contextlib.suppress(OSError):
+        return Library(str(found.path))
+    with contextlib.suppress(OSError):  # another process has removed it, or no code is run from where it lies
+        store.own.write(name, found.content)
+        return Library(str(store.path(name)))
+    return None
 
 
 def _why_units_failed(units: int, text: Path, built: Path, cfg: Config) -> str:

@@ -23,7 +23,7 @@ from ..config import DEFAULTS, SPECS, Config
 
 LARGEST_CONSTANT = 64  # elements of a constant that is written out; a larger one gets random content
 # options that say where something is written, or what happens at a failure, and not what is compiled
-_NOT_WRITTEN = frozenset(["strict", "repro", "debug_dir", "cache_dir", "cache_key_file", "log"])
+_NOT_WRITTEN = frozenset(["strict", "repro", "debug_dir", "cache_dir", "cache_key_file", "cache_url", "log"])
 
 HEAD = '''"""{title}
 
