@@ -118,10 +118,17 @@ class Config:
     cxx: str = _option("", "path or name of the C++ compiler; empty looks for one", "code")
     compile_threads: int = _option(
         0,
-        "processes that compile Triton kernels side by side; 0 means one per core that affinity and control groups "
-        "grant, shared by the ranks of a host, at most 8",
+        "builds, of C++ or Triton, that run side by side; 0 means one per core that affinity and control groups grant, "
+        "shared by the ranks of a host, at most 8",
         "runtime",
         low=0,
+    )
+    worker_start: str = _option(
+        "subprocess",
+        "what compiles Triton kernels: `subprocess`, processes that are kept for further ones; `spawn`, a process for "
+        "each kernel, so that none stays; `inline`, the calling thread, which then also runs C++ compilers one by one",
+        "runtime",
+        choices=("subprocess", "spawn", "inline"),
     )
     # tuning
     cudagraphs: bool = _option(False, "replay CUDA kernels from a CUDA graph; no effect on a CPU", "runtime")

@@ -64,6 +64,10 @@ def _isa_from_bits(bits: Any) -> str | None:
     return {512: "avx512", 256: "avx2"}.get(bits, "generic")
 
 
+def _start(value: Any) -> Any:
+    return "subprocess" if value == "fork" else value
+
+
 def _compiler(value: Any) -> Any:
     """The last name of a candidate tuple `(None, "g++")`, or the name itself."""
     if isinstance(value, (tuple, list)):
@@ -148,7 +152,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "cpp.cxx": Renamed("cxx", "the last name of a tuple", _compiler),
         "cpp.min_chunk_size": Renamed("parallel_threshold", "same meaning"),
         "cpp_wrapper": _BUILD,
-        "worker_start_method": _BUILD,
+        "worker_start_method": Renamed("worker_start", "`fork` means `subprocess`: nothing is forked", _start),
         "triton.unique_kernel_names": _BUILD,
         "triton.cudagraph_trees": Ignored("`cudagraphs` alone decides"),
         "fx_graph_cache": Renamed("cache_graphs", "same meaning; machine code is kept in any case"),

@@ -136,7 +136,39 @@ class Child:
 
 def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
     """Exit status and output of a command. Raises OSError, or ChildFailed after `seconds`; nothing of it runs on."""
-    child = Child(command)
+    return _outcome(Child(command), seconds)
+
+
+class Batch:
+    """Commands that are of use together only, run by several threads; once it has ended none runs, and none starts."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._ended = threading.Lock(), set[Child](), False
+
+    def run(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
+        """As `run`; raises ChildFailed also where the batch has ended before."""
+        with self._lock:
+            if self._ended:
+                raise ChildFailed("it was not started, since others like it failed")
+            child = Child(command)
+            self._running.add(child)
+        try:
+            return _outcome(child, seconds)
+        finally:
+            with self._lock:
+                self._running.discard(child)
+
+    def end(self) -> None:
+        """Kill what runs; the threads that wait for it let go of it."""
+        with self._lock:
+            self._ended = True
+            for child in self._running:
+                with contextlib.suppress(OSError):
+                    if child.process.returncode is None:
+                        os.killpg(child.process.pid, signal.SIGKILL)
+
+
+def _outcome(child: Child, seconds: float) -> tuple[int, str]:
     try:
         said, _ = child.process.communicate(timeout=seconds)
         child.let_go()
@@ -145,25 +177,6 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
         raise ChildFailed(f"no result after {seconds:g} s", late=True) from None
     finally:
         child.end()
-
-
-def run_all(commands: Sequence[Sequence[str]], seconds: float, most: int) -> list[tuple[int, str]]:
-    """Exit status and output of each command, `most` of them running at a time. Raises what `run` raises."""
-    waiting, running, done = list(reversed(commands)), list[Child](), list[tuple[int, str]]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                running.append(Child(waiting.pop()))
-            said, _ = running[0].process.communicate(timeout=seconds)
-            first = running.pop(0)
-            first.let_go()
-            done.append((first.process.returncode, (said.decode(errors="replace") + first.last_words).strip()))
-    except subprocess.TimeoutExpired:
-        raise ChildFailed(f"no result after {seconds:g} s", late=True) from None
-    finally:
-        for child in running:
-            child.end()
-    return done
 
 
 def python(module: str, *arguments: str) -> list[str]:

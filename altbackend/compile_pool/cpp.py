@@ -9,7 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from .. import compat
@@ -18,7 +19,7 @@ from ..errors import CompilerFailed, CompilerMissing
 from ..kept.store import Store, open_store
 from ..runtime import isa
 from ..runtime.host import Library
-from . import children, cores
+from . import children, workers
 
 TIMEOUT = 300  # seconds for one compiler run
 VERSION_TIMEOUT = 30
@@ -123,7 +124,7 @@ def load(source: str, cfg: Config | None = None) -> Library:
         text.write_text(source)
         command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
         units = min(source.count(isa.PIECE), MOST_UNITS)
-        if reason := _why_failed(command) if units < 2 else _why_units_failed(units, text, built, cfg):
+        if reason := _why_failed([command], cfg) if units < 2 else _why_units_failed(units, text, built, cfg):
             kept = store.keep_text(name.removesuffix(".so") + ".cpp", source)
             again = " ".join(command).replace(str(text), kept).replace(str(built), os.devnull)
             raise CompilerFailed(again, reason, kept)
@@ -156,21 +157,25 @@ def _why_units_failed(units: int, text: Path, built: Path, cfg: Config) -> str:
         [find_compiler(cfg.cxx), *flags(cfg), f"-DALT_UNITS={units}", f"-DALT_UNIT={n}", "-c", str(text), "-o", made]
         for n, made in enumerate(objects)
     ]
+    link = [find_compiler(cfg.cxx), *flags(cfg), *objects, "-o", str(built), *_link_flags()]
+    return _why_failed(commands, cfg) or _why_failed([link], cfg)
+
+
+def _why_failed(commands: Sequence[list[str]], cfg: Config) -> str:
+    """Run compilers in the queue of all builds; why one has failed, as soon as it has, "" if none has."""
+    pool, batch = workers.pool_of(cfg), children.Batch()
+    reasons = [pool.submit(functools.partial(_reason, batch, command)) for command in commands]
     try:
-        done = children.run_all(commands, TIMEOUT, cores.workers(cfg.compile_threads))
-    except (OSError, children.ChildFailed) as cause:
-        return str(cause)
-    for command, (status, _) in zip(commands, done, strict=True):
-        if status and (reason := _why_failed(command)):
-            return reason
-    return _why_failed([find_compiler(cfg.cxx), *flags(cfg), *objects, "-o", str(built), *_link_flags()])
+        return next(filter(None, (r.result() for r in as_completed(reasons))), "")
+    finally:
+        batch.end()  # what others were for has failed, or somebody has interrupted this thread
 
 
-def _why_failed(command: list[str]) -> str:
-    """Run the compiler, once more if it was killed, as by a system that is out of memory; "" if it has succeeded."""
+def _reason(batch: children.Batch, command: list[str]) -> str:
+    """Run a compiler, once more if it was killed, as by a system that is out of memory; "" if it has succeeded."""
     for last in (False, True):
         try:
-            status, said = children.run(command, TIMEOUT)
+            status, said = batch.run(command, TIMEOUT)
         except (OSError, children.ChildFailed) as cause:
             return str(cause)
         if status and not last and (status < 0 or KILLED in said):

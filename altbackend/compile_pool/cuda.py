@@ -18,7 +18,7 @@ from ..config import Config
 from ..errors import CompilerFailed, Unsupported
 from ..kept.store import Store, open_store
 from ..runtime.cuda import Cubin
-from . import cores, workers
+from . import workers
 
 if TYPE_CHECKING:  # a process that finds its kernels built prints none
     from ..codegen.triton import TritonKernel
@@ -74,12 +74,11 @@ def name_of(job: Job) -> str:
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
     """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
     triton_version()
-    return _submit(job, open_store(cfg), cores.workers(cfg.compile_threads))
+    return _submit(job, open_store(cfg), workers.pool_of(cfg))
 
 
 @functools.lru_cache(maxsize=4096)
-def _submit(job: Job, store: Store, count: int) -> Future[Cubin]:
-    pool = workers.pool(count)
+def _submit(job: Job, store: Store, pool: workers.Pool) -> Future[Cubin]:
     return pool.submit(lambda: _build(job, store, pool))
 
 
@@ -90,12 +89,12 @@ def warm(cfg: Config) -> None:
     """Start the workers in the background: they are ready when the first kernel is, and not a second later."""
     with contextlib.suppress(Unsupported):  # without triton there is nothing to start; a kernel will say so
         triton_version()
-        _warm(cores.workers(cfg.compile_threads))
+        _warm(workers.pool_of(cfg))
 
 
 @functools.cache
-def _warm(count: int) -> None:
-    workers.pool(count).warm()
+def _warm(pool: workers.Pool) -> None:
+    pool.warm()
 
 
 os.register_at_fork(after_in_child=_warm.cache_clear)

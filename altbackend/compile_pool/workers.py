@@ -1,4 +1,7 @@
-"""A pool of worker processes for Triton, fed by threads that never hold up the end of the interpreter."""
+"""The queue of all builds, C++ and Triton, and the processes that compile Triton kernels.
+
+Threads take from it, as many as builds may run side by side; none of them holds up the end of the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..config import Config
+from . import cores
 from .children import Child, ChildFailed, python
 from .cubin_worker import compile_job
 
@@ -23,25 +28,32 @@ Result = TypeVar("Result")
 
 
 class Pool:
-    """At most `count` jobs at a time. Workers are started when they are needed, or by `warm`, and kept."""
+    """At most `count` builds at a time. `start` says where Triton kernels are compiled (option `worker_start`):
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    "subprocess": by workers that are started when they are needed, or by `warm`, and kept; "spawn": each by a worker of
+    its own, which then ends; "inline": by the thread that submits, as everything is.
+    """
+
+    def __init__(self, count: int, start: str = "subprocess") -> None:
+        self.count, self.start = count, start
         self.idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        for n in range(count):
+        for n in range(count if start != "inline" else 0):
             # not an executor, whose threads the interpreter waits for before it ends
             threading.Thread(target=self._serve, name=f"altbackend-compile-{n}", daemon=True).start()
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
         """What `task` returns or raises, once a thread has run it."""
         future: Future[Result] = Future()
-        self.tasks.put((future, task))
+        if self.start == "inline":
+            _fulfil(future, task, Exception)  # Ctrl-C is this thread's own
+        else:
+            self.tasks.put((future, task))
         return future
 
     def warm(self) -> None:
         """Start all workers, in the background."""
-        for _ in range(self.count):
+        for _ in range(self.count if self.start != "inline" else 0):
             self.submit(lambda: self.idle.put(Child(WORKER)))
 
     def compile(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +61,8 @@ class Pool:
 
         Where no worker can be started the job is done here. One that has killed its workers is not: it would kill us.
         """
+        if self.start == "inline":
+            return compile_job(question)
         reason = ""
         for _ in range(ATTEMPTS):
             try:
@@ -65,7 +79,10 @@ class Pool:
                 worker.end()
                 reason = f"a compile worker answered nonsense: {cause}"
             else:
-                self.idle.put(worker)
+                if self.start == "spawn":
+                    worker.end()
+                else:
+                    self.idle.put(worker)
                 return dict(answer)
         return {"error": reason}
 
@@ -81,17 +98,26 @@ class Pool:
     def _serve(self) -> None:
         while True:
             future, task = self.tasks.get()
-            try:
-                future.set_result(task())
-            except BaseException as cause:
-                future.set_exception(cause)
+            _fulfil(future, task, BaseException)
             del future, task  # or the last result would live until the next task
 
 
+def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[BaseException]) -> None:
+    try:
+        future.set_result(task())
+    except caught as cause:
+        future.set_exception(cause)
+
+
 @functools.cache
-def pool(count: int) -> Pool:
-    """The pool of `count` workers of this process."""
-    return Pool(count)
+def pool(count: int, start: str) -> Pool:
+    """The pool of this process for so many builds at a time."""
+    return Pool(count, start)
+
+
+def pool_of(cfg: Config) -> Pool:
+    """The pool that the options ask for."""
+    return pool(cores.workers(cfg.compile_threads), cfg.worker_start)
 
 
 # A fork has neither the threads nor the workers.

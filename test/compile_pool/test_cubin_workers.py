@@ -59,10 +59,10 @@ def test_a_damaged_entry_is_built_anew(cfg: Config, tmp_path: Path, damage: str)
 
 def test_an_idle_worker_that_is_killed_is_replaced(cfg: Config) -> None:
     cuda.submit(job(4), cfg).result(timeout=100)
-    worker = workers.pool(1).idle.get(timeout=100)
+    worker = workers.pool(1, "subprocess").idle.get(timeout=100)
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.wait()
-    workers.pool(1).idle.put(worker)
+    workers.pool(1, "subprocess").idle.put(worker)
     assert cuda.submit(job(5), cfg).result(timeout=100).code
     assert worker.process.stdout is not None
     assert worker.process.stdout.closed
@@ -70,9 +70,9 @@ def test_an_idle_worker_that_is_killed_is_replaced(cfg: Config) -> None:
 
 def test_a_worker_ignores_an_interrupt_and_obeys_a_shutdown(cfg: Config) -> None:
     cuda.submit(job(14), cfg).result(timeout=100)
-    worker = workers.pool(1).idle.get(timeout=100)
+    worker = workers.pool(1, "subprocess").idle.get(timeout=100)
     os.kill(worker.process.pid, signal.SIGINT)
-    workers.pool(1).idle.put(worker)
+    workers.pool(1, "subprocess").idle.put(worker)
     assert cuda.submit(job(15), cfg).result(timeout=100).code
     assert worker.alive
     os.kill(worker.process.pid, signal.SIGTERM)

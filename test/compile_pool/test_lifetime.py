@@ -197,6 +197,20 @@ def test_no_compiler_outlives_its_parent(
     assert gone(group)
 
 
+def test_ctrl_c_ends_the_compilers_of_a_process_that_goes_on(
+    start: Callable[..., subprocess.Popen[str]], slow_compiler: str, tmp_path: Path
+) -> None:
+    build = BUSY_COMPILER.replace(
+        "    build()\n", "    try:\n        build()\n    except KeyboardInterrupt:\n        pass\n"
+    )
+    parent = start(build + THEN["sleeps"], slow_compiler, str(tmp_path), "main")
+    group = written(tmp_path / "group")
+    assert become(group, 2, 60)
+    os.killpg(parent.pid, signal.SIGINT)
+    assert gone(group)
+    assert parent.poll() is None
+
+
 def test_an_exit_does_not_wait_for_a_compiler(
     start: Callable[..., subprocess.Popen[str]], slow_compiler: str, tmp_path: Path
 ) -> None:
