@@ -27,7 +27,20 @@ from .ast import Let, Param
 from .blocks import Blocks
 from .cpp import float_text
 from .templates import matmul
-from .tile import Accumulator, Comment, Fold, Mask, Points, Shape, TileFunction, TileLoop, TileStmt, TileStore, Total
+from .tile_ast import (
+    Accumulator,
+    Comment,
+    Fold,
+    Mask,
+    Points,
+    Shape,
+    TileFunction,
+    TileLoop,
+    TileStmt,
+    TileStore,
+    Total,
+    parts_name,
+)
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "tl.float32",
@@ -140,7 +153,7 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
         grid=(f.blocks.programs,),
         num_warps=f.blocks.warps,
         num_stages=f.blocks.stages,
-        workspace=tuple(Workspace(tile.parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
+        workspace=tuple(Workspace(parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
         totals=tuple(Param(labels[b], p.buffers[b].dtype, True) for b in outs),
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
@@ -169,7 +182,7 @@ def _finish(p: Program, totals: list[Total], f: TileFunction, labels: dict[str, 
     count, numel = f.blocks.programs, totals[0].numel
     buffers, placed = dict(p.buffers), []
     for t in totals:
-        parts = tile.parts_name(t)
+        parts = parts_name(t)
         buffers[parts] = Buffer(parts, t.dtype, (count, numel), (numel, 1), p.buffers[t.out].device)
         row, point = ex.var("o", numel), ex.var("i0", count)
         value = va.load(parts, ex.add(ex.mul(ex.ix(point), numel), ex.ix(row)), t.dtype)
@@ -219,7 +232,7 @@ def source(f: TileFunction, pointers: Sequence[str] = (), header: Sequence[str] 
     for line in header:
         w.add(line)
     _block(w, f.body)
-    arguments = [p.name for p in f.params] + [tile.parts_name(t) for t in f.totals]
+    arguments = [p.name for p in f.params] + [parts_name(t) for t in f.totals]
     arguments += ["error"] if f.checks else []
     arguments = list(pointers) or [*arguments, *f.symbols]
     arguments += [f"{c}: tl.constexpr" for c in f.blocks.constexprs]
