@@ -30,7 +30,7 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
     """The tile AST of a kernel, of `blocks` or those of the rules. Raises Unsupported where tiles cannot express it."""
     fast = target.fast and only_low_precision(p, k)
     cheap = cheapened(p, k) if target.fast and not fast else {}
-    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, cheap=cheap, unrounded=target.fast)
+    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, cheap=cheap, own_numerics=target.fast)
     top = Scope()
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top

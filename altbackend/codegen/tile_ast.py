@@ -9,8 +9,12 @@ operands are names, with these operators beside those of the IR:
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
     tile_scalar attr: index, as it is
+    narrowed    args: number of 64 bits; attr: index, whose values alone it may equal
     guarded     args: value, mask; attr: identity of an operator where the mask does not hold
     broadcast   attr: shape
+    reshaped    attr: shape
+    column      a row of numbers as a column
+    helper      attr: function of `runtime.tile_math`
     reduced     attr: (operator, axis number, rank)
     scanned     attr: (operator, axis number)
 

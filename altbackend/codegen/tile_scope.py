@@ -17,6 +17,7 @@ from ..schedule.kernel import Kernel
 from ..schedule.place import Placed
 from .ast import Let, Param, identity, name
 from .blocks import CROSSED, MATMUL, ROWS, Blocks
+from .choices import chosen_last
 from .rounding import CHEAP
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
@@ -53,7 +54,8 @@ class Emitter:
     checks: bool = False
     fast: bool = False
     cheap: dict[Loop, Value] = field(default_factory=dict)
-    unrounded: bool = False
+    own_numerics: bool = False
+    normalisers: set[Value] = field(default_factory=set)
 
     def fresh(self, prefix: str) -> str:
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
@@ -92,10 +94,12 @@ def row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:
     return e.rows[n]
 
 
-def row_points(e: Emitter, scope: Scope, n: Index, base: str) -> None:
+def row_points(e: Emitter, scope: Scope, n: Index, base: str, whole: bool = False) -> None:
+    """The positions of a block that starts at `base`, and what masks those beyond the row unless it is `whole`."""
     b, atom = e.blocks, e.rows[n]
     e.place(scope, Points(atom.key, base, b.name_of(n), b.rank - 1, b.rank))
-    if not (isinstance(n, int) and n % b.rblocks[n] == 0):
+    e.masks.pop(atom, None)
+    if not (whole or (isinstance(n, int) and n % b.rblocks[n] == 0)):
         e.masks[atom] = f"{atom.key}mask"
         e.note(n)
         scope.body.append(Mask(e.masks[atom], atom.key, n))
@@ -177,6 +181,20 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "philox_uniform" if (quads := _quads(e, v)) is not None:
             seed = bind(e, scope, v.args[0], conds)
             return let(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
+        case "narrowed":
+            return let(e, scope, v, axes)
+        case "eq" | "ne" if (pair := _narrow_position(e, v)) is not None:
+            position, number = pair
+            number = let(
+                e,
+                scope,
+                va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, position.attr),
+                axes_of(e, number),
+            )
+            return let(e, scope, va.make(v.op, (position, number), torch.bool), axes)
+        case "truediv" if e.fast and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
+            inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
+            return let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(CHEAP):
         pass
@@ -191,10 +209,26 @@ def _unrounded(e: Emitter, v: Value) -> Value | None:
     """The float32 value of a product that the kernel itself rounds to its dtype, where `v` is its conversion back."""
     (x,) = v.args
     m = e.kernel.matmul
-    if m is None or not e.unrounded or x.op != "load" or x.attr[0] != m.out or m.out not in e.writers:
+    if m is None or not e.own_numerics or x.op != "load" or x.attr[0] != m.out or m.out not in e.writers:
         return None
     held = e.writers[m.out].value
     return held.args[0] if held.op == "cast" and held.args[0].dtype == v.dtype else None
+
+
+def _narrow_position(e: Emitter, v: Value) -> tuple[Value, Value] | None:
+    """A position with 32 bits and the number of 64 bits with which `v` compares it, where only the position varies."""
+    for at, number in (v.args, v.args[::-1]):
+        if (
+            at.op == "index"
+            and not e.blocks.wide
+            and not axes_of(e, at) <= axes_of(e, number)
+            and not ex.lookups(at.attr)
+        ):
+            low, high = ex.bounds(at.attr)
+            if low >= 0 and high < 2**31 - 1:
+                e.note(at.attr)
+                return va.make("tile_scalar", (), torch.int32, at.attr), number
+    return None
 
 
 def _quads(e: Emitter, v: Value) -> Index | None:
@@ -308,7 +342,7 @@ def on_tile(e: Emitter, scope: Scope, q: Placed) -> Placed:
     else:
         at = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
-    value = e.cheap.get(q.node, q.value).substitute(env)
+    value = chosen_last(e.cheap.get(q.node, q.value).substitute(env), lambda v: axes_of(e, v))
     index = ex.substitute(q.index, env, lambda x: x.substitute(env))
     return Placed(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 

@@ -376,11 +376,20 @@ def scalar(v: Value, weak: bool = False) -> str:
         case "inside":
             x = scalar(v.args[0])
             return f"({x} >= 0) & ({x} < {_paren(v.attr)})"
+        case "narrowed":  # a number that is no position becomes -1
+            x, (_, high) = scalar(v.args[0]), ex.bounds(v.attr)
+            return f"tl.cast(tl.where(({x} >= 0) & ({x} <= {high}), {x}, -1), tl.int32)"
         case "guarded":
             value, mask, other = v.args
             return f"tl.where({scalar(mask)}, {scalar(value)}, {scalar(other, value.op != 'const')})"
         case "broadcast":
             return f"tl.broadcast_to({scalar(v.args[0])}, {_shape(v.attr)})"
+        case "reshaped":
+            return f"tl.reshape({scalar(v.args[0])}, {_shape(v.attr)})"
+        case "column":
+            return f"{scalar(v.args[0])}[:, None]"
+        case "helper":
+            return f"{v.attr}({', '.join(scalar(a) for a in v.args)})"
         case "reduced":
             return _reduced(v)
         case "scanned":
