@@ -45,6 +45,10 @@ def _norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w, b)
 
 
+def _wide(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), target)
+
+
 def _rows(columns: int, elements: int = 1 << 28) -> Inputs:
     return lambda: (_random(elements // columns, columns),)
 
@@ -61,11 +65,14 @@ CASES: tuple[Case, ...] = (
     Case("softmax, rows of 32768", lambda x: torch.softmax(x, -1), _rows(32768)),
     Case("layer norm, rows of 4096", _norm, _norm_inputs(4096, False)),
     Case("layer norm, rows of 16384", _norm, _norm_inputs(16384, False)),
+    Case("layer norm, rows of 32768", _norm, _norm_inputs(32768, False)),
+    Case("log-softmax, rows of 50257", lambda x: torch.log_softmax(x, -1), _rows(50257)),
     Case("layer norm backward, rows of 4096", _norm, _norm_inputs(4096, True), backward=True),
     Case("sum of columns", lambda x: x.sum(0), _rows(4096)),
     Case("sum of rows", lambda x: x.sum(1), _rows(4096)),
     Case("transpose", lambda x: x.t().contiguous(), _rows(16384)),
     Case("cross-entropy, 128256 classes", F.cross_entropy, _classes(2048, 128256, False)),
+    Case("cross-entropy in float32, 128256 classes", _wide, _classes(2048, 128256, False)),
     Case("cross-entropy backward, 128256 classes", F.cross_entropy, _classes(2048, 128256, True), backward=True),
 )
 

@@ -158,12 +158,14 @@ _LIBDEVICE = (
 
 def _complete_interpreter() -> None:
     """libdevice by torch's functions, and reductions by the project's combiners, which it would do point by point."""
+    import triton.language
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
     for name in _LIBDEVICE:
         reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
         setattr(libdevice, name, _elementwise(reference))
+    triton.language.inline_asm_elementwise = _inline_asm
     interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter.InterpreterBuilder.create_add = _add
@@ -180,6 +182,13 @@ def _with_index(patch: Callable[..., None]) -> Callable[..., None]:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     return patch_tensor
+
+
+_ASM: dict[str, Callable[..., torch.Tensor]] = {"ex2.approx.ftz.f32 $0, $1;": torch.exp2}
+
+
+def _inline_asm(asm: str, constraints: str, args: list[Any], **_: Any) -> Any:
+    return _elementwise(_ASM[str(getattr(asm, "value", asm))])(*args)
 
 
 def _splat(self: Any, kind: Any, x: Any) -> Any:

@@ -15,11 +15,13 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Program, reads, writes
+from ..ir.ops import OPS
 from ..schedule.kernel import Kernel
 from ..schedule.matmul import Matmul
 from ..schedule.place import Placed
 from ..schedule.registers import COLUMNS, inner_points, is_long, rows_are_neighbours
 from ..schedule.target import PROGRAMS_PER_SM, Target
+from .online import Online, plan
 from .templates.matmul import tiles_of
 
 FLAT, ROWS, CROSSED, SLICES, MATMUL = "flat", "rows", "crossed", "slices", "matmul"
@@ -32,8 +34,11 @@ ROW_ALONE = 1024  # elements of a row that is a tile of its own
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has COLUMNS rows
+MUCH_A_ROW = 16  # float additions: as long as two elements of a thread take
 COLUMN_LIMIT = 512  # points of such a row that are kept in registers
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
+ROWS_IN_CACHE = 24 << 20  # bytes of rows that are found there when they are read again
+THREADS_PER_SM = 2048
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def choose(p: Program, k: Kernel, target: Target) -> Blocks:
         if (order := _crossing(k)) is not None:
             return _crossed(p, k, order, target)
         if (order := _row_blocks(k)) is not None:
-            return _squares(p, k, order, (1, FLAT_BLOCK))
+            return _squares(p, k, order, (1, FLAT_BLOCK * (2 if _work_a_row(k, order[-1]) > MUCH_A_ROW else 1)))
         if kinds <= {"point", "scatter"}:
             return _flat(p, k, lengths, target)
         if totals and not few and len(lengths) == 1:
@@ -262,6 +267,12 @@ def _row_blocks(k: Kernel) -> tuple[Atom, ...] | None:
     return (*outer, column) if aligned and any(ex.vars_of(i) for i in numbers) else None
 
 
+def _work_a_row(k: Kernel, column: Atom) -> int:
+    """What every program computes for its row before it computes elements, in float additions."""
+    values = {v for q in k.stages[0].members for v in va.walk(q.value) if column not in v.vars}
+    return sum(OPS[v.op].flops for v in values if v.op in OPS)
+
+
 def _longest(lengths: list[Index]) -> Index:
     out = lengths[0]
     for n in lengths[1:]:
@@ -290,6 +301,10 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
     few = len(_loaded(members)) <= 2
     block = min(COLUMN_BLOCK if columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, target.row_limit)
+    more = 1 if columns or sliced or not long else _more_warps(p, k, long, _warps(block), target)
+    unit, block = block, block * more
+    if more > 1 and all(_read(n, block // 2) < _read(n, block) for n in long):
+        block //= 2
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     xblock = ROW_TILE // widest if widest < ROW_ALONE else 1
@@ -314,10 +329,35 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
         rblocks,
         long,
         programs,
-        _row_warps(xblock * widest, columns, bool(long), sliced),
+        _row_warps(xblock * (unit if more > 1 else widest), columns, bool(long), sliced) * more,
         _is_wide(p, k, walked),
         streams,
     )
+
+
+def _read(n: Index, block: int) -> int:
+    """Points of the blocks that a row takes, those beyond it included."""
+    return -(-n // block) * block if isinstance(n, int) else 0
+
+
+def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, target: Target) -> int:
+    """How many times as many warps a program needs, so that its long row stays in the cache until it is read again.
+
+    A multiprocessor then has fewer programs, and the device fewer rows, under way.
+    """
+    stages = [s for s in k.stages if ex.prod(v.args[1] for v in s.inner) in long]
+    if len([x for x in plan(k.stages, stages, k.stored) if isinstance(x, Online) or x in stages]) < 2:
+        return 1
+    members = [q for s in stages for q in s.members]
+    rows = {b for q in members for b, i in va.loads(q.value) if q.row in ex.vars_of(i) and ex.vars_of(i) & {*q.inner}}
+    read = rows & _loaded(members)
+    row = max(n for n in long if isinstance(n, int)) if any(isinstance(n, int) for n in long) else 0
+    row_bytes = row * sum(p.buffers[b].dtype.itemsize for b in read)
+    for more in (1, 2, 4, 8):
+        programs = target.parallel // PROGRAMS_PER_SM * (THREADS_PER_SM // (32 * warps * more))
+        if warps * more <= MOST_WARPS and programs * row_bytes <= ROWS_IN_CACHE:
+            return more
+    return 1
 
 
 def _row_warps(tile: int, columns: bool, long: bool, sliced: bool) -> int:

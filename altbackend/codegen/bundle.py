@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..schedule.bundle import Bundle
 from ..schedule.target import Target
-from . import tile, triton
+from . import tile, tile_ast, triton
 from .ast import Param
 from .triton import TritonKernel
 
@@ -34,7 +34,7 @@ def emit(b: Bundle, target: Target) -> tuple[TritonKernel, tuple[str, ...]]:
     return kernel, tuple(name for role in f.buffers for name in b.operands[role])
 
 
-def _chosen(f: tile.TileFunction, starts: list[int], points: tuple[int, ...]) -> list[str]:
+def _chosen(f: tile_ast.TileFunction, starts: list[int], points: tuple[int, ...]) -> list[str]:
     """Lines that leave a program with its part's pointers, length, and number within the part."""
     names = [q.name for q in f.params]
     lines = [*(f"{x} = {x}_0" for x in names), "first = 0", f"n = {points[0]}"]

@@ -27,7 +27,20 @@ from .ast import Let, Param
 from .blocks import Blocks
 from .cpp import float_text
 from .templates import matmul
-from .tile import Accumulator, Comment, Fold, Mask, Points, Shape, TileFunction, TileLoop, TileStmt, TileStore, Total
+from .tile_ast import (
+    Accumulator,
+    Comment,
+    Fold,
+    Mask,
+    Points,
+    Shape,
+    TileFunction,
+    TileLoop,
+    TileStmt,
+    TileStore,
+    Total,
+    parts_name,
+)
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "tl.float32",
@@ -140,7 +153,7 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
         grid=(f.blocks.programs,),
         num_warps=f.blocks.warps,
         num_stages=f.blocks.stages,
-        workspace=tuple(Workspace(tile.parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
+        workspace=tuple(Workspace(parts_name(t), t.dtype, ex.mul(f.blocks.programs, t.numel)) for t in f.totals),
         totals=tuple(Param(labels[b], p.buffers[b].dtype, True) for b in outs),
         finish=tuple(_finish(p, part, f, labels, target) for part in _by_size(f.totals)),
         checks=f.checks,
@@ -169,7 +182,7 @@ def _finish(p: Program, totals: list[Total], f: TileFunction, labels: dict[str, 
     count, numel = f.blocks.programs, totals[0].numel
     buffers, placed = dict(p.buffers), []
     for t in totals:
-        parts = tile.parts_name(t)
+        parts = parts_name(t)
         buffers[parts] = Buffer(parts, t.dtype, (count, numel), (numel, 1), p.buffers[t.out].device)
         row, point = ex.var("o", numel), ex.var("i0", count)
         value = va.load(parts, ex.add(ex.mul(ex.ix(point), numel), ex.ix(row)), t.dtype)
@@ -219,7 +232,7 @@ def source(f: TileFunction, pointers: Sequence[str] = (), header: Sequence[str] 
     for line in header:
         w.add(line)
     _block(w, f.body)
-    arguments = [p.name for p in f.params] + [tile.parts_name(t) for t in f.totals]
+    arguments = [p.name for p in f.params] + [parts_name(t) for t in f.totals]
     arguments += ["error"] if f.checks else []
     arguments = list(pointers) or [*arguments, *f.symbols]
     arguments += [f"{c}: tl.constexpr" for c in f.blocks.constexprs]
@@ -363,11 +376,20 @@ def scalar(v: Value, weak: bool = False) -> str:
         case "inside":
             x = scalar(v.args[0])
             return f"({x} >= 0) & ({x} < {_paren(v.attr)})"
+        case "narrowed":  # a number that is no position becomes -1
+            x, (_, high) = scalar(v.args[0]), ex.bounds(v.attr)
+            return f"tl.cast(tl.where(({x} >= 0) & ({x} <= {high}), {x}, -1), tl.int32)"
         case "guarded":
             value, mask, other = v.args
             return f"tl.where({scalar(mask)}, {scalar(value)}, {scalar(other, value.op != 'const')})"
         case "broadcast":
             return f"tl.broadcast_to({scalar(v.args[0])}, {_shape(v.attr)})"
+        case "reshaped":
+            return f"tl.reshape({scalar(v.args[0])}, {_shape(v.attr)})"
+        case "column":
+            return f"{scalar(v.args[0])}[:, None]"
+        case "helper":
+            return f"{v.attr}({', '.join(scalar(a) for a in v.args)})"
         case "reduced":
             return _reduced(v)
         case "scanned":

@@ -90,6 +90,28 @@ def sigmoid_fast(x):
 
 
 @triton.jit
+def power_of_two(x):
+    # 2^x, 0 where that is below 2^-126: one instruction, where tl.exp2 spends three more on such results
+    asm: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def exp_below(x):
+    # exp(x) of x <= 0, for sums that have a term 1. t is x log2(e) rounded, and 2^(d) = 1 + d ln 2 of the rest d
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    t = x * 1.4426950408889634
+    rest = tl.fma(x, 1.4426950408889634, -t)
+    power = power_of_two(t)
+    return tl.fma(power, rest * 0.6931471805599453, power)
+
+
+@triton.jit
+def exp_below_fast(x):
+    return power_of_two(x * 1.4426950408889634)
+
+
+@triton.jit
 def one_plus_erf_fast(x):
     # erfc |x| = exp(-|x| Q(|x|)); Q as in the C++ header, where the error of the sum is 2^-25.9
     s = tl.abs(x)

@@ -1,0 +1,134 @@
+"""One pass over long rows for a maximum and the sums of exponentials below it (`online.py` finds them).
+
+Every group of neighbours, which one thread holds, has a maximum and sums of its own while the row is read, so that no
+thread waits for another before the end; where a tile has several rows, each row has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..ir import value as va
+from ..ir.expr import Index
+from ..ir.value import Value
+from .ast import Let, identity, name
+from .online import Online
+from .tile_ast import Accumulator, Comment, Shape, TileLoop
+from .tile_scope import Emitter, Scope, bind, let, on_tile, row_axis, row_length, row_points, shape_of, store, whole
+from .tile_totals import provenance
+
+GROUP_BYTES = 16  # what one thread loads at once
+MOST_IN_GROUP = 8
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the passes over blocks carry: `best` and `sums`, of `shape`; `group` elements share one, or a tile's row."""
+
+    best: Value
+    sums: tuple[Value, ...]
+    shape: Shape
+    group: int
+
+
+def emit_online(e: Emitter, scope: Scope, part: Online) -> None:
+    """The maximum and the sums of a row, block after block; what is left beyond whole blocks comes last, masked.
+
+    m' = max(m, max v);  s' = s exp(m - m') + sum exp(v - m'), where exp(-inf - -inf) counts as 0.
+    """
+    n = row_length(e, part.top)
+    row_axis(e, scope, n)
+    block = e.blocks.rblocks[n]
+    run = _start(e, scope, part, n)
+    full = n - n % block if isinstance(n, int) else 0
+    if full or not isinstance(n, int):
+        inner = Scope(scope, "r")
+        row_points(e, inner, n, "base", whole=bool(full))
+        _turn(e, inner, part, run)
+        e.note(n)
+        scope.body.append(TileLoop("base", "0", full or n, e.blocks.name_of(n), tuple(inner.body)))
+    if isinstance(n, int) and full < n:
+        inner = Scope(scope, "r")
+        row_points(e, inner, n, str(full))
+        _turn(e, inner, part, run)
+        scope.body.extend(inner.body)
+    _finish(e, scope, part, run)
+
+
+def _start(e: Emitter, scope: Scope, part: Online, n: Index) -> Running:
+    kind = part.top.value.dtype
+    if e.blocks.tiled_x:
+        group, shape = 0, shape_of(e, frozenset({"x"}), None)
+    else:
+        sizes = [x.dtype.itemsize for q in (*part.passed, part.top) for x in va.walk(q.value) if x.op == "load"]
+        group = min(MOST_IN_GROUP, GROUP_BYTES // min(sizes, default=4))
+        shape = (f"{e.blocks.name_of(n)} // {group}",)
+    carried = []
+    for prefix, op in (("best", "max"), *(("sum", "sum") for _ in part.sums)):
+        label = e.fresh(prefix)
+        scope.body.append(Accumulator(label, kind, identity(op, kind), shape))
+        carried.append(name(label, kind))
+    return Running(carried[0], tuple(carried[1:]), shape, group)
+
+
+def _turn(e: Emitter, inner: Scope, part: Online, run: Running) -> None:
+    """One block of the row."""
+    for q in part.passed:
+        e.writers[q.node.out] = on_tile(e, inner, q)
+    inner.body.append(Comment(provenance(part.top)))
+    top = on_tile(e, inner, part.top)
+    value = whole(e, inner, top, bind(e, inner, top.value), "max")
+    if run.group:
+        grouped = va.make("reshaped", (value,), value.dtype, (*run.shape, str(run.group)))
+        value = let(e, inner, grouped, frozenset())
+    kind, none = value.dtype, frozenset[str]()
+    highest = let(e, inner, _across(value, "max", run), none)
+    new = let(e, inner, va.make("combined", (run.best, highest), kind, "max"), none)
+    floor = _floor(e, inner, new)
+    scale = let(e, inner, _exp(e, va.apply("sub", run.best, floor)), none)
+    spread = va.make("column", (floor,), kind) if run.group else floor
+    for q, total in zip(part.sums, run.sums, strict=True):
+        inner.body.append(Comment(provenance(q)))
+        terms = let(e, inner, _exp(e, va.apply("sub", value, spread)), none)
+        held = let(e, inner, _across(terms, "sum", run), none)
+        inner.body.append(Let(total.attr, va.apply("add", va.apply("mul", total, scale), held)))
+    inner.body.append(Let(run.best.attr, new))
+
+
+def _across(value: Value, op: str, run: Running) -> Value:
+    """The last of a block's two axes reduced: it goes where the block is one row's, and stays as 1 elsewhere."""
+    return va.make("reduced", (value,), value.dtype, (op, 1, 1 if run.group else 2))
+
+
+def _floor(e: Emitter, scope: Scope, best: Value) -> Value:
+    """What is subtracted: 0 where there is no maximum yet, so that exp(-inf - floor) is 0 and not NaN."""
+    kind = best.dtype
+    found = va.apply("where", va.apply("eq", best, identity("max", kind)), va.const(0.0, kind), best)
+    return let(e, scope, found, frozenset())
+
+
+def _finish(e: Emitter, scope: Scope, part: Online, run: Running) -> None:
+    """The row's own numbers from those of its groups."""
+    results = [run.best, *run.sums]
+    if run.group:
+        best = let(e, scope, va.make("reduced", (run.best,), run.best.dtype, ("max", 0, 1)), frozenset(), "total")
+        scale = let(e, scope, _exp(e, va.apply("sub", run.best, _floor(e, scope, best))), frozenset())
+        scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", 0, 1)) for s in run.sums]
+        results = [best, *(let(e, scope, s, frozenset(), "total") for s in scaled)]
+    axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
+    for q, result in zip((part.top, *part.sums), results, strict=True):
+        placed = on_tile(e, scope, q)
+        e.axes[result] = axes
+        e.results[q.node.out], e.writers[q.node.out] = result, placed
+        if q.node.out in e.kernel.stored:
+            store(e, scope, placed, result)
+    e.normalisers.update(results[1:])
+
+
+def _exp(e: Emitter, x: Value) -> Value:
+    """exp(x) of x <= 0 as a term of a sum that has a term 1."""
+    if x.dtype != torch.float32 or not e.own_numerics:
+        return va.make("exp", (x,), x.dtype)
+    return va.make("helper", (x,), x.dtype, "exp_below_fast" if e.fast else "exp_below")
