@@ -49,7 +49,7 @@ def compile_graph(
         cfg,
         trace,
         asdict(job),
-        lambda: translate(gm, cfg, trace, job),
+        lambda: translate(gm, cfg, trace, job, lambda known: compile_cuda.submit(known, cfg)),
         lambda code: bind(code, cfg, trace, job),
         kept,
     )
@@ -90,8 +90,17 @@ def by_library(gm: torch.fx.GraphModule) -> Compiled:
     return call
 
 
-def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> Code:
-    """A functional graph as text: its host program and its kernels. Changes the graph. Raises Unsupported."""
+def translate(
+    gm: torch.fx.GraphModule,
+    cfg: Config,
+    trace: Trace,
+    job: Job,
+    submit: Callable[[compile_cuda.Job], object] | None = None,
+) -> Code:
+    """A functional graph as text: its host program and its kernels. Changes the graph. Raises Unsupported.
+
+    `submit` is given each Triton kernel as soon as its text is known, which may be before the others'.
+    """
     hoisted = None
     device = device_of(gm)
     cuda = device.type == "cuda"
@@ -120,7 +129,8 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
             kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
-        code = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, device, cfg, trace)
+        parts = (program, edges, kernels, target, constants, device, cfg, trace)
+        code = _cuda(*parts, submit) if cuda else _cpu(*parts)
     if hoisted is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
     return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
@@ -159,13 +169,16 @@ def _cuda(
     device: torch.device,
     cfg: Config,
     trace: Trace,
+    submit: Callable[[compile_cuda.Job], object] | None,
 ) -> Code:
     """Triton: a kernel per launch, and one host program."""
     recording = replay.facts(p)
     capability = compat.cuda_capability(device)
     tuner = tiles.tuner(cfg, target, device)
+    anywhere = host_cuda.anywhere_in(p)
     steps: list[host_cuda.Step] = []
     for k, emitted in _emitted(p, edges, kernels, target, tuner, trace):
+        known = len(steps)
         if isinstance(k, Extern):
             steps.append(k)
         elif isinstance(k, bundle.Bundle):
@@ -174,6 +187,9 @@ def _cuda(
         for part, made, buffers in emitted:
             p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
             steps += found
+        for s in steps[known:]:
+            if submit is not None and isinstance(s, host_cuda.CudaLaunch):
+                submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability))
     printed = host_cuda.build(p, edges, steps)
     return Code(
         device,
@@ -195,16 +211,16 @@ def _emitted(
     tuner: tiles.TileTuner | None,
     trace: Trace,
 ) -> Iterator[tuple[Any, list[split_kernel.Emitted]]]:
-    """Every step with its Triton kernels: none for a library call or a bundle, else one or several."""
-    plain = [not isinstance(k, (Extern, bundle.Bundle)) for k in kernels]
-    parts = [
-        split_kernel.emit(p, edges, k, target, trace.decision) if own else []
-        for k, own in zip(kernels, plain, strict=True)
-    ]
-    if tuner is not None:
-        best = iter(tuner.tuned(p, [e for es in parts for e in es], trace.decision))
-        parts = [[next(best) for _ in es] for es in parts]
-    return zip(kernels, parts, strict=True)
+    """Every step with its Triton kernels, one by one: none for a library call or a bundle, else one or several."""
+    parts = (
+        [] if isinstance(k, (Extern, bundle.Bundle)) else split_kernel.emit(p, edges, k, target, trace.decision)
+        for k in kernels
+    )
+    if tuner is None:
+        return zip(kernels, parts, strict=True)
+    held = list(parts)
+    best = iter(tuner.tuned(p, [e for es in held for e in es], trace.decision))
+    return zip(kernels, [[next(best) for _ in es] for es in held], strict=True)
 
 
 def check(p: Program, cfg: Config) -> Program:

@@ -1,11 +1,11 @@
 """python -m benchmarks.scaling: seconds and memory per node of every stage, from small graphs to very large ones.
 
 Graphs are made as Dynamo would capture them: a chain of pointwise operators, a chain of linear layers with an
-activation and a residual, a stack of transformer layers, and the same stack trained: its joint graph is split, and
-nodes are those of both halves. Each (kind, size) runs in a process of its own, with an empty cache. AOTAutograd is
-torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor time, which other work on
-the machine stretches least; the C++ compiler's is that of its processes. `first`: what the first call takes above the
-second, with one thread.
+activation and a residual, a stack of transformer layers, and all of them trained (`training` is the stack): a joint
+graph is split, and nodes are those of both halves. Each (kind, size) runs in a process of its own, with an empty
+cache. AOTAutograd is torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor
+time, which other work on the machine stretches least; the C++ compiler's is that of its processes. `first`: what the
+first call takes above the second, with one thread.
 """
 
 from __future__ import annotations
@@ -126,7 +126,12 @@ def _transformer_layer(m: Maker, x: Node, p: dict[str, Node], shape: tuple[int, 
 
 
 KINDS: dict[str, Callable[[Maker, int], Node]] = {"pointwise": pointwise, "linear": linear, "transformer": transformer}
-KINDS["training"] = transformer
+TRAINED: dict[str, Callable[[Maker, int], Node]] = {
+    "training": transformer,
+    "training-linear": linear,
+    "training-pointwise": pointwise,
+}
+KINDS |= TRAINED
 
 
 def measure(kind: str, size: int, build: bool) -> dict[str, float]:
@@ -139,7 +144,7 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
     m = Maker()
     gm = m.finish(KINDS[kind](m, size))
     for parameter in m.inputs[1:]:
-        parameter.requires_grad_(kind == "training")
+        parameter.requires_grad_(kind in TRAINED)
     found = {"nodes": 0.0, "own": 0.0, "build": 0.0, "partition": 0.0, "aot_bytes": 0.0}
     cfg = resolve(options={"strict": True, "cache_graphs": False})
     before = _peak()
@@ -170,7 +175,7 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
         return compile_part
 
     start = time.process_time()
-    with torch.set_grad_enabled(kind == "training"), compat_aot.functorch_settings():
+    with torch.set_grad_enabled(kind in TRAINED), compat_aot.functorch_settings():
         call = compat_aot.aot_autograd(
             fw_compiler=compile_(Job("forward", tuple(range(1, len(m.inputs))))),
             bw_compiler=compile_(Job("backward")),
@@ -247,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.answer.write_text(json.dumps(measure(args.kinds[0], int(args.sizes[0]), not args.no_build)))
         return 0
     print(
-        f"{'kind':<12}{'nodes':>7}"
+        f"{'kind':<18}{'nodes':>7}"
         + "".join(f"{s + ' us':>13}" for s in ("aot", *STAGES, "own", "first"))
         + f"{'own KiB':>10}"
     )
@@ -269,7 +274,7 @@ def line(kind: str, row: dict[str, float]) -> str:
     """Microseconds per node and stage, and KiB per node above what AOTAutograd had needed."""
     nodes = row["nodes"]
     cells = [row.get(s, 0.0) / nodes * 1e6 for s in ("aot", *STAGES, "own", "first")]
-    return f"{kind:<12}{nodes:>7.0f}" + "".join(f"{c:>13.1f}" for c in cells) + f"{row['bytes'] / nodes / 1024:>10.1f}"
+    return f"{kind:<18}{nodes:>7.0f}" + "".join(f"{c:>13.1f}" for c in cells) + f"{row['bytes'] / nodes / 1024:>10.1f}"
 
 
 def growth(rows: Sequence[dict[str, float]]) -> float:

@@ -6,7 +6,7 @@ dropped after its last use, and its memory goes to the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,9 +76,20 @@ def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = written_inputs(p, steps)
-    anywhere = written.union(*(s.outs for s in steps if isinstance(s, Extern) and s.aliases))
-    hints = tuple((s.kernel, tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)) for s in found)
+    anywhere = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
+    hints = tuple((s.kernel, aligned_pointers(s, anywhere)) for s in found)
     return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
+
+
+def aligned_pointers(s: CudaLaunch, anywhere: Set[str]) -> tuple[int, ...]:
+    """Numbers of a launch's pointers that are multiples of 16 bytes; buffers in `anywhere` may begin anywhere."""
+    return tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)
+
+
+def anywhere_in(p: Program) -> set[str]:
+    """The buffers that may begin anywhere, as far as they are known before there are launches."""
+    written = {b for n in p.nodes for b in writes(n) if b in p.buffers and p.buffers[b].kind == "input"}
+    return written.union(o for n in p.nodes if isinstance(n, Extern) and n.aliases for o in n.outs if o)
 
 
 def _names(p: Program, steps: Sequence[Step]) -> _Names:

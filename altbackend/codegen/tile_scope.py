@@ -22,6 +22,7 @@ from .rounding import CHEAP
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
+DEEP = 150  # levels of operators that are bound by calls inside calls
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Emitter:
     cheap: dict[Loop, Value] = field(default_factory=dict)
     own_numerics: bool = False
     normalisers: set[Value] = field(default_factory=set)
+    ahead: bool = False  # members are bound in order
 
     def fresh(self, prefix: str) -> str:
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
@@ -253,11 +255,47 @@ def _quads(e: Emitter, v: Value) -> Index | None:
     return None
 
 
+def _bind_chain(e: Emitter, scope: Scope, b: str) -> None:
+    """Bind what a member of the kernel is computed from, the first member first, where one call inside another for
+    every operator of a long chain of members would be too many."""
+    if e.ahead:
+        return
+    chain, depth = _chain(e, b)
+    if depth <= DEEP:
+        return
+    e.ahead = True
+    try:
+        for member in chain:
+            bind(e, scope, e.writers[member].value)
+    finally:
+        e.ahead = False
+
+
+def _chain(e: Emitter, b: str) -> tuple[list[str], int]:
+    """Members that are computed again for `b`, each after those that it reads, and the depth of all."""
+    depths: dict[str, int] = {}
+    stack = [b]
+    while stack:
+        at = stack[-1]
+        value = e.writers[at].value
+        below = [
+            r for r, _ in va.loads(value) if r not in e.results and r in e.writers and e.writers[r].kind == "point"
+        ]
+        waiting = [r for r in below if r not in depths and r != at]
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        depths[at] = value.depth + max((depths.get(r, 0) for r in below), default=0)
+    return list(depths), depths[b]
+
+
 def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
     b, index = v.attr
     if b in e.results:
         return e.results[b]
     if b in e.writers and e.writers[b].kind == "point":
+        _bind_chain(e, scope, b)
         return bind(e, scope, e.writers[b].value)
     at, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)

@@ -25,11 +25,12 @@ _values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
 class Value:
     """An immutable scalar expression; structurally equal values are the same object."""
 
-    __slots__ = ("__weakref__", "_loads", "_text", "args", "attr", "dtype", "op", "syms", "vars")
+    __slots__ = ("__weakref__", "_loads", "_text", "args", "attr", "depth", "dtype", "op", "syms", "vars")
     op: str
     args: tuple[Value, ...]
     dtype: torch.dtype
     attr: Any
+    depth: int  # of the expression, constants and loads being 1
     vars: frozenset[Atom]
     syms: frozenset[Atom]
     _text: str | None
@@ -59,6 +60,7 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
     self = Value()
     self.op, self.args, self.dtype, self.attr, self._text = op, args, dtype, attr, None
     self._loads = None
+    self.depth = 1 + max((a.depth for a in args), default=0)
     self.vars = frozenset().union(*(a.vars for a in args))
     self.syms = frozenset().union(*(a.syms for a in args))
     index = attr[1] if op == "load" else attr if op in ("index", "wrap_index") else None

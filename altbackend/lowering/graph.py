@@ -400,12 +400,15 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     users = _readers(node, k)
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
-    if (users > 1 and not _is_cheap(ctx, t, cost)) or reads > 24 or cost > ctx.cfg.inline_limit:
+    large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
+    if large or (users > 1 and not _is_cheap(ctx, t, cost)):
         fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
 
 
+MOST_LOADS = 24
+DEEPEST = 120  # what walks over a value calls itself for every level, within a call stack of the user's
 # Operations, and loads of any size, of a value that its readers compute again: about the time of one load of it.
 AGAIN, AGAIN_ON_GPU, LOADS_AGAIN = 1, 16, 6
 
