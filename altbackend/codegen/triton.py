@@ -386,8 +386,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return f"tl.broadcast_to({scalar(v.args[0])}, {_shape(v.attr)})"
         case "reshaped":
             return f"tl.reshape({scalar(v.args[0])}, {_shape(v.attr)})"
-        case "column":
-            return f"{scalar(v.args[0])}[:, None]"
+        case "spread":
+            return f"{scalar(v.args[0])}[None, :, None]"
         case "helper":
             return f"{v.attr}({', '.join(scalar(a) for a in v.args)})"
         case "reduced":
