@@ -37,9 +37,9 @@ COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in 
 MUCH_A_ROW = 16  # float additions: as long as two elements of a thread take
 COLUMN_LIMIT = 512  # points of such a row that are kept in registers
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
-ROWS_IN_CACHE = 36 << 20  # bytes of rows that are found there when they are read again
+ROWS_IN_CACHE = 24 << 20  # bytes of rows that are found there when they are read again
 THREADS_PER_SM = 2048
-MOST_LONG_WARPS = 16  # two such programs fill the registers of a multiprocessor
+MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,8 @@ def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, targe
     read = rows & _loaded(members)
     row = max(n for n in long if isinstance(n, int)) if any(isinstance(n, int) for n in long) else 0
     row_bytes = row * sum(p.buffers[b].dtype.itemsize for b in read)
-    choices = [more for more in (1, 2, 4) if warps * more <= MOST_LONG_WARPS]
+    most = MOST_LONG_WARPS if warps == _warps(LONG_BLOCK_OF_FEW) else MOST_WARPS
+    choices = [more for more in (1, 2, 4, 8) if warps * more <= most]
     for more in choices:
         programs = target.parallel // PROGRAMS_PER_SM * (THREADS_PER_SM // (32 * warps * more))
         if programs * row_bytes <= ROWS_IN_CACHE:

@@ -54,7 +54,10 @@ def check_close(got: Any, want: Any, exact: Any) -> None:
 @pytest.mark.parametrize("of", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [20000, 50257, 131072])
 def test_sums_of_exponentials(columns: int, of: torch.dtype) -> None:
-    """No further from float64 than eager twice over, also where all terms are off by the same."""
+    """No further from float64 than eager twice over, also where all terms are off by the same.
+
+    A term may pass through 30 additions, each of which rounds a sum of about 1.
+    """
     torch.manual_seed(0)
     x = (torch.randn(40, columns, device="cuda") * 4).to(of)
     x[0], x[1, 5], x[2, 7], x[3, :9000] = -torch.inf, torch.inf, torch.nan, -torch.inf
@@ -65,7 +68,7 @@ def test_sums_of_exponentials(columns: int, of: torch.dtype) -> None:
     assert got[:2].tolist() == want[:2].tolist()
     assert got[2].isnan()
     mine, eager = ((t.double() - exact)[3:].abs() for t in (got, want))
-    assert (mine <= 2 * eager + 4 * torch.finfo(torch.float32).eps * exact[3:].abs() + 1e-7).all(), (mine, eager)
+    assert (mine <= 2 * eager + torch.finfo(torch.float32).eps * (4 * exact[3:].abs() + 15)).all(), (mine, eager)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
