@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import importlib.util
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def version() -> tuple[int, int]:
@@ -54,6 +56,18 @@ def no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@functools.cache
+def float8_saturates() -> bool:
+    """Whether too large a number becomes the largest of float8_e4m3fn (torch 2.13), and not NaN (torch 2.11)."""
+    return float8_code(1e9, torch.float8_e4m3fn) != 0x7F
+
+
+def float8_code(number: float, dtype: torch.dtype) -> int:
+    """The bits of a number as one of the floats of 8 bits, as torch rounds it; also while a graph is traced."""
+    with _disable_current_modes():
+        return int(torch.tensor(number).to(dtype).view(torch.uint8).item())
 
 
 def keeps_unread_random() -> bool:

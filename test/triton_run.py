@@ -20,6 +20,7 @@ from altbackend.codegen.triton import TritonKernel
 from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
+from altbackend.ir.ops import FLOAT8
 from altbackend.schedule import bundle, epilogue, target
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
@@ -117,6 +118,7 @@ def _call(kernel: TritonKernel, names: Sequence[str], memory: dict[str, torch.Te
 
 def launch(kernel: TritonKernel, pointers: list[torch.Tensor], symbols: list[int], grid: int) -> None:
     """One launch of a kernel, interpreted: flat tensors in the order of its parameters."""
+    pointers = [t.view(torch.uint8) if t.dtype in FLOAT8 else t for t in pointers]  # so kernels take them
     before = [triton_worker.pack(t) for t in pointers]
     job = (kernel.source, before, symbols, kernel.constexprs, grid)
     try:

@@ -39,6 +39,7 @@ COLUMN_LIMIT = 512  # points of such a row that are kept in registers
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
 ROWS_IN_CACHE = 24 << 20  # bytes of rows that are found there when they are read again
 THREADS_PER_SM = 2048
+MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
 
 
 @dataclass(frozen=True)
@@ -303,8 +304,6 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     block = min(COLUMN_BLOCK if columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, target.row_limit)
     more = 1 if columns or sliced or not long else _more_warps(p, k, long, _warps(block), target)
     unit, block = block, block * more
-    if more > 1 and all(_read(n, block // 2) < _read(n, block) for n in long):
-        block //= 2
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     xblock = ROW_TILE // widest if widest < ROW_ALONE else 1
@@ -335,11 +334,6 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     )
 
 
-def _read(n: Index, block: int) -> int:
-    """Points of the blocks that a row takes, those beyond it included."""
-    return -(-n // block) * block if isinstance(n, int) else 0
-
-
 def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, target: Target) -> int:
     """How many times as many warps a program needs, so that its long row stays in the cache until it is read again.
 
@@ -353,11 +347,13 @@ def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, targe
     read = rows & _loaded(members)
     row = max(n for n in long if isinstance(n, int)) if any(isinstance(n, int) for n in long) else 0
     row_bytes = row * sum(p.buffers[b].dtype.itemsize for b in read)
-    for more in (1, 2, 4, 8):
+    most = MOST_LONG_WARPS if warps == _warps(LONG_BLOCK_OF_FEW) else MOST_WARPS
+    choices = [more for more in (1, 2, 4, 8) if warps * more <= most]
+    for more in choices:
         programs = target.parallel // PROGRAMS_PER_SM * (THREADS_PER_SM // (32 * warps * more))
-        if warps * more <= MOST_WARPS and programs * row_bytes <= ROWS_IN_CACHE:
+        if programs * row_bytes <= ROWS_IN_CACHE:
             return more
-    return 1
+    return choices[-1]
 
 
 def _row_warps(tile: int, columns: bool, long: bool, sliced: bool) -> int:

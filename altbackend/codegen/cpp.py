@@ -18,6 +18,8 @@ CTYPES: dict[torch.dtype, str] = {
     torch.float64: "double",
     torch.bfloat16: "alt::bfloat16",
     torch.float16: "alt::half",
+    torch.float8_e4m3fn: "alt::float8_e4m3fn",
+    torch.float8_e5m2: "alt::float8_e5m2",
     torch.int64: "int64_t",
     torch.int32: "int32_t",
     torch.int16: "int16_t",

@@ -14,7 +14,7 @@ from ..schedule.place import Placed
 from ..schedule.target import Target
 from .ast import Let, name
 from .blocks import CROSSED, SLICES, Blocks, ceil_div, choose
-from .online import plan
+from .online import Online, plan
 from .rounding import cheapened, only_low_precision
 from .templates.matmul import Descriptors, Product, tiles_of
 from .tile_ast import Comment, Mask, Points, TileFunction, TileLoop
@@ -35,7 +35,10 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
     _program_axis(e, top)
     body = _rows_loop(e, top) if e.blocks.form == SLICES else top
     long = [s for s in k.stages if not e.blocks.flat and e.blocks.looped(_flat_points(s))]
-    for part in plan(k.stages, long, k.stored):
+    parts = plan(k.stages, long, k.stored)
+    read = [_read_by(k, part) if part in long or isinstance(part, Online) else set() for part in parts]
+    for n, part in enumerate(parts):
+        e.last_reads = read[n].intersection(*[set().union(*read[:n])]).difference(*read[n + 1 :])
         if isinstance(part, Stage):
             _stage(e, body, part)
         else:
@@ -54,6 +57,18 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
         body=tuple(top.body),
         totals=tuple(e.totals),
     )
+
+
+def _read_by(k: Kernel, part: Stage | Online) -> set[str]:
+    """The buffers that a pass over long rows reads, for the points too that it computes again."""
+    points = {q.node.out: q for s in k.stages for q in s.members if q.kind == "point"}
+    pending = list(part.members if isinstance(part, Stage) else (*part.passed, part.top, *part.sums))
+    read: set[str] = set()
+    while pending:
+        found = {b for b, _ in va.loads(pending.pop().value)} - read
+        read |= found
+        pending += [points[b] for b in found & points.keys()]
+    return read
 
 
 def _program_axis(e: Emitter, top: Scope) -> None:

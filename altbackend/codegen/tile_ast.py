@@ -13,7 +13,7 @@ operands are names, with these operators beside those of the IR:
     guarded     args: value, mask; attr: identity of an operator where the mask does not hold
     broadcast   attr: shape
     reshaped    attr: shape
-    column      a row of numbers as a column
+    spread      one number a thread, for the middle one of three axes
     helper      attr: function of `runtime.tile_math`
     reduced     attr: (operator, axis number, rank)
     scanned     attr: (operator, axis number)

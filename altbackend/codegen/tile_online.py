@@ -1,17 +1,19 @@
 """One pass over long rows for a maximum and the sums of exponentials below it (`online.py` finds them).
 
-Every group of neighbours, which one thread holds, has a maximum and sums of its own while the row is read, so that no
+The elements of a block that one thread holds have a maximum and sums of their own while the row is read, so that no
 thread waits for another before the end; where a tile has several rows, each row has.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from ..ir import value as va
 from ..ir.expr import Index
+from ..ir.ops import LOW_PRECISION
 from ..ir.value import Value
 from .ast import Let, identity, name
 from .online import Online
@@ -19,18 +21,21 @@ from .tile_ast import Accumulator, Comment, Shape, TileLoop
 from .tile_scope import Emitter, Scope, bind, let, on_tile, row_axis, row_length, row_points, shape_of, store, whole
 from .tile_totals import provenance
 
-GROUP_BYTES = 16  # what one thread loads at once
-MOST_IN_GROUP = 8
+LOAD_BYTES = 16  # what one thread loads at once
+THREADS = 32  # of a warp
 
 
 @dataclass(frozen=True)
 class Running:
-    """What the passes over blocks carry: `best` and `sums`, of `shape`; `group` elements share one, or a tile's row."""
+    """What the passes over blocks carry: `best` and `sums`, of `shape`; `group`: the block as (turns, threads, width).
+
+    Triton lays a block out so: every thread holds neighbours that one load brings, and the same of every turn. Where a
+    tile has several rows there is no group.
+    """
 
     best: Value
     sums: tuple[Value, ...]
-    shape: Shape
-    group: int
+    group: Shape = ()
 
 
 def emit_online(e: Emitter, scope: Scope, part: Online) -> None:
@@ -59,18 +64,27 @@ def emit_online(e: Emitter, scope: Scope, part: Online) -> None:
 
 def _start(e: Emitter, scope: Scope, part: Online, n: Index) -> Running:
     kind = part.top.value.dtype
-    if e.blocks.tiled_x:
-        group, shape = 0, shape_of(e, frozenset({"x"}), None)
-    else:
-        sizes = [x.dtype.itemsize for q in (*part.passed, part.top) for x in va.walk(q.value) if x.op == "load"]
-        group = min(MOST_IN_GROUP, GROUP_BYTES // min(sizes, default=4))
-        shape = (f"{e.blocks.name_of(n)} // {group}",)
+    group: Shape = ()
+    shape = shape_of(e, frozenset({"x"}), None)
+    if not e.blocks.tiled_x:
+        block = e.blocks.rblocks[n]
+        threads = min(THREADS * e.blocks.warps, block)
+        width = min(_width(part, n), block // threads)
+        group = f"{e.blocks.name_of(n)} // {threads * width}", str(threads), str(width)
+        shape = (str(threads),)
     carried = []
     for prefix, op in (("best", "max"), *(("sum", "sum") for _ in part.sums)):
         label = e.fresh(prefix)
         scope.body.append(Accumulator(label, kind, identity(op, kind), shape))
         carried.append(name(label, kind))
-    return Running(carried[0], tuple(carried[1:]), shape, group)
+    return Running(carried[0], tuple(carried[1:]), group)
+
+
+def _width(part: Online, n: Index) -> int:
+    """Elements that one load may bring, with rows of `n` one after the other."""
+    sizes = [v.dtype.itemsize for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"]
+    most = LOAD_BYTES // max(min(sizes, default=LOAD_BYTES), 2)
+    return math.gcd(n, most) if isinstance(n, int) else 1
 
 
 def _turn(e: Emitter, inner: Scope, part: Online, run: Running) -> None:
@@ -81,25 +95,27 @@ def _turn(e: Emitter, inner: Scope, part: Online, run: Running) -> None:
     top = on_tile(e, inner, part.top)
     value = whole(e, inner, top, bind(e, inner, top.value), "max")
     if run.group:
-        grouped = va.make("reshaped", (value,), value.dtype, (*run.shape, str(run.group)))
-        value = let(e, inner, grouped, frozenset())
+        value = let(e, inner, va.make("reshaped", (value,), value.dtype, run.group), frozenset())
     kind, none = value.dtype, frozenset[str]()
-    highest = let(e, inner, _across(value, "max", run), none)
+    highest = let(e, inner, _of_thread(e, inner, value, "max", run), none)
     new = let(e, inner, va.make("combined", (run.best, highest), kind, "max"), none)
     floor = _floor(e, inner, new)
-    scale = let(e, inner, _exp(e, va.apply("sub", run.best, floor)), none)
-    spread = va.make("column", (floor,), kind) if run.group else floor
+    scale = let(e, inner, _exp(e, va.apply("sub", run.best, floor), part), none)
+    spread = va.make("spread", (floor,), kind) if run.group else floor
     for q, total in zip(part.sums, run.sums, strict=True):
         inner.body.append(Comment(provenance(q)))
-        terms = let(e, inner, _exp(e, va.apply("sub", value, spread)), none)
-        held = let(e, inner, _across(terms, "sum", run), none)
+        terms = let(e, inner, _exp(e, va.apply("sub", value, spread), part), none)
+        held = let(e, inner, _of_thread(e, inner, terms, "sum", run), none)
         inner.body.append(Let(total.attr, va.apply("add", va.apply("mul", total, scale), held)))
     inner.body.append(Let(run.best.attr, new))
 
 
-def _across(value: Value, op: str, run: Running) -> Value:
-    """The last of a block's two axes reduced: it goes where the block is one row's, and stays as 1 elsewhere."""
-    return va.make("reduced", (value,), value.dtype, (op, 1, 1 if run.group else 2))
+def _of_thread(e: Emitter, scope: Scope, value: Value, op: str, run: Running) -> Value:
+    """A block reduced to one number a thread, or a row where the tile has several."""
+    if not run.group:
+        return va.make("reduced", (value,), value.dtype, (op, 1, 2))
+    of_loads = let(e, scope, va.make("reduced", (value,), value.dtype, (op, 2, 1)), frozenset())
+    return va.make("reduced", (of_loads,), value.dtype, (op, 0, 1))
 
 
 def _floor(e: Emitter, scope: Scope, best: Value) -> Value:
@@ -114,7 +130,7 @@ def _finish(e: Emitter, scope: Scope, part: Online, run: Running) -> None:
     results = [run.best, *run.sums]
     if run.group:
         best = let(e, scope, va.make("reduced", (run.best,), run.best.dtype, ("max", 0, 1)), frozenset(), "total")
-        scale = let(e, scope, _exp(e, va.apply("sub", run.best, _floor(e, scope, best))), frozenset())
+        scale = let(e, scope, _exp(e, va.apply("sub", run.best, _floor(e, scope, best)), part), frozenset())
         scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", 0, 1)) for s in run.sums]
         results = [best, *(let(e, scope, s, frozenset(), "total") for s in scaled)]
     axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
@@ -127,8 +143,13 @@ def _finish(e: Emitter, scope: Scope, part: Online, run: Running) -> None:
     e.normalisers.update(results[1:])
 
 
-def _exp(e: Emitter, x: Value) -> Value:
-    """exp(x) of x <= 0 as a term of a sum that has a term 1."""
+def _exp(e: Emitter, x: Value, part: Online) -> Value:
+    """exp(x) of x <= 0 as a term of a sum that has a term 1.
+
+    The fast form is off by |x| 2^-24 of the term, which averages to a rounding of the sum; rows of 16 bits, which leave
+    the least time for each element, take it.
+    """
     if x.dtype != torch.float32 or not e.own_numerics:
         return va.make("exp", (x,), x.dtype)
-    return va.make("helper", (x,), x.dtype, "exp_below_fast" if e.fast else "exp_below")
+    loaded = {v.dtype for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"}
+    return va.make("helper", (x,), x.dtype, "exp_below_fast" if e.fast or loaded <= LOW_PRECISION else "exp_below")

@@ -57,6 +57,7 @@ class Emitter:
     cheap: dict[Loop, Value] = field(default_factory=dict)
     own_numerics: bool = False
     normalisers: set[Value] = field(default_factory=set)
+    last_reads: set[str] = field(default_factory=set)
     ahead: bool = False  # members are bound in order
 
     def fresh(self, prefix: str) -> str:
@@ -304,7 +305,7 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
         # a tensor of one row gets a layout of its own, and Triton then brings whole tiles into it, by shared memory
         axes = frozenset({"x", "r"})
     shape = shape_of(e, axes, row) if axes != _plain_axes(e, at) else None
-    policy = "evict_first" if _read_once(e, axes) else ""
+    policy = "evict_first" if _read_once(e, axes) or _read_last(e, b, index) else ""
     load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, (e.param(b), at, shape, policy))
     return let(e, scope, load, axes)
 
@@ -312,6 +313,12 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
 def _read_once(e: Emitter, axes: frozenset[str]) -> bool:
     """Rows in registers are read once; what all rows share (weights) stays in the cache."""
     return e.blocks.streams and axes == {"x", "r"}
+
+
+def _read_last(e: Emitter, b: str, index: Index) -> bool:
+    """Whether a pass over a long row is the last of several that read it, so that the cache need not keep it."""
+    keys = {a.key for a in ex.vars_of(index)}
+    return b in e.last_reads and "x" in keys and len(keys) > 1
 
 
 def _plain_axes(e: Emitter, index: Index) -> frozenset[str]:

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import torch
 
-from .. import runtime
+from .. import compat, runtime
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Origin, Program, Reduction
-from ..ir.ops import LOW_PRECISION, OPS, triton_spelling
+from ..ir.ops import FLOAT8, LOW_PRECISION, OPS, triton_spelling
 from ..ir.value import Value
 from ..schedule.kernel import SCALAR, Kernel, Stage
 from ..schedule.place import Placed
 from ..schedule.target import Target
 from . import tile
-from .ast import Let, Param
+from .ast import Let, Param, name
 from .blocks import Blocks
 from .cpp import float_text
 from .templates import matmul
@@ -47,6 +47,8 @@ TYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64",
     torch.bfloat16: "tl.bfloat16",
     torch.float16: "tl.float16",
+    torch.float8_e4m3fn: "tl.uint8",  # their bits, which not every GPU converts itself
+    torch.float8_e5m2: "tl.uint8",
     torch.int64: "tl.int64",
     torch.int32: "tl.int32",
     torch.int16: "tl.int16",
@@ -59,6 +61,8 @@ POINTERS: dict[torch.dtype, str] = {
     torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
+    torch.float8_e4m3fn: "*u8",
+    torch.float8_e5m2: "*u8",
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.int16: "*i16",
@@ -345,6 +349,8 @@ def number(v: Value) -> str:
     assert v.op == "const"
     if v.dtype == torch.bool:
         return str(bool(v.attr))
+    if v.dtype in FLOAT8:
+        return str(compat.float8_code(float(v.attr), v.dtype))
     if not v.dtype.is_floating_point:
         return str(int(v.attr) % 256 if v.dtype == torch.uint8 else int(v.attr))
     x = float(v.attr)
@@ -386,8 +392,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return f"tl.broadcast_to({scalar(v.args[0])}, {_shape(v.attr)})"
         case "reshaped":
             return f"tl.reshape({scalar(v.args[0])}, {_shape(v.attr)})"
-        case "column":
-            return f"{scalar(v.args[0])}[:, None]"
+        case "spread":
+            return f"{scalar(v.args[0])}[None, :, None]"
         case "helper":
             return f"{v.attr}({', '.join(scalar(a) for a in v.args)})"
         case "reduced":
@@ -414,7 +420,8 @@ def _load(v: Value) -> str:
     target, at, shape, policy = v.attr
     text = f"tl.load({_address(target, at, shape)}"
     if v.args:
-        zero = "False" if v.dtype == torch.bool else "0.0" if v.dtype.is_floating_point else "0"
+        whole = not v.dtype.is_floating_point or v.dtype in FLOAT8
+        zero = "False" if v.dtype == torch.bool else "0" if whole else "0.0"
         text += f", mask={_and(tuple(a.attr for a in v.args))}, other={zero}"
     if policy:
         text += f', eviction_policy="{policy}"'
@@ -424,12 +431,25 @@ def _load(v: Value) -> str:
 def _cast(v: Value) -> str:
     (x,) = v.args
     text = scalar(x)
+    if x.dtype in FLOAT8:
+        single = f"float_of_{str(x.dtype).removeprefix('torch.float8_')}({text})"
+        return single if v.dtype == torch.float32 else _cast(va.cast(name(single, torch.float32), v.dtype))
+    if v.dtype in FLOAT8:
+        wide = text if x.dtype == torch.float32 else f"tl.cast({text}, tl.float32)"
+        return f"float8_bits({wide}, {', '.join(map(str, _float8_format(v.dtype)))})"
     if x.dtype.is_floating_point and v.dtype in (torch.uint8, torch.int8, torch.int16):
         # as torch: to a wide integer first, whose low bits remain
         text = f"tl.cast({text}, {'tl.int64' if v.dtype == torch.uint8 else 'tl.int32'})"
     elif torch.float32 not in (x.dtype, v.dtype) and LOW_PRECISION & {x.dtype, v.dtype}:
         text = f"tl.cast({text}, tl.float32)"  # so does torch: a double is rounded twice
     return f"tl.cast({text}, {TYPES[v.dtype]})"
+
+
+def _float8_format(dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Bits of a float32's mantissa that go, the exponent's bias, the code of too large numbers, the code of NaN."""
+    if dtype == torch.float8_e5m2:
+        return 21, 15, 0x7C, 0x7F
+    return 20, 7, 0x7E if compat.float8_saturates() else 0x7F, 0x7F
 
 
 def _reduced(v: Value) -> str:

@@ -63,7 +63,8 @@ def _header_hash() -> str:
 def flags(cfg: Config) -> tuple[str, ...]:
     """Compiler flags of every generated translation unit."""
     target = isa.flags(None if cfg.isa == "auto" else cfg.isa)  # type: ignore[arg-type]
-    return (*target, "-fwrapv", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-w", f"-I{isa.INCLUDE_DIR}")
+    float8 = () if compat.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
+    return (*target, "-fwrapv", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-w", *float8, f"-I{isa.INCLUDE_DIR}")
 
 
 def _link_flags() -> tuple[str, ...]:

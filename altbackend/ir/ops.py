@@ -221,11 +221,7 @@ _ROWS: list[OpSpec] = [
 OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}
 
 LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
-FLOAT8 = frozenset(
-    getattr(torch, n)
-    for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, n)
-)
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
 # What a GPU combines in memory without a loop around it, as torch does: its maxima of floats ignore NaN.
@@ -256,5 +252,5 @@ def triton_spelling(op: str, dtype: torch.dtype) -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a scalar of `dtype` is computed: float32 for the 16-bit floats, else itself."""
-    return torch.float32 if dtype in LOW_PRECISION else dtype
+    """The dtype in which a scalar of `dtype` is computed: float32 for the floats of 8 and 16 bits, else itself."""
+    return torch.float32 if dtype in LOW_PRECISION or dtype in FLOAT8 else dtype

@@ -17,6 +17,8 @@ SUPPORTED_DTYPES = frozenset(
         torch.float64,
         torch.bfloat16,
         torch.float16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
         torch.int64,
         torch.int32,
         torch.int16,

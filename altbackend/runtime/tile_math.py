@@ -1,4 +1,4 @@
-# mypy: disable-error-code="misc,no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="misc,no-untyped-def,no-untyped-call,untyped-decorator"
 """Functions that generated Triton kernels call. The printer copies the text of those that a kernel needs into it,
 so that a kernel's source is complete, and equal sources are equal kernels.
 """
@@ -109,6 +109,35 @@ def exp_below(x):
 @triton.jit
 def exp_below_fast(x):
     return power_of_two(x * 1.4426950408889634)
+
+
+@triton.jit
+def float8_bits(x, GONE: tl.constexpr, BIAS: tl.constexpr, LARGE: tl.constexpr, NAN: tl.constexpr):
+    # of a float32, rounded to nearest even. Adding 2^23 units of the subnormals' spacing rounds to that spacing
+    BASE: tl.constexpr = (127 - BIAS) << 23
+    MAGIC: tl.constexpr = (127 + 24 - BIAS - (23 - GONE)) << 23
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    magic = tl.full([], MAGIC, tl.int32).to(tl.float32, bitcast=True)
+    tiny = (tl.abs(x) + magic).to(tl.int32, bitcast=True) - MAGIC
+    normal = (size - BASE + ((1 << (GONE - 1)) - 1) + ((size >> GONE) & 1)) >> GONE
+    code = tl.minimum(tl.where(size < BASE + (1 << 23), tiny, normal), LARGE)
+    if LARGE != NAN:
+        code = tl.where(size > 0x7F800000, NAN, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def float_of_e4m3fn(x):
+    # as a float16 whose exponent is 8 too small
+    bits = x.to(tl.int16)
+    half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def float_of_e5m2(x):
+    return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit

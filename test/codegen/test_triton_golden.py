@@ -91,7 +91,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x / x.sum(-1, keepdim=True), r(200, 20000)),
             """\
-# grid 200, RBLOCK=32768, 32 warps
+# grid 200, RBLOCK=16384, 16 warps
 def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program
@@ -107,7 +107,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         r0 = base + tl.arange(0, RBLOCK)
         r0mask = r0 < 20000
         # div.Tensor
-        t1 = tl.load(in0 + (x * 20000 + r0), mask=r0mask, other=0.0)
+        t1 = tl.load(in0 + (x * 20000 + r0), mask=r0mask, other=0.0, eviction_policy="evict_first")
         t2 = tl.div_rn(t1, total0)
         tl.store(out0 + (x * 20000 + r0), t2, mask=r0mask)
 """,

@@ -51,6 +51,40 @@ def check_close(got: Any, want: Any, exact: Any) -> None:
         assert mine <= 2 * eager + 4 * torch.finfo(g.dtype).eps, (mine, eager)
 
 
+@pytest.mark.parametrize("of", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("columns", [20000, 50257, 131072])
+def test_sums_of_exponentials(columns: int, of: torch.dtype) -> None:
+    """No further from float64 than eager twice over, also where all terms are off by the same.
+
+    A term may pass through 30 additions, each of which rounds a sum of about 1.
+    """
+    torch.manual_seed(0)
+    x = (torch.randn(40, columns, device="cuda") * 4).to(of)
+    x[0], x[1, 5], x[2, 7], x[3, :9000] = -torch.inf, torch.inf, torch.nan, -torch.inf
+    for row, low in enumerate((3.25, -3.3, -7.7, -11.1, -90.0, -200.0), 4):
+        x[row, 1:], x[row, 0] = low, 0.0
+    want, exact = (torch.logsumexp(t, -1) for t in (x.float(), x.double()))
+    got = build(lambda t: torch.logsumexp(t.float(), -1))(x)
+    assert got[:2].tolist() == want[:2].tolist()
+    assert got[2].isnan()
+    mine, eager = ((t.double() - exact)[3:].abs() for t in (got, want))
+    assert (mine <= 2 * eager + torch.finfo(torch.float32).eps * (4 * exact[3:].abs() + 15)).all(), (mine, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_bits(dtype: torch.dtype) -> None:
+    """Every bfloat16 number, and some beside it, is rounded as eager does."""
+
+    def fn(t: T) -> tuple[T, T]:
+        y = t.to(dtype)
+        return y, y.float() * 2
+
+    x = torch.arange(2**16, device="cuda").to(torch.int16).view(torch.bfloat16)
+    for t in (x, x.float() * (1 + 2**-20)):
+        for got, want in zip(build(fn)(t), fn(t), strict=True):
+            torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(64, 256), (33, 1000), (8, 4096), (5, 20000), (3000, 7)], ids=str)
 @pytest.mark.parametrize("fn", [norms, mixed, losses])
