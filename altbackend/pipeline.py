@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import compat, fx_passes
+from . import bodies, compat, fx_passes
 from .autotune import products, tiles
 from .binding import Compiled, Job, bind
 from .cache import store
@@ -23,6 +23,7 @@ from .errors import Unsupported
 from .fx_passes import devices
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
+from .lowering.bodies import require_closed, require_functional
 from .lowering.facts import device_of
 from .lowering.graph import lower_graph
 from .runtime import several
@@ -95,6 +96,8 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
     hoisted = None
     device = device_of(gm)
     cuda = device.type == "cuda"
+    if job.kind == "body":
+        require_functional(gm)
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
@@ -106,6 +109,10 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
         check(program, cfg)
+        if job.kind == "body":
+            require_closed(program)
+    with trace.stage("bodies"):
+        inner = bodies.compiled(program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("body")))
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     target = targets.cuda(fast=cfg.numerics != "eager") if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
     with trace.stage("schedule"):
@@ -120,7 +127,9 @@ def translate(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job) -> 
             kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
-        code = (_cuda if cuda else _cpu)(program, edges, kernels, target, constants, device, cfg, trace)
+        print_ = _cuda if cuda else _cpu
+        code = print_(program, edges, kernels, target, constants, device, cfg, trace, job.kind == "body")
+    code = bodies.attached(code, inner)
     if hoisted is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
     return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
@@ -135,10 +144,11 @@ def _cpu(
     device: torch.device,
     cfg: Config,
     trace: Trace,
+    body: bool,
 ) -> Code:
     """OpenMP C++: one library and one host program per graph."""
     steps = [_step(p, k, n) for n, k in enumerate(kernels)]
-    printed = host.build(p, edges, steps, cfg, constants)
+    printed = host.build(p, edges, steps, cfg, constants, body)
     return Code(
         device,
         printed.python,
@@ -159,6 +169,7 @@ def _cuda(
     device: torch.device,
     cfg: Config,
     trace: Trace,
+    body: bool,
 ) -> Code:
     """Triton: a kernel per launch, and one host program."""
     recording = replay.facts(p)
@@ -174,7 +185,7 @@ def _cuda(
         for part, made, buffers in emitted:
             p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
             steps += found
-    printed = host_cuda.build(p, edges, steps)
+    printed = host_cuda.build(p, edges, steps, body)
     return Code(
         device,
         printed.python,
