@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .compile_pool.code import Code
 from .config import Config
 from .debug import Trace
 from .report import stats
+from .runtime import control_flow
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
@@ -27,7 +28,7 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """What a graph is compiled for. `kind`: "inference", "forward" or "backward".
+    """What a graph is compiled for. `kind`: "inference", "forward" or "backward", or "body" of another.
 
     `static_inputs`: inputs whose address stays. `user_outputs`: results that a user sees, the first ones; a forward's
     others are for its backward.
@@ -41,10 +42,13 @@ class Job:
 def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
     """Build the kernels, or find them built, and load the host program. Raises CompilerMissing, CompilerFailed."""
     cuda = code.device.type == "cuda"
-    trace.artifact("kernels.txt" if cuda else "kernels.cpp", code.kernel_text, "kernel_code")
-    trace.artifact("host.py", lambda: code.python, "output_code")
-    call = (_bind_cuda if cuda else _bind_cpu)(code, cfg, trace)
-    stats.record(kernels=code.kernels, library_calls=code.library_calls, compile_seconds=trace.seconds())
+    call = _bind(code, cfg, trace)
+    every = list(code.whole())
+    stats.record(
+        kernels=sum(c.kernels for c in every),
+        library_calls=sum(c.library_calls for c in every),
+        compile_seconds=trace.seconds(),
+    )
     if code.recording is not None and cfg.cudagraphs:
         static = [k for k, original in enumerate(code.kept) if original in job.static_inputs]
         given = replay.Given(tuple(static), len(code.kept), job.user_outputs, job.kind == "backward")
@@ -54,15 +58,26 @@ def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
     return Hoisted(call, code.prologue, code.kept, code.watched, in_place=cuda and cfg.cudagraphs)
 
 
-def _bind_cpu(code: Code, cfg: Config, trace: Trace) -> Compiled:
+def _bind(code: Code, cfg: Config, trace: Trace) -> Compiled:
+    cuda = code.device.type == "cuda"
+    trace.artifact("kernels.txt" if cuda else "kernels.cpp", code.kernel_text, "kernel_code")
+    trace.artifact("host.py", lambda: code.python, "output_code")
+    bound = dict(code.bound)
+    for body in code.bodies:
+        own = Trace(f"{trace.graph_name}_{body.names[0]}", cfg)
+        bound |= dict.fromkeys(body.names, control_flow.unboxed(_bind(body.code, cfg, own)))
+    return (_bind_cuda if cuda else _bind_cpu)(code, bound, cfg, trace)
+
+
+def _bind_cpu(code: Code, bound: Mapping[str, Any], cfg: Config, trace: Trace) -> Compiled:
     with trace.stage("build"):
         library = cpp.load(code.cpp, cfg) if code.cpp else None
     with trace.stage("load"):
         threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
-        return load(code.python, library, code.bound, threads)
+        return load(code.python, library, bound, threads)
 
 
-def _bind_cuda(code: Code, cfg: Config, trace: Trace) -> Compiled:
+def _bind_cuda(code: Code, bound: Mapping[str, Any], cfg: Config, trace: Trace) -> Compiled:
     """Kernels are compiled in worker processes, or found in the cache folder."""
     with trace.stage("build"):
         cubins = [j.result() for j in [compile_cuda.submit(job, cfg) for job in code.jobs]]
@@ -70,7 +85,7 @@ def _bind_cuda(code: Code, cfg: Config, trace: Trace) -> Compiled:
         loaded: dict[int, Any] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        return load(code.python, [loaded[id(c)] for c in cubins], code.bound)
+        return load(code.python, [loaded[id(c)] for c in cubins], bound)
 
 
 _loaded = 0

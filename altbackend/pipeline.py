@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import compat, fx_passes
+from . import bodies, compat, fx_passes
 from .autotune import products, tiles
 from .binding import Compiled, Job, bind
 from .cache import store
@@ -23,6 +23,7 @@ from .errors import Unsupported
 from .fx_passes import devices
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
+from .lowering.bodies import require_closed, require_functional
 from .lowering.facts import device_of
 from .lowering.graph import lower_graph
 from .runtime import several
@@ -104,6 +105,8 @@ def translate(
     hoisted = None
     device = device_of(gm)
     cuda = device.type == "cuda"
+    if job.kind == "body":
+        require_functional(gm)
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
@@ -115,6 +118,10 @@ def translate(
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
         check(program, cfg)
+        if job.kind == "body":
+            require_closed(program)
+    with trace.stage("bodies"):
+        inner = bodies.compiled(program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("body")))
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     target = targets.cuda(fast=cfg.numerics != "eager") if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
     with trace.stage("schedule"):
@@ -129,8 +136,10 @@ def translate(
             kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
-        parts = (program, edges, kernels, target, constants, device, cfg, trace)
+        body = job.kind == "body"
+        parts = (program, edges, kernels, target, constants, device, cfg, trace, body)
         code = _cuda(*parts, submit) if cuda else _cpu(*parts)
+    code = bodies.attached(code, inner)
     if hoisted is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
     return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
@@ -145,10 +154,11 @@ def _cpu(
     device: torch.device,
     cfg: Config,
     trace: Trace,
+    body: bool,
 ) -> Code:
     """OpenMP C++: one library and one host program per graph."""
     steps = [_step(p, k, n) for n, k in enumerate(kernels)]
-    printed = host.build(p, edges, steps, cfg, constants)
+    printed = host.build(p, edges, steps, cfg, constants, body)
     return Code(
         device,
         printed.python,
@@ -169,6 +179,7 @@ def _cuda(
     device: torch.device,
     cfg: Config,
     trace: Trace,
+    body: bool,
     submit: Callable[[compile_cuda.Job], object] | None,
 ) -> Code:
     """Triton: a kernel per launch, and one host program."""
@@ -190,7 +201,7 @@ def _cuda(
         for s in steps[known:]:
             if submit is not None and isinstance(s, host_cuda.CudaLaunch):
                 submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability))
-    printed = host_cuda.build(p, edges, steps)
+    printed = host_cuda.build(p, edges, steps, body)
     return Code(
         device,
         printed.python,

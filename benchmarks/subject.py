@@ -70,7 +70,7 @@ def eager(case: Case, built: Built, request: Request) -> Subject:
     return _subject(case, built, request, lambda module: module)
 
 
-def compiled(case: Case, built: Built, request: Request) -> Subject:
+def compiled(case: Case, built: Built, request: Request, dynamic: bool | None = None) -> Subject:
     """The case through torch.compile(backend=request.backend).
 
     Strict for alt: a graph that runs operator by operator must not be measured as if it were compiled.
@@ -80,7 +80,9 @@ def compiled(case: Case, built: Built, request: Request) -> Subject:
 
     def through_compiler(module: nn.Module) -> Callable[..., Any]:
         backend = found(request.backend)
-        compiled_module: Callable[..., Any] = torch.compile(module, backend=backend, mode=mode, options=options or None)
+        compiled_module: Callable[..., Any] = torch.compile(
+            module, backend=backend, mode=mode, options=options or None, dynamic=dynamic
+        )
         return compiled_module
 
     return _subject(case, built, request, through_compiler)

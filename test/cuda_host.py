@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,7 +103,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         "on_device": lambda call, device: call,
         "stream": lambda device: None,
     }
-    constants = pipeline.callables(found, s.constants)
+    constants = {n: _held(c, memory) for n, c in pipeline.callables(found, s.constants).items()}
     with patch.multiple(runtime, **names), compat.real_tensors():
         kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
         call = binding.load(printed.python, kernels, constants)
@@ -124,6 +125,21 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return printed.python, run
+
+
+def _held(constant: Any, memory: Memory) -> Any:
+    """A function whose results kernels may read wherever they lie; other constants as they are."""
+    if not isinstance(constant, types.FunctionType):
+        return constant
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = constant(*args, **kwargs)
+        for t in torch.utils._pytree.tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+                memory.hold(t)
+        return out
+
+    return call
 
 
 def _launcher(k: TritonKernel, memory: Memory, launch: Launch) -> Callable[..., None]:

@@ -30,7 +30,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "cache",
         "autotune",
         "aot",
-        "binding",
+        "binding bodies",
         "pipeline",
         "backend entry_point",
         "minify",

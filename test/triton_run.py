@@ -21,6 +21,8 @@ from altbackend.config import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.ops import FLOAT8
+from altbackend.lowering.bodies import called
+from altbackend.runtime.control_flow import unboxed
 from altbackend.schedule import bundle, epilogue, target
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
@@ -146,6 +148,8 @@ def compiled(
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
         s = schedule(gm, cfg or resolve(), chosen, choose)
+        for name, inner in called(s.program, s.constants).items():
+            s.constants[name] = unboxed(lower(inner))
         steps = steps_of(s, chosen)
         if seen is not None:
             seen.extend(steps)

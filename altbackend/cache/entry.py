@@ -10,16 +10,25 @@ import torch
 from torch.fx import GraphModule
 
 from ..codegen.replay import Facts
-from ..compile_pool.code import Code
+from ..compile_pool.code import Body, Code
 from ..compile_pool.cuda import Job
 from .key import resolve
 from .text import NotCacheable, decode, decode_calls, encode, encode_calls
 
 
 def attributes(gm: GraphModule) -> dict[int, str]:
-    """Identity of what a graph's `get_attr` nodes give -> its path. To be asked before the graph is compiled."""
-    paths = [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"]
-    return {id(resolve(gm, path)): path for path in paths}
+    """Identity of what `get_attr` nodes of a graph, and of those inside it, give -> its path from the outermost.
+
+    To be asked before the graph is compiled.
+    """
+    found: dict[int, str] = {}
+    for n in gm.graph.nodes:
+        if n.op == "get_attr":
+            held = resolve(gm, path := str(n.target))
+            found[id(held)] = path
+            if isinstance(held, GraphModule):
+                found |= {i: f"{path}.{inner}" for i, inner in attributes(held).items() if i not in found}
+    return found
 
 
 def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
@@ -37,6 +46,7 @@ def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
         "kept": code.kept,
         "watched": code.watched,
         "prologue": None if code.prologue is None else encode_calls(code.prologue),
+        "bodies": [{"names": body.names, "code": write(body.code, paths)} for body in code.bodies],
     }
 
 
@@ -64,7 +74,14 @@ def _read(held: Any, gm: GraphModule) -> Code:
         tuple(map(_number, held["kept"])),
         tuple(map(_number, held["watched"])),
         None if held["prologue"] is None else decode_calls(held["prologue"]),
+        tuple(Body(tuple(map(_text, b["names"])), _read(b["code"], gm)) for b in held["bodies"]),
     )
+
+
+def takes_constants(held: Mapping[str, Any]) -> bool:
+    """Whether code as `write` gives it, or a body of it, needs constants of its graph."""
+    own = any("attribute" in x for x in held["bound"].values())
+    return own or any(takes_constants(body["code"]) for body in held["bodies"])
 
 
 def _write_bound(name: str, held: Any, paths: Mapping[int, str]) -> Any:

@@ -139,7 +139,7 @@ def _keep(asked: Question, code: Code, lines: str) -> str:
     try:
         held = {
             "code": entry.write(code, asked.paths),
-            "lines": lines if code.names_lines else "",
+            "lines": lines if any(c.names_lines for c in code.whole()) else "",
             "binaries": binaries(code, asked.cfg),
         }
     except NotCacheable as cause:
@@ -152,4 +152,5 @@ def _keep(asked: Question, code: Code, lines: str) -> str:
 
 def binaries(code: Code, cfg: Config) -> list[str]:
     """Names, in the store, of the machine code that a graph's code needs."""
-    return [*([cpp.name_of(code.cpp, cfg)] if code.cpp else []), *dict.fromkeys(map(cuda.name_of, code.jobs))]
+    libraries = [cpp.name_of(c.cpp, cfg) for c in code.whole() if c.cpp]
+    return [*dict.fromkeys(libraries), *dict.fromkeys(cuda.name_of(job) for c in code.whole() for job in c.jobs)]

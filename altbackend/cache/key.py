@@ -41,7 +41,7 @@ def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
         "inputs": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "placeholder"},
         "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"},
         "constants": {n.name: content_of(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
-        "sizes": sizes_of(n.meta.get("val") for n in gm.graph.nodes),
+        "sizes": sizes_of(n.meta.get("val") for n in nodes_of(gm)),
         "job": {name: str(value) for name, value in job.items()},
         "options": options_of(cfg),
         "versions": versions(),
@@ -80,8 +80,16 @@ def _short(text: str | None) -> str:
 
 def lines_of(gm: GraphModule) -> str:
     """Digest of the user's lines behind the nodes, which errors raised by a compiled call name."""
-    lines = "\n".join(user_line(n) for n in gm.graph.nodes if n.op == "call_function")
+    lines = "\n".join(user_line(n) for n in nodes_of(gm) if n.op == "call_function")
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def nodes_of(gm: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph and of the graphs inside it."""
+    for n in gm.graph.nodes:
+        yield n
+        if n.op == "get_attr" and isinstance(held := resolve(gm, str(n.target)), GraphModule):
+            yield from nodes_of(held)
 
 
 def resolve(gm: GraphModule, path: str) -> Any:

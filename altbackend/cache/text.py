@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..runtime import control_flow, philox
 from ..runtime import ops as runtime_ops
-from ..runtime import philox
 
 # Where functions that are called from a graph may come from.
-_MODULES = {m.__name__: m for m in (builtins, math, operator, torch, runtime_ops, philox)} | {"_operator": operator}
+_OWN = (control_flow, runtime_ops, philox)
+_MODULES = {m.__name__: m for m in (builtins, math, operator, torch, *_OWN)} | {"_operator": operator}
 # Their arguments are numbers in a table of one process.
 _LOCAL_ARGUMENTS = "triton_kernel_wrapper"
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)

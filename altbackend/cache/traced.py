@@ -160,7 +160,7 @@ class Recording:
         for kind in kinds:
             half = self.halves[kind]
             held = store.read(graphs.place_of(asked.cfg, half.family, half.key))
-            if held is None or any("attribute" in x for x in held["code"]["bound"].values()):
+            if held is None or entry.takes_constants(held["code"]):
                 return self._give_up(f"constants of its {kind} graph have no name in the captured graph")
             lines |= bool(held["lines"])
         entry_ = {

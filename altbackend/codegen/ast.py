@@ -56,7 +56,8 @@ class Update:
 class Loop:
     """`for var in [begin, end)`; `simd`: iterations are independent but for `sums` (op, name) reductions.
 
-    `step` > 1 makes a blocked loop whose body contains the loop over the block.
+    `step` > 1 makes a blocked loop whose body contains the loop over the block. `limit`: iterations of a last block,
+    which may have fewer than `var`.
     """
 
     var: Atom
@@ -66,6 +67,7 @@ class Loop:
     simd: bool = False
     sums: tuple[tuple[str, str], ...] = ()
     step: int = 1
+    limit: Index | None = None
 
 
 Stmt = Let | Declare | Store | Update | Loop
@@ -98,7 +100,11 @@ class Partial:
 
 @dataclass(frozen=True)
 class Function:
-    """One kernel. `buffers` names the program's buffers in the order of `params`."""
+    """One kernel. `buffers` names the program's buffers in the order of `params`.
+
+    `short`: another body for rows whose only loop turns out to be short; its vectors run across rows.
+    `digits`: variables of the rows' loops, slowest first, which count with the row's number `o`.
+    """
 
     params: tuple[Param, ...]
     symbols: tuple[str, ...]
@@ -109,6 +115,8 @@ class Function:
     partials: tuple[Partial, ...]
     work: Index
     checks: bool
+    short: tuple[Stmt, ...] = ()
+    digits: tuple[Atom, ...] = ()
 
 
 def name(identifier: str, dtype: torch.dtype) -> Value:

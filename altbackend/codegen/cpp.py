@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from ..ir.expr import Atom, Index
 from ..ir.ops import OPS
 from ..ir.value import Value
 from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
+from .short_rows import SHORT
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -89,9 +91,15 @@ def function(f: Function, identifier: str, threshold: int) -> str:
             w.add("const int64_t o = 0; (void)o;")
             w.open("if (thread == 0)")
         else:
+            if f.short:
+                _short(w, f)
+            _digits(w, f)
             w.open("for (int64_t o = begin; o < end; ++o)")
         _block(w, f.body)
+        _count(w, f.digits)
         w.close()
+        if f.short:
+            w.close()
     else:
         _block(w, f.body)
     w.close()
@@ -99,6 +107,38 @@ def function(f: Function, identifier: str, threshold: int) -> str:
         _partial_close(w, p)
     w.close()
     return "\n".join(w.out) + "\n"
+
+
+def _short(w: Lines, f: Function) -> None:
+    (size,) = (s.var.args[1] for s in f.short if isinstance(s, Loop))
+    w.open(f"if ({index(size)} < {SHORT})")
+    w.add("#pragma omp simd")
+    w.open("for (int64_t o = begin; o < end; ++o)")
+    _block(w, f.short)
+    w.close()
+    w.close(" else {")
+    w.depth += 1
+
+
+def _digits(w: Lines, f: Function) -> None:
+    """Where the variables of the rows' loops begin."""
+    step: Index = 1
+    for k, v in reversed(list(enumerate(f.digits))):
+        quotient = "begin" if step == 1 else f"begin / ({index(step)})"
+        first = quotient if k == 0 else f"{quotient} % {_paren(v.args[1])}"
+        w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # where there are no rows, a size may be 0
+        step = ex.mul(step, v.args[1])
+
+
+def _count(w: Lines, digits: tuple[Atom, ...]) -> None:
+    for k, v in reversed(list(enumerate(digits))):
+        if k == 0:
+            w.add(f"++{v.key};")
+        else:
+            w.open(f"if (++{v.key} == {index(v.args[1])})")
+            w.add(f"{v.key} = 0;")
+    for _ in digits[1:]:
+        w.close()
 
 
 def _threads(w: Lines, f: Function, threshold: int) -> None:
@@ -187,7 +227,36 @@ def _statement(w: Lines, s: Stmt) -> None:
             _loop(w, s)
 
 
-def _loop(w: Lines, s: Loop) -> None:
+def _tile(w: Lines, s: Loop) -> None:
+    """Two loops over a block: with as many iterations as a whole block has, which the compiler unrolls, or fewer."""
+    limited = [s, *_limited(s.body)]
+    for q in limited:
+        w.add(f"const int64_t {q.var.key}_end = alt::min64({index(q.var.args[1])}, {index(q.limit or 0)});")
+    w.open(f"if ({' && '.join(f'{q.var.key}_end == {index(q.var.args[1])}' for q in limited)})")
+    _loop(w, _with_ends(s, False))
+    w.close(" else {")
+    w.depth += 1
+    _loop(w, _with_ends(s, True))
+    w.close()
+
+
+def _limited(body: tuple[Stmt, ...]) -> list[Loop]:
+    return [x for q in body if isinstance(q, Loop) for x in ([q] if q.limit is not None else []) + _limited(q.body)]
+
+
+def _with_ends(s: Stmt, own: bool) -> Stmt:
+    """A loop without limits: to the `own` end of this block, or to that of whole blocks."""
+    if not isinstance(s, Loop):
+        return s
+    end = f"{s.var.key}_end" if own and s.limit is not None else s.end
+    return replace(s, end=end, limit=None, body=tuple(_with_ends(q, own) for q in s.body))
+
+
+def _loop(w: Lines, s: Stmt) -> None:
+    assert isinstance(s, Loop)
+    if s.limit is not None:
+        _tile(w, s)
+        return
     v = s.var.key
     end = s.end or index(s.var.args[1])
     if s.step > 1:

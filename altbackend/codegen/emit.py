@@ -14,8 +14,10 @@ from ..ir.value import Value
 from ..schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ..schedule.place import Placed
 from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
+from .short_rows import with_short_rows
 
-SUM_BLOCK = 4096  # float32 sums run this long before they are added to a float64 total
+SUM_BLOCK = 4096  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
+COLUMN_BLOCK = SUM_BLOCK // 16  # and this long where each has one lane
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Scope:
     sums: list[tuple[str, str]] = field(default_factory=list)
     serial: bool = False
     blocked: list[tuple[str, str]] = field(default_factory=list)
+    columns: list[tuple[Stmt, Stmt]] = field(default_factory=list)
 
 
 @dataclass
@@ -73,6 +76,8 @@ def emit(p: Program, k: Kernel) -> tuple[Function, tuple[str, ...]]:
         e.ready.update(q.node.out for q in stage.members)
     e.note(k.rows)
     e.note(k.work)
+    for v in k.digits:
+        e.note(v.args[1])
     for d in e.scratch.values():
         e.note(d.numel or 0)
     function = Function(
@@ -85,8 +90,9 @@ def emit(p: Program, k: Kernel) -> tuple[Function, tuple[str, ...]]:
         partials=tuple(e.partials),
         work=k.work,
         checks=e.checks,
+        digits=k.digits,
     )
-    return function, tuple(e.params)
+    return with_short_rows(function), tuple(e.params)
 
 
 def _scratch(e: Emitter, b: str, numel: Index) -> str:
@@ -113,12 +119,18 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
     v = s.stage.inner[at]
     begin, end = ("begin", "end") if e.kernel.flat else ("0", "")
     innermost = at == len(s.stage.inner) - 1
+    limit = e.kernel.limits.get(v)
+    e.note(limit if limit is not None else 0)
     if not innermost:
         body = [*s.before[at + 1], *_nest(e, s, at + 1), *s.after[at + 1]]
-        return [Loop(v, begin, end, tuple(body))]
+        if at == 0 and s.columns:
+            opened, folded = zip(*s.columns, strict=True)
+            inner = Loop(v, "block", "block_end", tuple(body))
+            return [Loop(v, begin, end, (*opened, inner, *folded), step=COLUMN_BLOCK)]
+        return [Loop(v, begin, end, tuple(body), limit=limit)]
     body = [*s.before[at + 1], *s.after[at + 1]]
     if not s.blocked:
-        return [Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums))]
+        return [Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit)]
     parts = [Declare(part, torch.float32, va.const(0.0, torch.float32)) for _, part in s.blocked]
     folds = [
         Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
@@ -323,7 +335,7 @@ def _within_row(e: Emitter, s: Scope, q: Placed) -> None:
 
 
 def _array_reduction(e: Emitter, s: Scope, q: Placed) -> None:
-    """Kept loops inside reduced ones: one accumulator per kept point."""
+    """Kept loops inside reduced ones: one accumulator per kept point; long sums of float32 in blocks."""
     node = q.node
     assert isinstance(node, Reduction)
     b = node.out
@@ -331,21 +343,34 @@ def _array_reduction(e: Emitter, s: Scope, q: Placed) -> None:
     numel = ex.prod(v.args[1] for v in kept)
     slot = ex.flatten([v.args[1] for v in kept], [ex.ix(v) for v in kept])
     dtype = q.value.dtype
-    direct = e.kernel.storage[b] == SCRATCH
-    target = _scratch(e, b, numel) if direct else _temp(e, b, numel)
+    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    wide = node.op == "sum" and dtype == torch.float32 and not _known_at_most(length, COLUMN_BLOCK)
+    direct = e.kernel.storage[b] == SCRATCH and not wide
+    target = _scratch(e, b, numel) if direct else _temp(e, f"acc.{b}", torch.float64 if wide else dtype, numel)
     at = scratch_index(q, q.index) if direct else slot
-    s.before[0].append(_over(kept, Store(target, at, identity(node.op, dtype))))
+    total = va.load(target, at, torch.float64 if wide else dtype)
+    s.before[0].append(_over(kept, Store(target, at, identity(node.op, total.dtype))))
     value = _bind(e, s, q.value)
-    s.before[len(s.stage.inner)].append(Update(target, at, node.op, value))
+    if wide and q.inner[0] in q.reduced and not any(v in q.reduced for v in q.inner[1:]):
+        part = _temp(e, f"part.{b}", dtype, numel)
+        opened = _over(kept, Store(part, at, identity(node.op, dtype)))
+        folded = Update(target, at, node.op, _widen(va.load(part, at, dtype), torch.float64))
+        s.columns.append((opened, _over(kept, folded)))
+        s.before[len(s.stage.inner)].append(Update(part, at, node.op, value))
+    else:
+        s.before[len(s.stage.inner)].append(Update(target, at, node.op, _widen(value, total.dtype)))
     s.serial |= s.stage.inner[-1] in q.reduced
+    result = _widen(total, dtype)
+    if e.kernel.storage[b] == SCRATCH and not direct:
+        s.after[0].append(_over(kept, Store(_scratch(e, b, numel), scratch_index(q, q.index), result)))
     if b in e.kernel.stored:
         where, _ = _index(e, s, q.index)
-        s.after[0].append(_over(kept, Store(e.param(b, written=True), where, va.load(target, at, dtype))))
+        s.after[0].append(_over(kept, Store(e.param(b, written=True), where, result)))
 
 
-def _temp(e: Emitter, b: str, numel: Index) -> str:
-    e.scratch[f"acc.{b}"] = Declare(e.fresh("w"), e.program.buffers[b].dtype, None, numel)
-    return e.scratch[f"acc.{b}"].name
+def _temp(e: Emitter, key: str, dtype: torch.dtype, numel: Index) -> str:
+    e.scratch[key] = Declare(e.fresh("w"), dtype, None, numel)
+    return e.scratch[key].name
 
 
 def _over(loops: tuple[Atom, ...], body: Stmt) -> Stmt:

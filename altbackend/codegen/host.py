@@ -13,6 +13,7 @@ from ..config import Config
 from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import (
+    Constant,
     Extern,
     HostNumber,
     Origin,
@@ -25,7 +26,7 @@ from ..ir.loops import (
     views,
     writes,
 )
-from ..lowering.graph import Constant, Opaque
+from ..lowering.graph import Opaque
 from ..schedule.deps import Deps
 from . import cpp, pieces
 from .ast import Function
@@ -68,13 +69,15 @@ class _Names:
     symbols: tuple[str, ...]
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants: dict[str, Any]) -> Host:
-    """Print the host program and the translation unit of its kernels."""
+def build(
+    p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants: dict[str, Any], any_strides: bool = False
+) -> Host:
+    """Print the host program and the translation unit of its kernels. `any_strides`: inputs may have other strides."""
     names = _place(p, deps, steps, cfg)
     steps = [_unrestrict(s, names) for s in steps]
     segments = _segments(steps)
     text_cpp = _translation_unit(steps, segments, names, cfg)
-    text_py = _python(p, deps, steps, segments, names, cfg, text_cpp)
+    text_py = _python(p, deps, steps, segments, names, cfg, text_cpp, any_strides)
     launches = sum(isinstance(s, Launch) for s in steps)
     return Host(text_cpp, text_py, tuple(f"segment{k}" for k in range(len(segments))), launches, len(steps) - launches)
 
@@ -246,9 +249,10 @@ def _python(
     names: _Names,
     cfg: Config,
     source: str,
+    any_strides: bool,
 ) -> str:
     w = _Python()
-    _prologue(w, p, names)
+    _prologue(w, p, names, any_strides)
     live = _Liveness(p, deps, steps)
     segment_of = {ks[0]: (n, ks) for n, ks in enumerate(segments)}
     covered = {k for ks in segments for k in ks[1:]}
@@ -302,8 +306,8 @@ class _Liveness:
             w.add(f"del {', '.join(self.at[k])}")
 
 
-def _bind_sizes(w: _Python, p: Program) -> None:
-    """Names for the symbolic sizes that inputs carry."""
+def bind_sizes(w: _Python, p: Program, any_strides: bool) -> None:
+    """Names for the symbolic sizes that inputs carry; inputs in the traced strides where the caller's may be others."""
     bound = set(p.inputs)
     for b in p.inputs:
         if b not in p.buffers:
@@ -313,6 +317,9 @@ def _bind_sizes(w: _Python, p: Program) -> None:
             if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
                 bound.add(text)
                 w.add(f"{text} = {b}.size({axis})")
+    for b in p.inputs if any_strides else ():
+        if b in p.buffers and p.buffers[b].sizes:
+            w.add(f"{b} = expect({b}, {_tuple(p.buffers[b].sizes)}, {_tuple(p.buffers[b].strides)})")
 
 
 def _early(p: Program, names: _Names) -> list[str]:
@@ -321,11 +328,11 @@ def _early(p: Program, names: _Names) -> list[str]:
     return ["0" if s in late else s for s in names.symbols]
 
 
-def _prologue(w: _Python, p: Program, names: _Names) -> None:
+def _prologue(w: _Python, p: Program, names: _Names, any_strides: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
-    _bind_sizes(w, p)
+    bind_sizes(w, p, any_strides)
     w.add(f"ws = spaces.take({', '.join(_early(p, names))})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
     w.add("threads = num_threads()")
@@ -412,6 +419,8 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         return f"torch.device({str(x)!r})"
     if isinstance(x, torch._ops.OpOverload):  # an operator handed to a higher-order one
         return _overload_text(x)
+    if isinstance(x, torch._ops.HigherOrderOperator):
+        return f"torch.ops.higher_order.{x._name}"
     return repr(x)
 
 

@@ -15,7 +15,7 @@ from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _bind_sizes, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late
+from .host import _arg, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late, bind_sizes
 from .triton import TritonKernel
 
 
@@ -70,15 +70,15 @@ def launches(
     return p, out
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step]) -> CudaHost:
-    """Print the host program."""
+def build(p: Program, deps: Deps, steps: Sequence[Step], any_strides: bool = False) -> CudaHost:
+    """Print the host program. `any_strides`: inputs may have other strides than were traced."""
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = written_inputs(p, steps)
     anywhere = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
     hints = tuple((s.kernel, aligned_pointers(s, anywhere)) for s in found)
-    return CudaHost(_python(p, deps, steps, found, names), hints, len(found), len(steps) - len(found))
+    return CudaHost(_python(p, deps, steps, found, names, any_strides), hints, len(found), len(steps) - len(found))
 
 
 def aligned_pointers(s: CudaLaunch, anywhere: Set[str]) -> tuple[int, ...]:
@@ -131,12 +131,14 @@ def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
     return out
 
 
-def _python(p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunch], names: _Names) -> str:
+def _python(
+    p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunch], names: _Names, any_strides: bool
+) -> str:
     w = _Python()
     checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
     flagged = any(s.kernel.checks for s in found)
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    _prologue(w, p, names, written_inputs(p, steps), flagged)
+    _prologue(w, p, names, written_inputs(p, steps), flagged, any_strides)
     last = _last_uses(p, steps)
     number = 0
     for k, s in enumerate(steps):
@@ -153,13 +155,13 @@ def _python(p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunc
     return _file(p, names, found, w, device.index or 0, sorted(set(checks)), flagged)
 
 
-def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged: bool) -> None:
+def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged: bool, any_strides: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
     if flagged:
         w.add("flag.check()")
-    _bind_sizes(w, p)
+    bind_sizes(w, p, any_strides)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
     late = late_symbols(p)

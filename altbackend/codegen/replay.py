@@ -10,6 +10,7 @@ from ..config import Config
 from ..debug import Trace
 from ..ir import expr as ex
 from ..ir.loops import Extern, Program, View, writes
+from ..runtime import control_flow
 from ..runtime.capture import of_device
 from ..runtime.cuda import on_device
 from ..runtime.cuda_graphs import Recorded, Signature
@@ -85,6 +86,8 @@ def why_not(p: Program) -> str:
         if isinstance(o, View) and p.buffers[o.buffer].device.type != "cuda":
             return f"result {o.buffer} is on the {p.buffers[o.buffer].device.type}"
     for n in p.nodes:
+        if isinstance(n, Extern) and n.target in control_flow.DATA_DECIDES:
+            return f"data decides what {n.origins[-1].node if n.origins else n.target.__name__} does"
         if isinstance(n, Extern) and any(o in p.buffers and p.buffers[o].device.type != "cuda" for o in n.outs if o):
             return f"{n.target} brings a result to the CPU"
     return ""

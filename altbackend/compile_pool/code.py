@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class Code:
     that a call can raise name lines of the user. `recording`: on a GPU.
 
     `prologue`, if any, takes the inputs numbered `watched`; the host program takes those numbered `kept`, then what the
-    prologue returned.
+    prologue returned. `bodies`: graphs that library calls take.
     """
 
     device: torch.device
@@ -36,7 +36,22 @@ class Code:
     kept: tuple[int, ...] = ()
     watched: tuple[int, ...] = ()
     prologue: torch.fx.GraphModule | None = None
+    bodies: tuple[Body, ...] = ()
+
+    def whole(self) -> Iterator[Code]:
+        """This code and that of all bodies, theirs included."""
+        yield self
+        for b in self.bodies:
+            yield from b.code.whole()
 
     def kernel_text(self) -> str:
         """The kernels' text, each once."""
         return self.cpp or "\n".join(dict.fromkeys(j.source for j in self.jobs))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph that library calls of another take: it is in `const` under each of its names, taking its operands."""
+
+    names: tuple[str, ...]
+    code: Code

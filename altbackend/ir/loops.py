@@ -121,6 +121,10 @@ class View:
     dtype: torch.dtype | None = None
 
 
+class Constant(str):
+    """The name of a constant that is no tensor (a graph that a call takes)."""
+
+
 class HostNumber(str):
     """A number that only the host program has, as Python text: other calls and the caller may take it."""
 

@@ -11,7 +11,9 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import Extern, HostNumber, View
 from ..ir.value import Value
+from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
+from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
 from .registry import overload
 from .sizes import late_symbol
@@ -20,7 +22,7 @@ from .tensor import Tensor, as_view, of_buffer
 # Operators whose out-variant computes straight into the given storage.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
 _SCALAR = overload("scalar_tensor.default")
-_REPLACED = {overload("as_strided_scatter.default"): runtime_ops.as_strided_scatter}
+_REPLACED = {overload("as_strided_scatter.default"): runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
 
@@ -52,18 +54,21 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         ctx.before_write(name)
     val = node.meta.get("val")
     results = _Results(ctx, node)
+    # operators with bodies are replaced in the form that all versions of torch share
+    bodies = target in control_flow.FUNCTIONS and not kwargs
+    runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
     ctx.emit(
         Extern(
             outs=tuple(results.outs),
-            target=_REPLACED.get(target, target),
+            target=runs,
             args=converted,
             kwargs=named,
             multi=isinstance(val, (tuple, list)),
             lists=_lists(val) if isinstance(val, (tuple, list)) else (),
             out_variant=_OUT.get(target),
             mutates=mutated,
-            aliases=_aliased(target, converted, named),
+            aliases=operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named),
             defines=tuple(results.defines),
             origins=ctx.origins(),
         )
@@ -89,6 +94,9 @@ class _Results:
             ctx.known.update(self.defines)
             self.outs.append(b.name)
             return of_buffer(b)
+        if isinstance(r, torch.SymInt) and not late_symbol(r) and self._is_known(r):
+            self.outs.append(None)
+            return ctx.index(r)
         if isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{self.node.name}"
             ctx.known.add(name)
@@ -97,6 +105,9 @@ class _Results:
             return ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name)
         self.outs.append(None)
         return r
+
+    def _is_known(self, size: torch.SymInt) -> bool:
+        return {str(s) for s in size.node.expr.free_symbols} <= self.ctx.known
 
 
 def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:

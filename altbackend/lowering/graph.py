@@ -15,7 +15,7 @@ from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, HostNumber, Program, View, without_dead
+from ..ir.loops import Buffer, Constant, HostNumber, Program, View, without_dead
 from ..ir.ops import LOW_PRECISION
 from ..ir.value import Value
 from . import (
@@ -221,10 +221,6 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
 
 class Opaque(str):
     """The name of an input that only library calls understand (a weight in a library's own layout)."""
-
-
-class Constant(str):
-    """The name of a non-tensor constant (a submodule), printed bare in the wrapper."""
 
 
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:

@@ -213,6 +213,10 @@ def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
 
 @lowers("pow.Tensor_Scalar")
 def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    if isinstance(b, (ex.Expr, Value)):  # a number that a size decides
+        if not ctx.graph_node.meta["val"].is_floating_point():  # type: ignore[union-attr]
+            raise NotHere("an integer to the power of a size")
+        return pow_tensor(ctx, a, b)
     return elementwise(ctx, lambda x: power(x, b), a)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
+from .digits import of_rows
 from .fusion import Group, row_local, same_point, split_row
 from .matmul import Matmul
 from .place import No, Placed, fit, mergeable, merged, rechain, refine
@@ -32,6 +34,7 @@ class Kernel:
     `storage` says per written buffer where later stages find it; a global buffer is stored as well.
     `scratch` gives elements per row of each buffer kept on chip. `in_place` pairs (read, stored): the stored buffer
     may take the storage of the read one, if that dies here. `matmul`: the first member's sums are a matrix product.
+    `limits`: iterations that loops of a last, smaller tile have. `digits`: variables that count with the row's number.
     """
 
     rows: Index
@@ -45,16 +48,22 @@ class Kernel:
     origins: tuple[Origin, ...]
     in_place: tuple[tuple[str, str], ...] = ()
     matmul: Matmul | None = None
+    limits: Mapping[Atom, Index] = field(default_factory=dict)
+    digits: tuple[Atom, ...] = ()
 
 
 def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
     """The kernel of a fused group."""
     placed = _common_loops(g.placed if target.registers else _spread_rows(g.placed))
+    limits: dict[Atom, Index] = {}
     if not target.registers:  # a GPU's tiles are cut when the code is generated
-        placed = _tile_transposed(p, placed)
+        placed, limits = _tile_transposed(placed)
     rows = placed[0].row.args[1]
     stages = _stages(p, placed)
     storage, stored, scratch = _storage(p, deps, g, placed, stages)
+    digits: tuple[Atom, ...] = ()
+    if not target.registers and not scratch and not limits:  # a place in scratch is told from the row's number
+        placed, digits = of_rows(placed)
     numbered: dict[int, list[Placed]] = {}
     for q, s in zip(placed, stages, strict=True):
         numbered.setdefault(s, []).append(q)
@@ -77,6 +86,8 @@ def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
         origins=tuple(o for q in placed for o in q.node.origins),
         in_place=_in_place(p, out, stored, deps),
         matmul=g.matmul,
+        limits=limits,
+        digits=digits,
     )
 
 
@@ -153,29 +164,40 @@ def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
 TILE = 16  # one cache line of float32, one AVX-512 vector
 
 
-def _tile_transposed(p: Program, placed: list[Placed]) -> list[Placed]:
+def _tile_transposed(placed: list[Placed]) -> tuple[list[Placed], dict[Atom, Index]]:
     """Loads that run against the stores: rows in blocks of TILE, columns in blocks of TILE inside them.
 
-    o = TILE*o' + a and i0 = TILE*b + c, run as b, a, c: each cache line of either side is used up while in L1.
+    o = TILE*o' + a and i0 = TILE*b + c, run as b, a, c: each cache line of either side is used up while in L1. The
+    second result limits a and c where the last blocks are, or may be, smaller.
     """
     row, inner = placed[0].row, placed[0].inner
     if len(inner) != 1 or any(q.kind != "point" or q.inner != inner for q in placed):
-        return placed
+        return placed, {}
     rows, columns = row.args[1], inner[0].args[1]
     against = any(_against(q, i, inner[0], rows) for q in placed for _, i in va.loads(q.value))
-    high, wide = ex.exact_div(rows, TILE), ex.exact_div(columns, TILE)
-    if not against or high is None or wide is None or not (isinstance(columns, int) and columns >= 4 * TILE):
-        return placed
-    o, a = ex.var(row.args[0], high), ex.var("i1", TILE)
-    b, c = ex.var("i0", wide), ex.var("i2", TILE)
+    few = (isinstance(rows, int) and rows < TILE) or (isinstance(columns, int) and columns < 4 * TILE)
+    # strides that are no multiple of a line meet in few sets of the cache: where they are known, tiles gain nothing
+    odd = isinstance(rows, int) and isinstance(columns, int) and (rows % TILE or columns % TILE)
+    if not against or few or odd:
+        return placed, {}
+    o, a = ex.var(row.args[0], _blocks_of(rows)), ex.var("i1", TILE)
+    b, c = ex.var("i0", _blocks_of(columns)), ex.var("i2", TILE)
     env = {
         row: ex.add(ex.mul(ex.ix(o), TILE), ex.ix(a)),
         inner[0]: ex.add(ex.mul(ex.ix(b), TILE), ex.ix(c)),
     }
-    return [
+    limits: dict[Atom, Index] = {}
+    if ex.exact_div(rows, TILE) is None or ex.exact_div(columns, TILE) is None:
+        limits = {a: ex.sub(rows, ex.mul(ex.ix(o), TILE)), c: ex.sub(columns, ex.mul(ex.ix(b), TILE))}
+    cut = [
         replace(q, row=o, inner=(b, a, c), index=ex.substitute(q.index, env), value=q.value.substitute(env))
         for q in placed
     ]
+    return cut, limits
+
+
+def _blocks_of(n: Index) -> Index:
+    return ex.floordiv(ex.add(n, TILE - 1), TILE)
 
 
 def _against(q: Placed, index: Index, column: Atom, rows: Index) -> bool:

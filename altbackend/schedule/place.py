@@ -25,6 +25,7 @@ from ..ir.value import Value
 
 ROW = "o"
 ASKED = 4096  # answers that are kept: a node is tried with every kernel that it may join
+VECTOR = 8  # columns from which sums side by side pay
 COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter keeps together: whole cache lines
 
 
@@ -171,7 +172,11 @@ def placements(node: Loop, rows: Index, any_order: bool = False) -> tuple[Placed
         by_name = sorted(order, key=lambda v: int(v.args[0][1:]))
         tries = [kept_first, order, by_name, reduced_first]
         if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
-            tries = [reduced_first, *tries]
+            wide = not _known_below(order[-1].args[1], VECTOR)
+            # sums of neighbouring columns side by side read memory as it lies
+            tries = [reduced_first, order, kept_first, by_name] if wide else [reduced_first, *tries]
+            if wide and order[0] not in reduced:  # rows of both are there already
+                tries = [order, reduced_first, kept_first, by_name]
     if any_order and isinstance(node, Pointwise):
         tries += _moved_to_front(order, rows)
     reason = No("no way to cut its loops into the kernel's rows")
@@ -194,6 +199,10 @@ def placements(node: Loop, rows: Index, any_order: bool = False) -> tuple[Placed
         if placed.kind == "point" or all(q.kind != placed.kind for q in found):
             found.append(placed)
     return tuple(found) or reason
+
+
+def _known_below(n: Index, limit: int) -> bool:
+    return isinstance(n, int) and n < limit
 
 
 def cut_points(node: Pointwise, order: Sequence[Atom], rows: Index) -> Placed | No:

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import compat, decomp, pipeline
 from altbackend.cache import entry, graphs, key, store
 from altbackend.cache.text import NotCacheable, decode, encode
-from altbackend.compile_pool.code import Code
+from altbackend.compile_pool.code import Body, Code
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.kept.store import Store
@@ -230,6 +230,19 @@ def scaled(x: T, w: T, b: T) -> tuple[T, T]:
     """Part of the work is on parameters, and is a prologue in inference."""
     y = torch.nn.functional.gelu(torch.addmm(b, x, (w * 2).t()))
     return torch.softmax(y, -1), x.sum(0)
+
+
+def test_code_with_bodies_comes_back_as_it_was() -> None:
+    inner = Code(torch.device("cpu"), "text", 1, 0, "kernels", names_lines=True, kept=(0,))
+    middle = Code(torch.device("cpu"), "more", 0, 1, bodies=(Body(("const_b",), inner),))
+    code = Code(torch.device("cpu"), "outer", 2, 1, "kernels too", bodies=(Body(("const_a", "const_c"), middle),))
+    held = json.loads(json.dumps(entry.write(code, {})))
+    again = entry.read(held, GraphModule(torch.nn.Module(), torch.fx.Graph()))
+    assert again == code
+    assert [c.python for c in again.whole()] == ["outer", "more", "text"]
+    assert not entry.takes_constants(held)
+    held["bodies"][0]["code"]["bodies"][0]["code"]["bound"]["const_d"] = {"attribute": "table"}
+    assert entry.takes_constants(held)
 
 
 @pytest.mark.usefixtures("gpu")

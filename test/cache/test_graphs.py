@@ -189,6 +189,48 @@ def test_branches_are_kept_by_their_content(watch: Watch) -> None:
         assert watch.verdicts() == [verdict]
 
 
+def test_bodies_are_kept_with_their_constants(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward with graphs inside graphs; a hit compiles no body either."""
+
+    def fn(x: T) -> T:
+        def inner(y: T) -> T:
+            table = torch.tensor([1.0, 2.0, 3.0])
+            return torch.cond(y.mean() > 1, lambda z: z * table, lambda z: z.exp(), (y,))  # type: ignore[no-any-return]
+
+        return torch.cond(x.sum() > 0, inner, lambda y: y.cos() + 1, (x,))  # type: ignore[no-any-return]
+
+    def results() -> list[T]:
+        call = watch.compile(fn)
+        given = [(torch.arange(3.0) + k).requires_grad_() for k in (-3, 0, 3)]
+        outs = [call(x) for x in given]
+        return [*outs, *torch.autograd.grad([y.sum() for y in outs], given)]
+
+    first = results()
+    assert watch.verdicts() == ["miss", "miss"]
+    monkeypatch.setattr(pipeline, "translate", None)
+    assert same(first, results())
+    assert watch.verdicts() == ["hit", "hit"]
+    given = [(torch.arange(3.0) + k).requires_grad_() for k in (-3, 0, 3)]
+    eager = [fn(x) for x in given]
+    torch.testing.assert_close(first, [*eager, *torch.autograd.grad([y.sum() for y in eager], given)])
+
+
+def test_an_error_in_a_body_names_the_lines_of_this_source(watch: Watch) -> None:
+    def first(x: T, i: T) -> T:
+        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))  # type: ignore[no-any-return]
+
+    def second(x: T, i: T) -> T:
+        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))  # type: ignore[no-any-return]
+
+    lines = []
+    for fn in (first, second, second):
+        with pytest.raises(IndexError) as error:
+            watch.compile(fn)(torch.ones(4), torch.tensor([0, 9]))
+        lines.append(str(error.value))
+    assert lines[0] != lines[1] == lines[2]
+    assert watch.verdicts() == ["miss", "miss", "hit"]
+
+
 def test_errors_name_the_lines_of_this_source(watch: Watch) -> None:
     """A graph whose lines have moved is compiled anew where an error would name them."""
 

@@ -271,6 +271,20 @@ def test_conditions_that_tracing_met_hold_or_the_graph_is_traced(watch: Watch) -
     assert "hit" in watch.verdicts or "miss" in watch.verdicts
 
 
+def test_graphs_inside_the_graph(watch: Watch) -> None:
+    def fn(x: T) -> T:
+        return torch.cond(x.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos() + 1, (x,)) * 3  # type: ignore[no-any-return]
+
+    def run(compiled: Callable[..., Any]) -> list[T]:
+        given = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
+        outs = [compiled(x) for x in given]
+        return [*outs, *torch.autograd.grad([y.sum() for y in outs], given)]
+
+    first, second = twice(watch, run, fn)
+    assert same(first, second)
+    torch.testing.assert_close(second, run(fn))
+
+
 @pytest.mark.parametrize(
     ("fn", "why"),
     [

@@ -413,23 +413,41 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
     const int thread = omp_get_thread_num();
     const alt::Share mine = alt::share(s97, thread, omp_get_num_threads());
     const int64_t begin = mine.begin, end = mine.end;
-    for (int64_t o = begin; o < end; ++o) {
-      double r1 = 0.0;
-      for (int64_t block = 0; block < s98; block += 4096) {
-        const int64_t block_end = alt::min64(block + 4096, s98);
+    if (s98 < 32) {
+      #pragma omp simd
+      for (int64_t o = begin; o < end; ++o) {
+        double r1 = 0.0;
         float r2 = 0.0f;
-        #pragma omp simd reduction(+: r2)
-        for (int64_t i0 = block; i0 < block_end; ++i0) {
+        for (int64_t i0 = 0; i0 < s98; ++i0) {
           const float t0 = p0[i0 + o * s98];
           r2 = r2 + t0;
         }
         r1 = r1 + alt::cast<double>(r2);
+        const float t3 = alt::cast<float>(r1);
+        const int64_t t4 = int64_t(s97);
+        const float t5 = alt::cast<float>(t4);
+        const float t6 = (t3 + t5);
+        p1[o] = t6;
       }
-      const float t3 = alt::cast<float>(r1);
-      const int64_t t4 = int64_t(s97);
-      const float t5 = alt::cast<float>(t4);
-      const float t6 = (t3 + t5);
-      p1[o] = t6;
+    } else {
+      for (int64_t o = begin; o < end; ++o) {
+        double r1 = 0.0;
+        for (int64_t block = 0; block < s98; block += 4096) {
+          const int64_t block_end = alt::min64(block + 4096, s98);
+          float r2 = 0.0f;
+          #pragma omp simd reduction(+: r2)
+          for (int64_t i0 = block; i0 < block_end; ++i0) {
+            const float t0 = p0[i0 + o * s98];
+            r2 = r2 + t0;
+          }
+          r1 = r1 + alt::cast<double>(r2);
+        }
+        const float t3 = alt::cast<float>(r1);
+        const int64_t t4 = int64_t(s97);
+        const float t5 = alt::cast<float>(t4);
+        const float t6 = (t3 + t5);
+        p1[o] = t6;
+      }
     }
   }
 }
