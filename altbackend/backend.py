@@ -33,7 +33,7 @@ def trace_and_compile(
         fw_compiler=_compiler(cfg, number, "forward", recording),
         bw_compiler=_compiler(cfg, number, "backward", recording),
         inference_compiler=_compiler(cfg, number, "inference", recording),
-        decompositions=decomp.table(),
+        decompositions=decomp.table(cfg.numerics),
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )

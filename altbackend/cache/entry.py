@@ -96,6 +96,7 @@ def _read_jobs(held: Any, launches: Any) -> tuple[Job, ...]:
             _number(j["warps"]),
             _number(j["stages"]),
             _number(j["capability"]),
+            _of(bool, j["contract"]),
             _text(j["name"]),
         )
         for j in held

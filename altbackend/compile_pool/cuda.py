@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # a process that finds its kernels built prints none
 class Job:
     """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16.
 
-    `name` is what the function is called; code built under another name is as good.
+    `contract`: whether a product and the sum that takes it may be rounded once. `name` is what the function is called;
+    code built under another name is as good.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Job:
     warps: int
     stages: int
     capability: int
+    contract: bool = True
     name: str = field(default="kernel", compare=False, repr=False)
 
     @property
@@ -45,7 +47,7 @@ class Job:
         return hashlib.sha256(repr((self, triton_version())).encode()).hexdigest()[:40]
 
 
-def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job:
+def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int, contract: bool = True) -> Job:
     return Job(
         kernel.source,
         tuple(kernel.signature.items()),
@@ -54,6 +56,7 @@ def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job
         kernel.num_warps,
         kernel.num_stages,
         capability,
+        contract,
         kernel.label,
     )
 
@@ -139,4 +142,5 @@ def _question(job: Job) -> dict[str, Any]:
         "warps": job.warps,
         "stages": job.stages,
         "capability": job.capability,
+        "contract": job.contract,
     }
