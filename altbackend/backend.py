@@ -37,7 +37,8 @@ def trace_and_compile(
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )
-    with compat_aot.functorch_settings(), compat.no_collection():
+    whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
+    with compat_aot.functorch_settings(), compat.no_collection(), whole:
         call = build(gm, example_inputs)
         recording.finish()
         return call  # type: ignore[no-any-return]

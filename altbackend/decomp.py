@@ -254,6 +254,14 @@ def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
     return chosen | _OWN
 
 
+def taken_apart(numerics: str) -> tuple[Any, ...]:
+    """What tracing takes apart by itself, and `numerics` wants whole; for `compat_aot.left_whole`.
+
+    In vectors eager's `softshrink` gives +0 where its parts give a zero of the operand's sign.
+    """
+    return (aten.softshrink.default,) if numerics == "eager" else ()
+
+
 def _one_kernel(op: Any) -> bool:
     """Whether eager has one kernel for an operator that its decomposition does not equal bit for bit."""
     name = op.overloadpacket.__name__ if isinstance(op, torch._ops.OpOverload) else ""

@@ -41,7 +41,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with compat_aot.functorch_settings():
+        with compat_aot.functorch_settings(), compat_aot.left_whole(decomp.taken_apart(numerics)):
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_

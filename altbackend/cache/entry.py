@@ -96,8 +96,8 @@ def _read_jobs(held: Any, launches: Any) -> tuple[Job, ...]:
             _number(j["warps"]),
             _number(j["stages"]),
             _number(j["capability"]),
-            _of(bool, j["contract"]),
             _text(j["name"]),
+            _of(bool, j["contract"]),
         )
         for j in held
     ]

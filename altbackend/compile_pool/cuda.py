@@ -39,8 +39,8 @@ class Job:
     warps: int
     stages: int
     capability: int
-    contract: bool = True
     name: str = field(default="kernel", compare=False, repr=False)
+    contract: bool = True
 
     @property
     def key(self) -> str:
@@ -56,8 +56,8 @@ def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int, contra
         kernel.num_warps,
         kernel.num_stages,
         capability,
-        contract,
         kernel.label,
+        contract,
     )
 
 

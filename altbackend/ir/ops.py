@@ -10,8 +10,8 @@ is from `runtime.tile_math`.
 Functions of libdevice are those that eager's CUDA kernels call.
 `decided` says for which floats eager's result has one possible value in every bit, whichever loop of its kernels
 computes it: ALWAYS, WIDE (float32 and float64; in 16 bits its vectors and its scalars round at different steps) or ""
-(functions of a vector library; roots, which MKL does not always round correctly; the larger of two zeros). Integers are
-always decided. docs/numerics.md has the figures.
+(functions of a vector library; roots, which MKL does not always round correctly; the larger of two zeros or NaNs).
+Integers are always decided. docs/numerics.md says more.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ _ROWS: list[OpSpec] = [
     _row("nextafter", 2, torch.nextafter, flops=6, decided=ALWAYS),
     _row("maximum", 2, torch.maximum, triton="largest({0}, {1})", triton_bool="({0} | {1})"),
     _row("minimum", 2, torch.minimum, triton="smallest({0}, {1})", triton_bool="({0} & {1})"),
-    _row("fmax", 2, torch.fmax, triton="tl.maximum({0}, {1})", decided=ALWAYS),
-    _row("fmin", 2, torch.fmin, triton="tl.minimum({0}, {1})", decided=ALWAYS),
+    _row("fmax", 2, torch.fmax, triton="tl.maximum({0}, {1})"),
+    _row("fmin", 2, torch.fmin, triton="tl.minimum({0}, {1})"),
     _row("eq", 2, torch.eq, "({0} == {1})", "({0} == {1})", BOOL, decided=ALWAYS),
     _row("ne", 2, torch.ne, "({0} != {1})", "({0} != {1})", BOOL, decided=ALWAYS),
     _row("lt", 2, torch.lt, "({0} < {1})", "({0} < {1})", BOOL, decided=ALWAYS),
