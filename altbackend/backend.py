@@ -33,11 +33,12 @@ def trace_and_compile(
         fw_compiler=_compiler(cfg, number, "forward", recording),
         bw_compiler=_compiler(cfg, number, "backward", recording),
         inference_compiler=_compiler(cfg, number, "inference", recording),
-        decompositions=decomp.table(),
+        decompositions=decomp.table(cfg.numerics),
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )
-    with compat_aot.functorch_settings(), compat.no_collection():
+    whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
+    with compat_aot.functorch_settings(), compat.no_collection(), whole:
         call = build(gm, example_inputs)
         recording.finish()
         return call  # type: ignore[no-any-return]

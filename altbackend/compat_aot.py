@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -58,6 +58,21 @@ def functorch_settings() -> Iterator[None]:
     """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
     with functorch.patch(unlift_effect_tokens=True):
         yield
+
+
+@contextlib.contextmanager
+def left_whole(ops: Iterable[torch._ops.OpOverload]) -> Iterator[None]:
+    """Without the Python kernels by which tracing takes these operators apart, whatever the table of decompositions."""
+    key = torch._C.DispatchKey.Autograd
+    held = [(op, op.py_kernels.pop(key)) for op in ops if key in op.py_kernels]
+    for op, _ in held:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in held:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
 
 
 def size_seen(shape_env: Any, symbol: sympy.Symbol) -> int:

@@ -76,9 +76,9 @@ class Config:
     )
     numerics: str = _option(
         "fast",
-        "`fast` keeps low-precision pointwise chains in float32 inside a kernel; `eager` rounds after every "
-        "operation as eager does, so that what IEEE arithmetic decides is equal bit for bit; transcendental functions "
-        "may differ in their last bit",
+        "`fast` keeps low-precision pointwise chains in float32 inside a kernel; `eager` gives pointwise results "
+        "bit for bit as eager does on a CPU: it rounds after every operation, and what IEEE arithmetic does not decide "
+        "becomes a library call (docs/numerics.md)",
         "code",
         choices=("fast", "eager"),
     )

@@ -94,6 +94,20 @@ _ADDED = (
 )
 _ADDED_NOT = frozenset({"max_pool2d_with_indices_backward"})
 
+# numerics="eager": eager computes a pointwise operator in one kernel, which rounds where its decomposition does not and
+# may contract what the decomposition rounds. Only these decompositions are the same steps.
+_SAME_STEPS = (
+    "__and__ __or__ __xor__ clip deg2rad float_power frac hardshrink heaviside isfinite isneginf isposinf ldexp max "
+    "min nan_to_num rad2deg sgn true_divide"
+)
+# Pointwise, or one kernel for other reasons, without the tag that says so.
+_ALSO_ONE_KERNEL = (
+    "_log_softmax _log_softmax_backward_data _softmax_backward_data binary_cross_entropy binary_cross_entropy_backward "
+    "elu_backward glu glu_backward hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss "
+    "huber_loss_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss_backward "
+    "smooth_l1_loss smooth_l1_loss_backward soft_margin_loss_backward softplus_backward"
+)
+
 # _foreach_X -> X on each tensor, so that the tensors' kernels fuse with what is around them.
 _SAME_NAME = (
     "abs acos add asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma log "
@@ -225,8 +239,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
 
 
 @functools.cache
-def table() -> dict[Any, Callable[..., Any]]:
-    """Overload -> decomposition, as `aot_autograd` takes it."""
+def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
+    """Overload -> decomposition, as `aot_autograd` takes it. `numerics`: the option; "eager" leaves more whole."""
     chosen: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     chosen.update(get_decompositions(added))
@@ -235,4 +249,21 @@ def table() -> dict[Any, Callable[..., Any]]:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)
         chosen.pop(op, None)
+    if numerics == "eager":
+        chosen = {op: steps for op, steps in chosen.items() if not _one_kernel(op)}
     return chosen | _OWN
+
+
+def taken_apart(numerics: str) -> tuple[Any, ...]:
+    """What tracing takes apart by itself, and `numerics` wants whole; for `compat_aot.left_whole`.
+
+    In vectors eager's `softshrink` gives +0 where its parts give a zero of the operand's sign.
+    """
+    return (aten.softshrink.default,) if numerics == "eager" else ()
+
+
+def _one_kernel(op: Any) -> bool:
+    """Whether eager has one kernel for an operator that its decomposition does not equal bit for bit."""
+    name = op.overloadpacket.__name__ if isinstance(op, torch._ops.OpOverload) else ""
+    pointwise = bool(name) and torch.Tag.pointwise in op.tags and not name.startswith("_foreach")
+    return name in _ALSO_ONE_KERNEL.split() or (pointwise and name not in _SAME_STEPS.split())

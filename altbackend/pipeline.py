@@ -157,7 +157,7 @@ def _cpu(
     body: bool,
 ) -> Code:
     """OpenMP C++: one library and one host program per graph."""
-    steps = [_step(p, k, n) for n, k in enumerate(kernels)]
+    steps = [_step(p, k, n, cfg.numerics == "eager") for n, k in enumerate(kernels)]
     printed = host.build(p, edges, steps, cfg, constants, body)
     return Code(
         device,
@@ -207,7 +207,7 @@ def _cuda(
         printed.python,
         printed.kernels,
         printed.library_calls,
-        jobs=tuple(compile_cuda.job_of(k, hints, capability) for k, hints in printed.launches),
+        jobs=tuple(compile_cuda.job_of(k, hints, capability, cfg.numerics != "eager") for k, hints in printed.launches),
         bound=callables(steps, constants),
         names_lines=any(isinstance(s, host_cuda.CudaLaunch) and bool(s.kernel.checks) for s in steps),
         recording=recording,
@@ -245,10 +245,10 @@ def _show_step(k: Any) -> str:
     return f"library call: {k.target}\n" if isinstance(k, Extern) else kernel.show_kernel(k)
 
 
-def _step(p: Program, k: Any, n: int) -> host.Step:
+def _step(p: Program, k: Any, n: int, exact: bool) -> host.Step:
     if isinstance(k, Extern):
         return k
-    function, buffers = emit.emit(p, k)
+    function, buffers = emit.emit(p, k, exact)
     return host.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
 
 

@@ -1,14 +1,16 @@
-"""python -m benchmarks.bitwise: pointwise operators under `numerics="eager"` against eager, bit for bit, on a CPU.
+"""python -m benchmarks.bitwise: pointwise operators under `numerics="eager"` against eager, bit for bit.
 
 Every unary, binary and other pointwise operator of torch's own operator database, and each result times 1.1 in the
 same kernel, which shows whether it was rounded first. `--dense` takes functions of one operand at all values of the
-16-bit types, and at a million of float32. NaNs count as equal whatever their bits; zeros of unlike sign do not. Exit
-status 1 if a case differs.
+16-bit types, and at a million of float32: side by side in memory, where eager's loops take vectors, and with gaps,
+where they take scalars. NaNs count as equal whatever their bits; zeros of unlike sign do not. Random numbers are
+eager's (`fallback_random`). Exit status 1 if a case differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -22,9 +24,10 @@ import torch
 
 import altbackend
 
-from .opinfo import Case, Sample, Settings, _subject, copied, database, library_calls, one_line, tensors
+from .opinfo import SEED, Case, Sample, Settings, _subject, copied, database, library_calls, one_line, tensors
 
 DTYPES = ("float32", "bfloat16", "float16")
+OPTIONS = {"strict": True, "numerics": "eager", "fallback_random": True, "repro": "never", "compile_threads": 1}
 # pointwise operators that the database declares without a class of their own
 _NAMES = (
     "addcdiv addcmul clamp lerp where masked_fill nan_to_num hypot copysign logit nn.functional.gelu nn.functional.relu"
@@ -34,6 +37,7 @@ _NAMES = (
     " nn.functional.hardshrink nn.functional.softshrink nn.functional.tanhshrink"
 )
 OTHERS = frozenset(_NAMES.split())
+LAYOUTS = ("vectors", "scalars")
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -47,13 +51,13 @@ def _is_pointwise(name: str, op: Any) -> bool:
     return bool(kinds & {"UnaryUfuncInfo", "BinaryUfuncInfo"}) or name.partition(".no_")[0] in OTHERS
 
 
-def compare(name: str, dtype: str, samples: int = 4) -> tuple[str, str]:
+def compare(name: str, dtype: str, samples: int = 4, device: str = "cpu") -> tuple[str, str]:
     """(status, detail). Status: "equal", "differs", "library" (equal, by library calls only), "error" or "none"."""
     kind = getattr(torch, dtype)
-    op = next((o for o in database()[name] if kind in o.supported_dtypes("cpu")), None)
+    op = next((o for o in database()[name] if kind in o.supported_dtypes(device)), None)
     if op is None:
         return "none", "not of this dtype"
-    subject = _subject(Case(name, dtype, "forward"), Settings(samples=samples))
+    subject = _subject(Case(name, dtype, "forward"), Settings(device, samples))
     torch._dynamo.reset()
 
     def every(held: list[Sample]) -> list[Any]:
@@ -61,13 +65,15 @@ def compare(name: str, dtype: str, samples: int = 4) -> tuple[str, str]:
         return [[t, t * 1.1] if t.is_floating_point() else [t] for ts in results for t in ts]
 
     with tempfile.TemporaryDirectory() as folder:
-        options = {"strict": True, "numerics": "eager", "debug_dir": folder, "compile_threads": 1, "repro": "never"}
+        options = {**OPTIONS, "debug_dir": folder}
         try:
             run = torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
+            torch.manual_seed(SEED)
             results = run(copied(subject.samples))
         except Exception as cause:
             return "error", one_line(cause)[:300]
         library = library_calls(Path(folder), [])
+    torch.manual_seed(SEED)
     for k, (a, b) in enumerate(zip(tensors(results), tensors(every(copied(subject.samples))), strict=True)):
         if text := difference(a, b):
             return "differs", f"result {k}: {text}"
@@ -99,15 +105,25 @@ def values(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([usual.reshape(-1), anything.view(torch.float32)])
 
 
-def dense(functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], dtype: torch.dtype) -> dict[str, str]:
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """`x` side by side in memory ("vectors"; a few elements are left to the loop's end) or with gaps ("scalars")."""
+    return torch.stack([x, x], 1).flatten()[::2] if layout == "scalars" else torch.cat([x, x[:5]])
+
+
+def dense(
+    functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
+    dtype: torch.dtype,
+    layout: str = "vectors",
+    device: str = "cpu",
+) -> dict[str, str]:
     """How each function of one operand, compiled, differs from eager; "" where all bits are the same."""
 
     def every(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: f(x) for name, f in functions.items()}
 
     torch._dynamo.reset()
-    x, options = values(dtype), {"strict": True, "numerics": "eager", "repro": "never"}
-    mine = torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)(x)
+    x = laid_out(values(dtype), layout).to(device)
+    mine = torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=OPTIONS)(x)
     return {name: difference(mine[name], eager) for name, eager in every(x).items()}
 
 
@@ -126,7 +142,7 @@ def unary() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 def _takes_one(f: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     try:
         return all(f(torch.ones(2, dtype=getattr(torch, d))).shape == (2,) for d in DTYPES)
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError, AttributeError):
         return False
 
 
@@ -138,14 +154,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--samples", type=int, default=4, metavar="N")
     p.add_argument("--budget", type=float, default=float("inf"), metavar="S", help="seconds the whole may take")
     p.add_argument("--dense", action="store_true", help="functions of one operand at many values instead")
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = p.parse_args(argv)
     warnings.simplefilter("ignore")
     if args.dense:
-        return _print_dense(args.dtypes.split(","))
+        return _print_dense(args.dtypes.split(","), args.device)
     end, counts = time.monotonic() + args.budget, Counter[tuple[str, str]]()
     for name in args.ops.split(",") if args.ops else pointwise():
         for dtype in args.dtypes.split(","):
-            status, detail = compare(name, dtype, args.samples) if time.monotonic() < end else ("not run", "")
+            late = time.monotonic() > end
+            status, detail = ("not run", "") if late else compare(name, dtype, args.samples, args.device)
             counts[dtype, status] += 1
             if status in ("differs", "error"):
                 print(f"{status:8} {name:40} {dtype:9} {detail}", flush=True)
@@ -154,13 +172,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(status in ("differs", "error") for _, status in counts))
 
 
-def _print_dense(dtypes: Sequence[str]) -> int:
+def _print_dense(dtypes: Sequence[str], device: str) -> int:
     differing = 0
-    for dtype in dtypes:
-        found = dense(unary(), getattr(torch, dtype))
+    for dtype, layout in itertools.product(dtypes, LAYOUTS):
+        found = dense(unary(), getattr(torch, dtype), layout, device)
         apart = {name: text for name, text in found.items() if text}
-        print("".join(f"differs  {name:40} {dtype:9} {text}\n" for name, text in apart.items()), end="")
-        print(f"{dtype:9} {len(found) - len(apart)} of {len(found)} equal", flush=True)
+        print("".join(f"differs  {name:40} {dtype:9} {layout} {text}\n" for name, text in apart.items()), end="")
+        print(f"{dtype:9} {layout:8} {len(found) - len(apart)} of {len(found)} equal", flush=True)
         differing += len(apart)
     return int(differing > 0)
 

@@ -14,7 +14,7 @@ OPTIONS: Mapping[str, Any] = {"verify_ir": True, "strict": True}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # relative, of the norm of the difference
 
 
-def compiled(fn: Callable[..., Any], *, dynamic: bool = False, **options: Any) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Callable[..., Any]:
     """`fn` through the backend, with the IR verified after lowering."""
     return torch.compile(fn, backend=alt, dynamic=dynamic, fullgraph=True, options={**OPTIONS, **options})
 

@@ -26,7 +26,7 @@ from altbackend.schedule.target import Target, cpu
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 
 
-def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
+def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..., Any]:
     """A Dynamo backend that traces as ours does and gives every functional graph to `compile_graph`."""
 
     def keep(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -37,11 +37,11 @@ def backend(compile_graph: GraphCompiler) -> Callable[..., Any]:
             fw_compiler=keep,
             bw_compiler=keep,
             inference_compiler=keep,
-            decompositions=decomp.table(),
+            decompositions=decomp.table(numerics),
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with compat_aot.functorch_settings():
+        with compat_aot.functorch_settings(), compat_aot.left_whole(decomp.taken_apart(numerics)):
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from test.fuzz import OPERATORS, Case, Step, disagreement, make_input, shrink
+from test.fuzz import Case, Step, Way, disagreement, program, refused, shrink, way_of
+from test.fuzz_operators import OPERATORS, make_input
 
 NUMBER = st.integers(0, 63)
 STEP = st.builds(Step, st.sampled_from(sorted(OPERATORS)), st.tuples(NUMBER, NUMBER, NUMBER, NUMBER))
@@ -18,6 +19,7 @@ CASE = st.builds(
     st.lists(st.integers(0, 999), min_size=1, max_size=3).map(tuple),
     st.lists(STEP, min_size=2, max_size=7).map(tuple),
     st.integers(0, 1),
+    st.sampled_from(("eager", "fast")),
 )
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -42,6 +44,7 @@ FOUND: dict[str, Case] = {
     "argmax of one": Case(
         (17, 11), (Step("reshape", (3, 0, 1, 0)), Step("argmax", (2, 0, 0, 0)), Step("scale", (1, 2, 0, 0)))
     ),
+    "product of a flipped input": Case((7,), (Step("flip", (0, 1, 0, 0)), Step("linear", (1, 0, 0, 0))), 0, "fast"),
 }
 
 
@@ -58,7 +61,31 @@ def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(OPERATORS, "neg", unstable)  # type: ignore[arg-type]
     case = Case((5,), (Step("neg", (0, 0, 0, 0)),))
-    assert "result of step 0" in disagreement(case, interpret=False)
+    # recorded, it would run before it is compiled
+    assert "result of step 0" in disagreement(case, way=Way(flat=False))
+
+
+def test_ways_of_a_program() -> None:
+    """Training, and any size with a second call of other sizes."""
+    steps = (Step("add", (0, 0, 0, 0)), Step("norm", (2, 0, 0, 0)), Step("sum all", (3, 0, 0, 0)))
+    assert disagreement(Case((8, 21), steps, grads=True)) == ""
+    assert disagreement(Case((8, 21), steps), way=Way(flat=False, dynamic=True)) == ""
+    assert disagreement(Case((8, 21), steps), way=Way(triton=True)) == ""
+
+
+def test_programs_of_a_seed_do_not_depend_on_where_a_run_begins() -> None:
+    assert program(3, 17) == program(3, 17) != program(3, 18)
+    cases = [program(0, k) for k in range(64)]
+    assert {c.grads for c in cases} == {True, False}
+    assert {c.numerics for c in cases} == {"eager", "fast"}
+    assert sum(refused(c) for c in cases) < 8
+    assert sum(way_of(k).dynamic for k in range(64)) == 8
+
+
+def test_what_roundings_move_is_no_disagreement() -> None:
+    """The sum of a normalised row is next to nothing, whatever the order of its additions."""
+    case = Case((244,), (Step("norm", (0, 1, 0, 0)), Step("sum kept", (1, 1, 0, 0))))
+    assert disagreement(case) == ""
 
 
 def test_shrinking_leaves_what_is_needed() -> None:

@@ -168,4 +168,5 @@ def compiled(
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
-    return torch.compile(fn, backend=backend(lower), dynamic=dynamic, fullgraph=True)
+    numerics = (cfg or resolve()).numerics
+    return torch.compile(fn, backend=backend(lower, numerics), dynamic=dynamic, fullgraph=True)

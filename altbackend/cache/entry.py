@@ -114,6 +114,7 @@ def _read_jobs(held: Any, launches: Any) -> tuple[Job, ...]:
             _number(j["stages"]),
             _number(j["capability"]),
             _text(j["name"]),
+            _of(bool, j["contract"]),
         )
         for j in held
     ]

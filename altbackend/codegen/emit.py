@@ -50,6 +50,7 @@ class Emitter:
     symbols: set[Atom] = field(default_factory=set)
     counter: int = 0
     checks: bool = False
+    exact: bool = False
 
     def fresh(self, prefix: str) -> str:
         self.counter += 1
@@ -66,9 +67,12 @@ class Emitter:
         self.symbols.update(ex.syms_of(e))
 
 
-def emit(p: Program, k: Kernel) -> tuple[Function, tuple[str, ...]]:
-    """The AST of a kernel, and the program buffers that its parameters stand for."""
-    e = Emitter(p, k)
+def emit(p: Program, k: Kernel, exact: bool = False) -> tuple[Function, tuple[str, ...]]:
+    """The AST of a kernel, and the program buffers that its parameters stand for.
+
+    `exact`: every quotient is a division, where a product with a reciprocal could err below the normal numbers.
+    """
+    e = Emitter(p, k, exact=exact)
     for b, numel in k.scratch.items():
         _scratch(e, b, numel)
     for stage in k.stages:
@@ -195,7 +199,12 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
         return va.make(v.op, args, v.dtype, at), max([level, *(_level(e, s, a) for a in args)])
     args = tuple(_bind(e, s, a) for a in v.args)
     level = max((_level(e, s, a) for a in args), default=0)
-    if v.op == "truediv" and v.dtype == torch.float32 and _level(e, s, args[1]) < level == len(s.stage.inner):
+    if (
+        v.op == "truediv"
+        and not e.exact
+        and v.dtype == torch.float32
+        and _level(e, s, args[1]) < level == len(s.stage.inner)
+    ):
         return _divide_by(e, s, *args), level
     return va.make(v.op, args, v.dtype, v.attr), level
 

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one job: key, name, source, signature, constexprs, aligned (numbers), warps, stages, capability."""
+    """The answer to one job, a `compile_pool.cuda.Job` with its key; `aligned` is a list of numbers."""
     try:
         return _compile(job)
     except Exception as cause:
@@ -30,7 +30,7 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     made = triton.compile(
         source(_function(job), job["signature"], job["constexprs"], hints),
         target=target("cuda", job["capability"], 32),
-        options={"num_warps": job["warps"], "num_stages": job["stages"]},
+        options={"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]},
     )
     return {"cubin": base64.b64encode(made.asm["cubin"]).decode(), "shared": made.metadata.shared, "name": job["name"]}
 

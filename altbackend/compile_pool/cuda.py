@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # a process that finds its kernels built prints none
 class Job:
     """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16.
 
-    `name` is what the function is called; code built under another name is as good.
+    `contract`: whether a product and the sum that takes it may be rounded once. `name` is what the function is called;
+    code built under another name is as good.
     """
 
     source: str
@@ -39,13 +40,14 @@ class Job:
     stages: int
     capability: int
     name: str = field(default="kernel", compare=False, repr=False)
+    contract: bool = True
 
     @property
     def key(self) -> str:
         return hashlib.sha256(repr((self, triton_version())).encode()).hexdigest()[:40]
 
 
-def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job:
+def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int, contract: bool = True) -> Job:
     return Job(
         kernel.source,
         tuple(kernel.signature.items()),
@@ -55,6 +57,7 @@ def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int) -> Job
         kernel.num_stages,
         capability,
         kernel.label,
+        contract,
     )
 
 
@@ -138,4 +141,5 @@ def _question(job: Job) -> dict[str, Any]:
         "warps": job.warps,
         "stages": job.stages,
         "capability": job.capability,
+        "contract": job.contract,
     }

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from ..config import Config
 from ..debug import Trace
 from . import (
+    addcdiv,
     attention_mask,
     channels_last,
     constants,
@@ -34,6 +35,8 @@ def pre_grad(gm: GraphModule, cfg: Config) -> None:
     for user_pass in cfg.pre_grad_custom_pass:
         user_pass(gm.graph)
     attention_mask.run(gm)
+    if cfg.numerics == "eager":
+        addcdiv.run(gm)
 
 
 def on_gpu(gm: GraphModule) -> bool:
@@ -76,7 +79,7 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
         with verified(gm, cfg, "random"):
             random.run(gm, trace)
     with verified(gm, cfg, "simplify"):
-        for rule, count in simplify.run(gm).items():
+        for rule, count in simplify.run(gm, exact=cfg.numerics == "eager").items():
             trace.decision("simplify", rule, "applied", f"{count} times")
     return gm
 

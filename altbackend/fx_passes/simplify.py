@@ -6,7 +6,7 @@ directly is left alone: an output must not become an alias of something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from .. import compat
 from .graph import Purity, aten, drop_dead, insert, val
 
 
-def run(gm: GraphModule) -> dict[str, int]:
-    """Apply to a fixed point (at most four rounds); counts by rule."""
+def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
+    """Apply to a fixed point (at most four rounds); counts by rule. `exact`: fold nothing that may differ in a bit."""
     counts: dict[str, int] = {}
     for _ in range(4):
-        done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm)}
+        done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm, exact)}
         for k, v in done.items():
             counts[k] = counts.get(k, 0) + v
         if not any(done.values()):
@@ -152,17 +152,18 @@ _MOVES = frozenset(
 _ARITHMETIC = frozenset(
     {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.eq.Scalar}
     | {aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.logical_not.default}
-    | {aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.reciprocal.default, aten.bitwise_not.default}
+    | {aten.reciprocal.default, aten.bitwise_not.default}
 )
+_FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager's vectors have their own
 
 
-def uniform(gm: GraphModule) -> int:
-    """Arithmetic on tensors that hold one number everywhere becomes that number."""
+def uniform(gm: GraphModule, exact: bool = False) -> int:
+    """Arithmetic on tensors that hold one number everywhere becomes that number; functions of it, unless `exact`."""
     with compat.real_tensors():
-        return _uniform(gm)
+        return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 
-def _uniform(gm: GraphModule) -> int:
+def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
     known: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):
@@ -177,7 +178,7 @@ def _uniform(gm: GraphModule) -> int:
             assert isinstance(source, Node)
             known[n] = known[source].to(fake.dtype)
         elif (
-            n.target in _ARITHMETIC
+            n.target in folded
             and not n.kwargs
             and all(a in known for a in n.args if isinstance(a, Node))
             and any(isinstance(a, Node) for a in n.args)

@@ -8,6 +8,10 @@ an integer or a bool, and "" means that there is no spelling. `triton_fast` is a
 relative error is below 2^-15, an eighth of float16's rounding (in a sum: of its largest term). A name without a module
 is from `runtime.tile_math`.
 Functions of libdevice are those that eager's CUDA kernels call.
+`decided` says for which floats eager's result has one possible value in every bit, whichever loop of its kernels
+computes it: ALWAYS, WIDE (float32 and float64; in 16 bits its vectors and its scalars round at different steps) or ""
+(functions of a vector library; roots, which MKL does not always round correctly; the larger of two zeros or NaNs).
+Integers are always decided. docs/numerics.md says more.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 from . import philox
 
 SAME, BOOL, FLOAT32 = "same", "bool", "float32"
+ALWAYS, WIDE = "always", "wide"
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class OpSpec:
     triton_int: str | None = None
     triton_bool: str | None = None
     triton_fast: str | None = None
+    decided: str = ""
 
 
 def _row(
@@ -51,6 +57,7 @@ def _row(
     triton: str | None = None,
     result: str = SAME,
     flops: int = 1,
+    decided: str = "",
     **triton_of_kind: str,
 ) -> OpSpec:
     holes = ", ".join(f"{{{i}}}" for i in range(arity))
@@ -62,6 +69,7 @@ def _row(
         cpp or f"alt::{name}({holes})",
         f"libdevice.{name}({holes})" if triton is None else triton,
         flops,
+        decided=decided,
         **triton_of_kind,
     )
 
@@ -72,9 +80,9 @@ def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
 
 _ROWS: list[OpSpec] = [
     # of bools: or, and; the sum of two int1 is one bit
-    _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})", triton_bool="({0} | {1})"),
-    _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})"),
-    _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})", triton_bool="({0} & {1})"),
+    _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})", triton_bool="({0} | {1})", decided=ALWAYS),
+    _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})", decided=ALWAYS),
+    _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})", triton_bool="({0} & {1})", decided=ALWAYS),
     _row(
         "truediv",
         2,
@@ -84,6 +92,7 @@ _ROWS: list[OpSpec] = [
         flops=4,
         triton_double="({0} / {1})",
         triton_fast="({0} / {1})",
+        decided=ALWAYS,
     ),
     _row(
         "floor_divide",
@@ -92,6 +101,7 @@ _ROWS: list[OpSpec] = [
         triton="floor_divide_float({0}, {1})",
         flops=6,
         triton_int="floor_divide({0}, {1})",
+        decided=WIDE,
     ),
     _row(
         "trunc_divide",
@@ -100,6 +110,7 @@ _ROWS: list[OpSpec] = [
         triton="libdevice.trunc(libdevice.div_rn({0}, {1}))",
         flops=6,
         triton_int="({0} // {1})",
+        decided=WIDE,
     ),
     _row(
         "remainder",
@@ -108,53 +119,57 @@ _ROWS: list[OpSpec] = [
         triton="remainder_float({0}, {1})",
         flops=8,
         triton_int="remainder({0}, {1})",
+        decided=WIDE,
     ),
-    _row("fmod", 2, torch.fmod, flops=8, triton_int="({0} % {1})"),
+    _row("fmod", 2, torch.fmod, flops=8, triton_int="({0} % {1})", decided=WIDE),
     _row("pow", 2, torch.pow, flops=30, triton_int=""),
     _row("atan2", 2, torch.atan2, flops=25),
     _row("hypot", 2, torch.hypot, flops=10),
-    _row("copysign", 2, torch.copysign),
-    _row("nextafter", 2, torch.nextafter, flops=6),
+    _row("copysign", 2, torch.copysign, decided=ALWAYS),
+    _row("nextafter", 2, torch.nextafter, flops=6, decided=ALWAYS),
     _row("maximum", 2, torch.maximum, triton="largest({0}, {1})", triton_bool="({0} | {1})"),
     _row("minimum", 2, torch.minimum, triton="smallest({0}, {1})", triton_bool="({0} & {1})"),
     _row("fmax", 2, torch.fmax, triton="tl.maximum({0}, {1})"),
     _row("fmin", 2, torch.fmin, triton="tl.minimum({0}, {1})"),
-    _row("eq", 2, torch.eq, "({0} == {1})", "({0} == {1})", BOOL),
-    _row("ne", 2, torch.ne, "({0} != {1})", "({0} != {1})", BOOL),
-    _row("lt", 2, torch.lt, "({0} < {1})", "({0} < {1})", BOOL),
-    _row("le", 2, torch.le, "({0} <= {1})", "({0} <= {1})", BOOL),
-    _row("gt", 2, torch.gt, "({0} > {1})", "({0} > {1})", BOOL),
-    _row("ge", 2, torch.ge, "({0} >= {1})", "({0} >= {1})", BOOL),
-    _row("logical_and", 2, torch.logical_and, "({0} & {1})", "({0} & {1})", BOOL),
-    _row("logical_or", 2, torch.logical_or, "({0} | {1})", "({0} | {1})", BOOL),
-    _row("logical_not", 1, torch.logical_not, "(!{0})", "({0} == 0)", BOOL),
-    _row("bitwise_and", 2, torch.bitwise_and, "({T})({0} & {1})", "({0} & {1})"),
-    _row("bitwise_or", 2, torch.bitwise_or, "({T})({0} | {1})", "({0} | {1})"),
-    _row("bitwise_xor", 2, torch.bitwise_xor, "({T})({0} ^ {1})", "({0} ^ {1})"),
-    _row("bitwise_not", 1, torch.bitwise_not, "alt::bitwise_not({0})", "(~{0})"),
+    _row("eq", 2, torch.eq, "({0} == {1})", "({0} == {1})", BOOL, decided=ALWAYS),
+    _row("ne", 2, torch.ne, "({0} != {1})", "({0} != {1})", BOOL, decided=ALWAYS),
+    _row("lt", 2, torch.lt, "({0} < {1})", "({0} < {1})", BOOL, decided=ALWAYS),
+    _row("le", 2, torch.le, "({0} <= {1})", "({0} <= {1})", BOOL, decided=ALWAYS),
+    _row("gt", 2, torch.gt, "({0} > {1})", "({0} > {1})", BOOL, decided=ALWAYS),
+    _row("ge", 2, torch.ge, "({0} >= {1})", "({0} >= {1})", BOOL, decided=ALWAYS),
+    _row("logical_and", 2, torch.logical_and, "({0} & {1})", "({0} & {1})", BOOL, decided=ALWAYS),
+    _row("logical_or", 2, torch.logical_or, "({0} | {1})", "({0} | {1})", BOOL, decided=ALWAYS),
+    _row("logical_not", 1, torch.logical_not, "(!{0})", "({0} == 0)", BOOL, decided=ALWAYS),
+    _row("bitwise_and", 2, torch.bitwise_and, "({T})({0} & {1})", "({0} & {1})", decided=ALWAYS),
+    _row("bitwise_or", 2, torch.bitwise_or, "({T})({0} | {1})", "({0} | {1})", decided=ALWAYS),
+    _row("bitwise_xor", 2, torch.bitwise_xor, "({T})({0} ^ {1})", "({0} ^ {1})", decided=ALWAYS),
+    _row("bitwise_not", 1, torch.bitwise_not, "alt::bitwise_not({0})", "(~{0})", decided=ALWAYS),
     _row(
         "left_shift",
         2,
         torch.bitwise_left_shift,
         triton="tl.where(({1} < 0) | ({1} >= {bits}), {0} * 0, {0} << {1})",
+        decided=ALWAYS,
     ),
     _row(
         "right_shift",
         2,
         torch.bitwise_right_shift,
         triton="({0} >> tl.where(({1} < 0) | ({1} >= {bits}), {bits} - 1, {1}))",
+        decided=ALWAYS,
     ),
-    _row("gcd", 2, torch.gcd, triton="", flops=40),
-    _row("neg", 1, torch.neg, "(-{0})", "(-{0})"),
-    _row("abs", 1, torch.abs, triton="tl.abs({0})"),
+    _row("gcd", 2, torch.gcd, triton="", flops=40, decided=ALWAYS),
+    _row("neg", 1, torch.neg, "(-{0})", "(-{0})", decided=ALWAYS),
+    _row("abs", 1, torch.abs, triton="tl.abs({0})", decided=ALWAYS),
     _row(
         "sign",
         1,
         torch.sign,
         triton="(tl.cast({0} > 0, {T}) - tl.cast({0} < 0, {T}))",
         triton_bool="({0})",
+        decided=ALWAYS,
     ),
-    _row("relu", 1, torch.relu, triton="largest({0}, tl.full([], 0, {T}))"),
+    _row("relu", 1, torch.relu, triton="largest({0}, tl.full([], 0, {T}))", decided=ALWAYS),
     _row(
         "sqrt",
         1,
@@ -164,7 +179,7 @@ _ROWS: list[OpSpec] = [
         triton_double="tl.sqrt({0})",
         triton_fast="tl.sqrt({0})",
     ),
-    _row("rsqrt", 1, torch.rsqrt, flops=8),
+    _row("rsqrt", 1, torch.rsqrt, flops=8, decided=WIDE),
     _row(
         "reciprocal",
         1,
@@ -173,6 +188,7 @@ _ROWS: list[OpSpec] = [
         "reciprocal({0})",
         flops=4,
         triton_fast="(1.0 / {0})",
+        decided=ALWAYS,
     ),
     _row("exp", 1, torch.exp, flops=12, triton_fast="tl.exp({0})"),
     _row("log", 1, torch.log, flops=16),
@@ -188,12 +204,12 @@ _ROWS: list[OpSpec] = [
         triton_fast="one_plus_erf_fast({0})",
     ),
     _row("sigmoid", 1, torch.sigmoid, triton="sigmoid({0})", flops=16, triton_fast="sigmoid_fast({0})"),
-    _row("floor", 1, torch.floor),
-    _row("ceil", 1, torch.ceil),
-    _row("round", 1, torch.round, triton="libdevice.nearbyint({0})"),
-    _row("trunc", 1, torch.trunc),
-    _row("isnan", 1, torch.isnan, triton="({0} != {0})", result=BOOL),
-    _row("isinf", 1, torch.isinf, triton='(tl.abs({0}) == float("inf"))', result=BOOL),
+    _row("floor", 1, torch.floor, decided=ALWAYS),
+    _row("ceil", 1, torch.ceil, decided=ALWAYS),
+    _row("round", 1, torch.round, triton="libdevice.nearbyint({0})", decided=ALWAYS),
+    _row("trunc", 1, torch.trunc, decided=ALWAYS),
+    _row("isnan", 1, torch.isnan, triton="({0} != {0})", result=BOOL, decided=ALWAYS),
+    _row("isinf", 1, torch.isinf, triton='(tl.abs({0}) == float("inf"))', result=BOOL, decided=ALWAYS),
     _row(
         "signbit",
         1,
@@ -201,9 +217,10 @@ _ROWS: list[OpSpec] = [
         triton="(libdevice.signbit({0}) != 0)",
         result=BOOL,
         triton_int="({0} < 0)",
+        decided=ALWAYS,
     ),
     _row("logaddexp", 2, torch.logaddexp, triton="log_add_exp({0}, {1})", flops=30),
-    _row("where", 3, torch.where, "({0} ? {1} : {2})", "tl.where({0}, {1}, {2})"),
+    _row("where", 3, torch.where, "({0} ? {1} : {2})", "tl.where({0}, {1}, {2})", decided=ALWAYS),
     *_unary("exp2 expm1 log2 log10 log1p tanh erfc erfinv tan asin acos atan sinh cosh asinh acosh atanh", 20),
     _row("lgamma", 1, torch.lgamma, flops=60),
     _row("digamma", 1, torch.digamma, triton="", flops=60),
@@ -212,10 +229,12 @@ _ROWS: list[OpSpec] = [
     _row("i1", 1, torch.special.i1, triton="libdevice.cyl_bessel_i1({0})", flops=30),
     _row("i1e", 1, torch.special.i1e, triton="", flops=30),
     # Of (seed, counter), int64 both. Equal calls give equal numbers, so a value may be computed again.
-    _row("philox_uniform", 2, philox.uniform, triton="philox_uniform({0}, {1})", result=FLOAT32, flops=60),
-    _row("philox_radius", 2, philox.radius, triton="philox_radius({0}, {1})", result=FLOAT32, flops=60),
-    _row("philox_turn", 2, philox.turn, triton="philox_turn({0}, {1})", result=FLOAT32, flops=60),
-    _row("philox_bits", 2, philox.bits, triton="philox_bits({0}, {1})", flops=60),
+    _row(
+        "philox_uniform", 2, philox.uniform, triton="philox_uniform({0}, {1})", result=FLOAT32, flops=60, decided=ALWAYS
+    ),
+    _row("philox_radius", 2, philox.radius, triton="philox_radius({0}, {1})", result=FLOAT32, flops=60, decided=ALWAYS),
+    _row("philox_turn", 2, philox.turn, triton="philox_turn({0}, {1})", result=FLOAT32, flops=60, decided=ALWAYS),
+    _row("philox_bits", 2, philox.bits, triton="philox_bits({0}, {1})", flops=60, decided=ALWAYS),
 ]
 
 OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}

@@ -17,7 +17,7 @@ from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
 from .registry import overload
 from .sizes import late_symbol
-from .tensor import Tensor, as_view, of_buffer
+from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes straight into the given storage.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
@@ -136,10 +136,23 @@ def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
     wanted = ctx.shape(fake.stride())
     if _same_strides(v.strides, wanted, t.sizes):
         return v
+    if ctx.cfg.numerics == "eager":
+        return with_strides(ctx, t, wanted)
     fresh = ctx.realize(t, fake, fresh=True)
     out = as_view(fresh, wanted)
     assert out is not None
     return out
+
+
+def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...]) -> View:
+    """`t` stored with `strides`, gaps and shared elements included: eager's loops, and their last bits, follow them.
+
+    Points that share an element were one element when traced, so they are equal.
+    """
+    once = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
+    b = ctx.new_buffer(t.dtype, once, strides)
+    ctx.store(b, Tensor(once, t.dtype, t.at(points(once))))
+    return View(b.name, t.sizes, strides)
 
 
 def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:

@@ -16,7 +16,6 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Constant, HostNumber, Program, View, without_dead
-from ..ir.ops import LOW_PRECISION
 from ..ir.value import Value
 from . import (
     batch_norm,
@@ -39,7 +38,7 @@ from . import scalar as s
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
-from .tensor import Tensor, as_view, axes, expand, of_buffer, points
+from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # importing them fills the registry
 _ROOMS = (
@@ -252,8 +251,6 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             fake.dtype,
             va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
         )
-    if ctx.cfg.numerics == "eager" and _rounds_numbers(ctx, node):
-        args = (args[0], *(_rounded(a, node.meta["val"].dtype) if isinstance(a, float) else a for a in args[1:]))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty(ctx, node)) is not None:
@@ -265,21 +262,6 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
     return extern.call(ctx, node, args, dict(kwargs))
-
-
-def _rounds_numbers(ctx: Ctx, node: torch.fx.Node) -> bool:
-    """Whether eager gives a Python number on the right the tensor's 16-bit type; on a CPU not in sums and products."""
-    value = node.meta["val"]
-    known = getattr(node.target, "overloadpacket", None) in _NUMBERS_ARE_ROUNDED
-    return known and not ctx.gpu and isinstance(value, torch.Tensor) and value.dtype in LOW_PRECISION
-
-
-_NUMBERS_ARE_ROUNDED = (torch.ops.aten.sub, torch.ops.aten.remainder, torch.ops.aten.fmod)
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    with compat.real_tensors():
-        return float(torch.tensor(number, dtype=dtype).item())
 
 
 def _is_number(result: Any) -> bool:
@@ -496,10 +478,7 @@ def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, 
         v = as_view(ctx.realize(held, fake, fresh=True), wanted)
         assert v is not None
         return v
-    once = tuple(1 if step == 0 else size for size, step in zip(held.sizes, wanted, strict=True))
-    b = ctx.new_buffer(held.dtype, once, wanted)
-    ctx.store(b, Tensor(once, held.dtype, held.at(points(once))))
-    return View(b.name, held.sizes, wanted)
+    return extern.with_strides(ctx, held, wanted)
 
 
 def _alias_root(n: torch.fx.Node) -> torch.fx.Node:

@@ -13,6 +13,7 @@ from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.ops import BOOL, LOW_PRECISION, OPS, compute_dtype
 from ..ir.value import Value
+from . import exact
 from . import scalar as s
 from .context import Ctx
 from .registry import LOWERINGS, NotHere, lowers, overload
@@ -101,15 +102,26 @@ _DIRECT: dict[str, str] = {
 _INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
 
 
-def elementwise(ctx: Ctx, fn: Callable[..., Value], *args: Any, compute: torch.dtype | None = None) -> Tensor:
-    """Apply `fn` to the scalars of broadcast arguments, in `compute` (default: the result's compute dtype).
+def elementwise(
+    ctx: Ctx,
+    fn: Callable[..., Value],
+    *args: Any,
+    common: torch.dtype | None = None,
+    condition: Value | None = None,
+) -> Tensor:
+    """Apply `fn` to the scalars of broadcast arguments, in the compute dtype of `common` (default: the result's dtype).
 
-    The shape and dtype of the result are those of the traced node.
+    The shape and dtype of the result are those of the traced node. `condition`: another operand, which `fn` holds.
+    Under numerics="eager" raises NotHere for what only eager's own kernel computes to the last bit.
     """
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    sizes = ctx.shape(out.shape)
-    dtype = compute or compute_dtype(out.dtype)
-    value = fn(*(scalar_arg(ctx, a, sizes, dtype) for a in args))
+    sizes, common = ctx.shape(out.shape), common or out.dtype
+    taken = [scalar_arg(ctx, a, sizes, compute_dtype(common)) for a in args]
+    if exact.wanted(ctx) and common in LOW_PRECISION:
+        taken = [exact.operand(ctx, a, k, v, common) for k, (a, v) in enumerate(zip(args, taken, strict=True))]
+    value = fn(*taken)
+    if exact.wanted(ctx):
+        exact.check(ctx, value, {*taken, condition}, common)
     return finish(ctx, sizes, out.dtype, value)
 
 
@@ -142,18 +154,16 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
         node = ctx.graph_node
         assert node is not None
-        compute = compute_dtype(promoted(args, node)) if result == BOOL else None
+        common = promoted(args, node) if result == BOOL else None
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
             raise NotHere("the next number of a 16-bit type is not that of float32, in which kernels compute")
         if op in ("logical_and", "logical_or", "logical_not"):
-            return elementwise(
-                ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], compute=None or compute
-            )
+            return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
             return args[0]  # type: ignore[no-any-return]
-        if op in ("isinf", "isnan") and compute is not None and not compute.is_floating_point:
-            return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], compute=compute)
-        return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], compute=compute)
+        if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
+            return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
+        return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], common=common)
 
     lower.__name__ = name
     return lower
@@ -245,7 +255,7 @@ def where(ctx: Ctx, cond: Any, a: Any, b: Any) -> Tensor:
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes = ctx.shape(out.shape)
     c = _truth(expand(cond, sizes).computed())
-    return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b)
+    return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b, condition=c)
 
 
 @lowers("logical_xor.default")
@@ -261,20 +271,33 @@ def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
     def body(v: Value, *ends: Value) -> Value:
         it = iter(ends)
         if lo is not None:
-            v = va.apply("maximum", v, next(it))
-        return v if hi is None else va.apply("minimum", v, next(it))
+            v = at_least(ctx, v, next(it))
+        return v if hi is None else at_most(ctx, v, next(it))
 
     return elementwise(ctx, body, x, *(e for e in (lo, hi) if e is not None))
 
 
+def at_least(ctx: Ctx, v: Value, low: Value) -> Value:
+    # a zero at a bound of zero keeps its sign; beside a tensor that is left open
+    if exact.wanted(ctx) and low.op == "const" and low.attr == low.attr:
+        return s.where(s.binary("lt", v, low), low, v)
+    return va.apply("maximum", v, low)
+
+
+def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
+    if exact.wanted(ctx) and high.op == "const" and high.attr == high.attr:
+        return s.where(s.binary("gt", v, high), high, v)
+    return va.apply("minimum", v, high)
+
+
 @lowers("clamp_min.default", "clamp_min.Tensor")
 def clamp_min(ctx: Ctx, x: Any, lo: Any) -> Tensor:
-    return elementwise(ctx, lambda v, e: va.apply("maximum", v, e), x, lo)
+    return elementwise(ctx, lambda v, e: at_least(ctx, v, e), x, lo)
 
 
 @lowers("clamp_max.default", "clamp_max.Tensor")
 def clamp_max(ctx: Ctx, x: Any, hi: Any) -> Tensor:
-    return elementwise(ctx, lambda v, e: va.apply("minimum", v, e), x, hi)
+    return elementwise(ctx, lambda v, e: at_most(ctx, v, e), x, hi)
 
 
 @lowers("hardtanh.default")
@@ -330,21 +353,21 @@ def elu(ctx: Ctx, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: f
 
 @lowers("hardsigmoid.default")
 def hardsigmoid(ctx: Ctx, x: Any) -> Tensor:
-    return elementwise(ctx, lambda v: s.div(relu6_of(s.add(v, 3.0)), 6.0), x)
+    return elementwise(ctx, lambda v: s.div(relu6_of(ctx, s.add(v, 3.0)), 6.0), x)
 
 
 @lowers("hardswish.default")
 def hardswish(ctx: Ctx, x: Any) -> Tensor:
-    return elementwise(ctx, lambda v: s.div(s.mul(v, relu6_of(s.add(v, 3.0))), 6.0), x)
+    return elementwise(ctx, lambda v: s.div(s.mul(v, relu6_of(ctx, s.add(v, 3.0))), 6.0), x)
 
 
-def relu6_of(v: Value) -> Value:
-    return s.binary("minimum", s.binary("maximum", v, 0.0), 6.0)
+def relu6_of(ctx: Ctx, v: Value) -> Value:
+    return at_most(ctx, at_least(ctx, v, va.const(0.0, v.dtype)), va.const(6.0, v.dtype))
 
 
 @lowers("sigmoid_backward.default")
 def sigmoid_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
-    return elementwise(ctx, lambda a, b: s.mul(a, s.mul(b, s.sub(1.0, b))), g, y)
+    return elementwise(ctx, lambda a, b: s.mul(s.mul(a, s.sub(1.0, b)), b), g, y)
 
 
 @lowers("tanh_backward.default")
@@ -355,6 +378,11 @@ def tanh_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
 @lowers("threshold_backward.default")
 def threshold_backward(ctx: Ctx, g: Any, x: Any, threshold: float) -> Tensor:
     return elementwise(ctx, lambda a, b: s.where(s.binary("le", b, threshold), 0.0, a), g, x)
+
+
+@lowers("threshold.default")
+def threshold(ctx: Ctx, x: Any, limit: float, number: float) -> Tensor:
+    return elementwise(ctx, lambda v: s.where(s.binary("le", v, limit), number, v), x)
 
 
 @lowers("gelu_backward.default")
@@ -398,7 +426,7 @@ def native_dropout_backward(ctx: Ctx, g: Any, mask: Any, scale: float) -> Tensor
 def masked_fill(ctx: Ctx, x: Any, mask: Tensor, number: Any) -> Tensor:
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     m = expand(mask, ctx.shape(out.shape)).computed()
-    return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number)
+    return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number, condition=m)
 
 
 @lowers("addcmul.default")

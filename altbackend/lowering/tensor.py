@@ -84,7 +84,7 @@ def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
     rest = index
     for k, a in enumerate(axes(t.sizes)):
         c = ex.coefficient(index, a)
-        if c is None or ex.vars_of(c):
+        if c is None or ex.vars_of(c) or ex.bounds(c)[1] < 0:  # torch has no tensor that runs backwards
             return None
         if t.sizes[k] == 1 and strides is not None:
             c = strides[k]

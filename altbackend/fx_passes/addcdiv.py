@@ -1,0 +1,52 @@
+"""`torch.addcdiv` as eager computes it, where Dynamo has taken it apart.
+
+Dynamo writes `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v` before any backend sees it; eager rounds
+`x + (v * a) / b`. Under `numerics="eager"` the three calls become one again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+def run(gm: GraphModule) -> int:
+    """How many were put together, in place."""
+    count = 0
+    for total in gm.graph.find_nodes(op="call_function", target=torch.add):
+        parts = _parts(total)
+        if parts is None:
+            continue
+        quotient, product = parts
+        with gm.graph.inserting_before(total):
+            whole = gm.graph.call_function(torch.addcdiv, (total.args[0], *quotient.args), {"value": product.args[1]})
+        whole.meta = dict(total.meta)
+        total.replace_all_uses_with(whole)
+        for n in (total, product, quotient):
+            gm.graph.erase_node(n)
+        count += 1
+    if count:
+        gm.recompile()
+    return count
+
+
+def _parts(total: Node) -> tuple[Node, Node] | None:
+    """(quotient, product) of a sum that Dynamo has made of an `addcdiv`, by all that tells it from the user's own."""
+    product = total.args[1] if len(total.args) == 2 else None
+    quotient = product.args[0] if isinstance(product, Node) and product.target is torch.mul else None
+    if not isinstance(product, Node) or not isinstance(quotient, Node) or quotient.target is not torch.div:
+        return None
+    three = (quotient, product, total)
+    side_by_side = total.prev is product and product.prev is quotient
+    alone = all(len(n.users) == 1 for n in (quotient, product)) and not any(n.kwargs for n in three)
+    number = type(product.args[1]) in (int, float)
+    return (quotient, product) if side_by_side and alone and number and _of_one_call(three) else None
+
+
+def _of_one_call(calls: tuple[Node, ...]) -> bool:
+    """Whether the calls come from one place in the user's text (marked in it from Python 3.11) without a division."""
+    traces = {n.meta.get("stack_trace") or "" for n in calls}
+    if len(traces) > 1:
+        return False
+    lines = [line for line in traces.pop().splitlines() if line.strip(" ^~")]
+    return bool(lines) and ("addcdiv" in lines[-1] or "div" not in lines[-1])
