@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
+ROTATION = "ALTBACKEND_TEST_ROTATION"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of pytest-xdist inherit the folder of the process that starts them."""
+    """Workers of pytest-xdist inherit the folder and the day of the process that starts them."""
+    os.environ.setdefault(ROTATION, str(int(time.time()) // 86400))
     os.environ.setdefault(_GRAPHS, "0")  # tests are about compiling; those of the cache switch it on
     if _CACHE not in os.environ:
         os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")

@@ -18,7 +18,7 @@ add as_strided_scatter cat clamp_max cumulative_trapezoid digamma fft.rfft flipl
 grid_sampler_2d index_fill index_put index_reduce.prod item lerp logcumsumexp masked.cumsum masked.prod
 masked_select mm narrow nn.functional.avg_pool2d nn.functional.cross_entropy nn.functional.gelu nn.functional.glu
 nn.functional.interpolate.bilinear nn.functional.layer_norm nn.functional.max_pool2d nn.functional.pad.reflect
-nonzero pow remainder repeat_interleave scatter_add scatter_reduce.amax softmax sort special.i0e stft sum
+nonzero pow remainder repeat_interleave scatter_add scatter_reduce.amax sgn softmax sort special.i0e stft sum
 tensor_split unique var where
 """
 ILL_CONDITIONED = Case("logcumsumexp", "float32", "backward")  # differences of numbers near 10^4 under an exponential

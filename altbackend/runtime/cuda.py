@@ -185,9 +185,11 @@ class ErrorFlag:
 
 
 def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """A library result with the strides and the alignment that the kernels were generated for."""
-    if t.data_ptr() % _ALIGNMENT == 0 and (
-        t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
-    ):
+    """A library result with the strides and the alignment that the kernels were generated for.
+
+    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some.
+    """
+    same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
+    if same and not t._is_zerotensor() and t.data_ptr() % _ALIGNMENT == 0:
         return t
     return torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device).copy_(t)

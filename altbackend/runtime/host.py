@@ -112,8 +112,12 @@ class Library:
 
 
 def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """A library result with the strides that the kernels were generated for; copies only when they differ."""
-    if t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True)):
+    """A library result with the strides that the kernels were generated for; copies only when they differ.
+
+    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some.
+    """
+    same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
+    if same and not t._is_zerotensor():
         return t
     out = torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device)
     return out.copy_(t)

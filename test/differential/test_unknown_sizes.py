@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from altbackend.runtime import cuda, host
 from test.compare import check, compiled, difference
 
 T = torch.Tensor
@@ -90,6 +91,13 @@ def test_sums_of_columns_are_as_exact_as_eager(sizes: tuple[int, ...], dynamic: 
     run = compiled(lambda x: (x.sum(1), x.amax(1), (x * 2).sum((0, 1))), dynamic=dynamic)
     for got, want in zip(run(x), (x.double().sum(1), x.amax(1).double(), (x * 2).double().sum((0, 1))), strict=True):
         assert not difference(got.double(), want, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("expect", [host.expect, cuda.expect])
+def test_zeros_without_memory_get_some(expect: Callable[..., T]) -> None:
+    got = expect(torch._efficientzerotensor((3, 4)), (3, 4), (4, 1))
+    assert got.data_ptr()
+    assert torch.equal(got, torch.zeros(3, 4))
 
 
 def test_columns_of_a_tensor_without_rows() -> None:
