@@ -60,8 +60,10 @@ def compare(name: str, dtype: str, samples: int = 4, device: str = "cpu") -> tup
     subject = _subject(Case(name, dtype, "forward"), Settings(device, samples))
     torch._dynamo.reset()
 
+    fn = subject.fn
+
     def every(held: list[Sample]) -> list[Any]:
-        results = [tensors(subject.fn(x, *args, **kwargs)) for x, args, kwargs in held]
+        results = [tensors(fn(x, *args, **kwargs)) for x, args, kwargs in held]
         return [[t, t * 1.1] if t.is_floating_point() else [t] for ts in results for t in ts]
 
     with tempfile.TemporaryDirectory() as folder:

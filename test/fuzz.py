@@ -239,6 +239,7 @@ def _compare(name: str, case: Case, run: Run, inputs: Sequence[Tensor], dynamic:
 
 
 def _differs(got: Any, want: Any) -> str:
+    got, want = (x.detach() if isinstance(x, Tensor) else x for x in (got, want))
     return difference(got, want, None, _tolerance(want), strides=False)
 
 

@@ -47,10 +47,21 @@ FOUND: dict[str, Case] = {
     "product of a flipped input": Case((7,), (Step("flip", (0, 1, 0, 0)), Step("linear", (1, 0, 0, 0))), 0, "fast"),
 }
 
+# The same, compiled for any size.
+FOUND_DYNAMIC: dict[str, Case] = {
+    # of at most one element along a dimension, by the sizes' bounds: returned as a copy, with the offset of none
+    "diagonal of a part": Case((9444,), (Step("chunk", (0, 0, 0, 0)), Step("diagonal", (1, 0, 0, 0)))),
+}
+
 
 @pytest.mark.parametrize("name", list(FOUND))
 def test_found_before(name: str) -> None:
     assert disagreement(FOUND[name], {"threads": 2, "parallel_threshold": 0}) == ""
+
+
+@pytest.mark.parametrize("name", list(FOUND_DYNAMIC))
+def test_found_before_for_any_size(name: str) -> None:
+    assert disagreement(FOUND_DYNAMIC[name], way=Way(flat=False, dynamic=True)) == ""
 
 
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -460,7 +460,7 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     root = _alias_root(n)
     owner = taken.get(v.buffer)
     foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
-    strided = all(a == b or s == 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
+    strided = all(a == b or ex.bounds(s)[1] <= 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
     if foreign or (owner is not None and owner is not root) or not strided:
         v = _own_storage(ctx, n, held, wanted)
     taken[v.buffer] = root

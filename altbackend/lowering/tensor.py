@@ -76,7 +76,7 @@ def with_dim(t: Tensor) -> Tensor:
 
 
 def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
-    """The strided window that `t` is, when it is nothing but one; `strides` fill in dimensions of size 1."""
+    """The strided window that `t` is, when it is nothing but one; `strides` fill in dimensions of at most 1."""
     if t.value.op != "load" or t.value.dtype != t.dtype:
         return None
     name, index = t.value.attr
@@ -86,7 +86,7 @@ def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
         c = ex.coefficient(index, a)
         if c is None or ex.vars_of(c) or ex.bounds(c)[1] < 0:  # torch has no tensor that runs backwards
             return None
-        if t.sizes[k] == 1 and strides is not None:
+        if strides is not None and ex.bounds(t.sizes[k])[1] <= 1:  # a size that data or symbols decide may be 0 or 1
             c = strides[k]
         found.append(c)
         rest = ex.substitute(rest, {a: 0})

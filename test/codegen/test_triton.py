@@ -396,13 +396,14 @@ def test_random_programs(seed: int, chosen: target.Target, monkeypatch: pytest.M
     """Programs of the fuzzer through the Triton path; a reason for having no kernel is an answer too."""
 
     def through_triton(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        return triton_run.compiled(fn, cfg=resolve(None, {"numerics": "eager"}), chosen=chosen, capabilities=())
+        cfg = resolve(None, {"numerics": options["numerics"]})
+        return triton_run.compiled(fn, cfg=cfg, chosen=chosen, capabilities=())
 
     monkeypatch.setattr(fuzz, "compiled", through_triton)
     source = random.Random(seed)
     for _ in range(6):
         case = fuzz.random_case(source)
-        text = fuzz.disagreement(case, interpret=False)
+        text = fuzz.disagreement(case, way=fuzz.Way(interpret=False))
         assert not text or "no atomic" in text, f"{case}\n{text}"
 
 
