@@ -109,10 +109,14 @@ def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[Bas
         future.set_exception(cause)
 
 
-@functools.cache
 def pool(count: int, start: str) -> Pool:
     """The pool of this process for so many builds at a time."""
-    return Pool(count, start)
+    with _lock:  # threads that ask at once would get a pool each
+        return _pool(count, start)
+
+
+_lock = threading.Lock()
+_pool = functools.cache(Pool)
 
 
 def pool_of(cfg: Config) -> Pool:
@@ -120,5 +124,11 @@ def pool_of(cfg: Config) -> Pool:
     return pool(cores.workers(cfg.compile_threads), cfg.worker_start)
 
 
-# A fork has neither the threads nor the workers.
-os.register_at_fork(after_in_child=pool.cache_clear)
+def _after_fork() -> None:
+    """A fork has neither the threads nor the workers, and perhaps a lock that another thread held."""
+    global _lock
+    _lock = threading.Lock()
+    _pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

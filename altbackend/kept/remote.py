@@ -149,9 +149,20 @@ def _within(seconds: float, call: Callable[[], Result]) -> Result:
     return done.result(seconds)
 
 
-@functools.cache
 def _line(url: str) -> Line:
-    return Line(url)
+    with _lock:  # threads that ask at once would get a line each, and warn each
+        return _lines(url)
 
 
-os.register_at_fork(after_in_child=_line.cache_clear)  # a fork has a parent's sockets, and perhaps a lock that is held
+_lock = threading.Lock()
+_lines = functools.cache(Line)
+
+
+def _after_fork() -> None:
+    """A fork has its parent's sockets, and perhaps locks that another thread held."""
+    global _lock
+    _lock = threading.Lock()
+    _lines.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

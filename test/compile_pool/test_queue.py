@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import subprocess
@@ -117,6 +118,17 @@ def test_a_batch_ends_what_other_threads_wait_for() -> None:
             time.sleep(0.01)
         batch.end()
         assert [d.result(timeout=60)[0] for d in done] == [-9, -9]
+
+
+def test_threads_that_ask_at_once_get_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*asked: Any) -> object:
+        time.sleep(0.1)
+        return object()
+
+    monkeypatch.setattr(workers, "_pool", functools.cache(slow))
+    with ThreadPoolExecutor(6) as threads:
+        got = [t.result() for t in [threads.submit(workers.pool, 2, "subprocess") for _ in range(6)]]
+    assert len(set(map(id, got))) == 1
 
 
 # --- what compiles Triton kernels ------------------------------------------------------------------------------------
