@@ -17,6 +17,7 @@ from altbackend.errors import (
     CompilerFailed,
     CompilerMissing,
     InternalError,
+    SharedStoreUnusable,
     UnknownMode,
     UnknownOption,
     Unsupported,
@@ -35,6 +36,7 @@ EXAMPLES: list[AltError] = [
     InternalError("lowering", "aten.add", "model.py:3", "/tmp/folder"),
     CacheFolderUnusable("/noexec", "it is mounted noexec"),
     BadBundle("kernels.zip", "it is damaged"),
+    SharedStoreUnusable("redis://host:6379", "it does not answer"),
 ]
 
 

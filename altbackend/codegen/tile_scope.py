@@ -273,16 +273,25 @@ def _bind_chain(e: Emitter, scope: Scope, b: str) -> None:
 
 
 def _chain(e: Emitter, b: str) -> tuple[list[str], int]:
-    """Members that are computed again for `b`, each after those that it reads, and the depth of all."""
+    """Members that are computed again for `b`, each after those that it reads, and the depth of all.
+
+    A member that writes in place reads what it stands for; that is another value of the same name, and no step of the
+    chain.
+    """
     depths: dict[str, int] = {}
+    begun: set[str] = set()
     stack = [b]
     while stack:
         at = stack[-1]
+        if at in depths:
+            stack.pop()
+            continue
+        begun.add(at)
         value = e.writers[at].value
         below = [
             r for r, _ in va.loads(value) if r not in e.results and r in e.writers and e.writers[r].kind == "point"
         ]
-        waiting = [r for r in below if r not in depths and r != at]
+        waiting = [r for r in below if r not in depths and r not in begun]
         if waiting:
             stack += waiting
             continue
