@@ -67,6 +67,7 @@ CASES: tuple[Case, ...] = (
     Case("layer norm, rows of 16384", _norm, _norm_inputs(16384, False)),
     Case("layer norm, rows of 32768", _norm, _norm_inputs(32768, False)),
     Case("log-softmax, rows of 50257", lambda x: torch.log_softmax(x, -1), _rows(50257)),
+    Case("layer norm backward, rows of 768", _norm, _norm_inputs(768, True), backward=True),
     Case("layer norm backward, rows of 4096", _norm, _norm_inputs(4096, True), backward=True),
     Case("sum of columns", lambda x: x.sum(0), _rows(4096)),
     Case("sum of rows", lambda x: x.sum(1), _rows(4096)),

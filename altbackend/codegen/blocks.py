@@ -126,7 +126,14 @@ def variants(b: Blocks, target: Target) -> list[Blocks]:
     if b.form == SLICES:
         turns = -(-b.points // b.xblock)
         sizes += [replace(b, programs=n) for n in (b.programs // 2, b.programs * 2) if 1 <= n <= turns]
+        if b.has_rows:
+            sizes += [_of_height(b, b.points, x) for x in (b.xblock // 2, b.xblock * 2) if x >= 1]
     return [replace(s, warps=w) for s in sizes for w in _warps_around(s) if s is not b or w != b.warps]
+
+
+def _of_height(b: Blocks, rows: int, height: int) -> Blocks:
+    """Programs that keep totals over `rows`, with tiles of so many."""
+    return replace(b, xblock=height, programs=_at_most(b.programs, -(-rows // height)))
 
 
 def _warps_around(b: Blocks) -> list[int]:
@@ -306,7 +313,8 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     unit, block = block, block * more
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
-    xblock = ROW_TILE // widest if widest < ROW_ALONE else 1
+    # a program that keeps totals works on one tile after the other, and needs as many bytes of it under way
+    xblock = max(ROW_TILE // widest, 1) if widest < ROW_ALONE or sliced else 1
     xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, xblock)
     if isinstance(k.rows, int):
         xblock = min(xblock, power_of_two(k.rows))
