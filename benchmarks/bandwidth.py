@@ -45,6 +45,10 @@ def _norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w, b)
 
 
+def _padded() -> tuple[Tensor, ...]:
+    return _random(8192, 50264), torch.randint(50257, (8192,), device="cuda")
+
+
 def _wide(x: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(x.float(), target)
 
@@ -73,6 +77,7 @@ CASES: tuple[Case, ...] = (
     Case("sum of rows", lambda x: x.sum(1), _rows(4096)),
     Case("transpose", lambda x: x.t().contiguous(), _rows(16384)),
     Case("cross-entropy, 128256 classes", F.cross_entropy, _classes(2048, 128256, False)),
+    Case("cross-entropy, 50257 of 50264 classes", lambda x, t: F.cross_entropy(x[:, :50257], t), _padded),
     Case("cross-entropy in float32, 128256 classes", _wide, _classes(2048, 128256, False)),
     Case("cross-entropy backward, 128256 classes", F.cross_entropy, _classes(2048, 128256, True), backward=True),
 )

@@ -18,7 +18,7 @@ from ..schedule.place import Placed
 
 @dataclass(frozen=True)
 class Online:
-    """`top` is the maximum of its value, `sums` sums of exp(value - maximum). `passed`: points between them."""
+    """`top` is the maximum of its value, `sums` sums of exp(value - maximum). `passed`: points beside them."""
 
     top: Placed
     sums: tuple[Placed, ...]
@@ -41,14 +41,21 @@ def plan(stages: Sequence[Stage], long: Sequence[Stage], stored: frozenset[str])
 def _pair(a: Stage, b: Stage, stored: frozenset[str]) -> Online | None:
     points = [q for q in (*a.members, *b.members) if q.kind == "point"]
     tops, sums = ([q for q in s.members if q.kind != "point"] for s in (a, b))
-    if a.inner != b.inner or len(tops) != 1 or not sums or any(q.node.out in stored for q in points):
+    if a.inner != b.inner or len(tops) != 1 or not sums:
         return None
     (top,) = tops
     held = {q.node.out: q for q in points}
+    if any(q.node.out in stored and _needs(q, top, held) for q in points):
+        return None
     value = inlined(top.value, held)
     if not _is(top, "max") or not all(_is(q, "sum") and _scaled(q, top, value, held) for q in sums):
         return None
     return Online(top, tuple(sums), tuple(points))
+
+
+def _needs(q: Placed, top: Placed, held: dict[str, Placed]) -> bool:
+    """Whether a point is computed from the maximum, which a single pass knows only when it is over."""
+    return any(b == top.node.out for b, _ in va.loads(inlined(q.value, held)))
 
 
 def _is(q: Placed, op: str) -> bool:

@@ -6,11 +6,11 @@ thread waits for another before the end; where a tile has several rows, each row
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.ops import LOW_PRECISION
@@ -69,7 +69,7 @@ def _start(e: Emitter, scope: Scope, part: Online, n: Index) -> Running:
     if not e.blocks.tiled_x:
         block = e.blocks.rblocks[n]
         threads = min(THREADS * e.blocks.warps, block)
-        width = min(_width(part, n), block // threads)
+        width = min(_width(part), block // threads)
         group = f"{e.blocks.name_of(n)} // {threads * width}", str(threads), str(width)
         shape = (str(threads),)
     carried = []
@@ -80,17 +80,25 @@ def _start(e: Emitter, scope: Scope, part: Online, n: Index) -> Running:
     return Running(carried[0], tuple(carried[1:]), group)
 
 
-def _width(part: Online, n: Index) -> int:
-    """Elements that one load may bring, with rows of `n` one after the other."""
-    sizes = [v.dtype.itemsize for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"]
-    most = LOAD_BYTES // max(min(sizes, default=LOAD_BYTES), 2)
-    return math.gcd(n, most) if isinstance(n, int) else 1
+def _width(part: Online) -> int:
+    """Elements that one load may bring: as many as the start of every row is a multiple of."""
+    made = {q.node.out for q in part.passed}
+    found = [(q, v) for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"]
+    rows = [(q, v) for q, v in found if v.attr[0] not in made and ex.vars_of(v.attr[1]) & {*q.inner}]
+    starts = [ex.substitute(v.attr[1], dict.fromkeys(q.inner, 0)) for q, v in rows]
+    width = LOAD_BYTES // max(min((v.dtype.itemsize for _, v in rows), default=LOAD_BYTES), 2)
+    while width > 1 and any(ex.mod(i, width) != 0 for i in starts):
+        width //= 2
+    return width
 
 
 def _turn(e: Emitter, inner: Scope, part: Online, run: Running) -> None:
     """One block of the row."""
     for q in part.passed:
-        e.writers[q.node.out] = on_tile(e, inner, q)
+        placed = e.writers[q.node.out] = on_tile(e, inner, q)
+        if q.node.out in e.kernel.stored:
+            inner.body.append(Comment(provenance(q)))
+            store(e, inner, placed, bind(e, inner, placed.value))
     inner.body.append(Comment(provenance(part.top)))
     top = on_tile(e, inner, part.top)
     value = whole(e, inner, top, bind(e, inner, top.value), "max")

@@ -392,7 +392,7 @@ lowers("cummin.default")(_running_extremum("min"))
 
 @lowers("logsumexp.default")
 def logsumexp(ctx: Ctx, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
-    # max + log sum exp(x - max), with max taken as 0 where it is infinite
+    # max + log sum exp(x - max), or max itself where it is infinite
     out = _result(ctx)
     if not x.dtype.is_floating_point:
         raise NotHere("logsumexp of integers")
@@ -400,9 +400,9 @@ def logsumexp(ctx: Ctx, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
     where = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
     top = reduce(ctx, "max", x, where, acc, acc)
-    finite = s.where(s.binary("eq", s.unary("abs", top.value), math.inf), 0.0, top.value)
-    top = ctx.realize(Tensor(top.sizes, acc, finite))
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
     total = reduce(ctx, "sum", e, where, acc, acc)
-    got = drop_dims(Tensor(total.sizes, acc, s.add(s.unary("log", total.value), top.value)), where, keepdim)
+    infinite = s.binary("eq", s.unary("abs", top.value), math.inf)
+    value = s.where(infinite, top.value, s.add(s.unary("log", total.value), top.value))
+    got = drop_dims(Tensor(total.sizes, acc, value), where, keepdim)
     return finish(ctx, got.sizes, out.dtype, got.value)

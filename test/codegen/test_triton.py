@@ -172,6 +172,8 @@ LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "logsumexp": (lambda x: torch.logsumexp(x * 3, -1), lambda: [r(5, 70)], 1),
     "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 1),
     "cross entropy": (F.cross_entropy, lambda: [r(30, 150), ints(0, 150, 30)], 2),
+    "kept logits": (lambda x: (y := x[:, :145] * 2, torch.logsumexp(y, -1)), lambda: [r(30, 152)], 1),
+    "kept differences": (lambda x: (y := x - x.amax(-1, keepdim=True), y.exp().sum(-1)), lambda: [r(30, 150)], 1),
     "rising and falling rows": (
         lambda x: torch.logsumexp(x, -1),
         lambda: [torch.stack([torch.arange(100.0), -torch.arange(100.0), torch.full((100,), 1e4)])],
