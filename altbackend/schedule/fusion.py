@@ -7,6 +7,7 @@ Every refusal is recorded with its reason.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import Buffer, Extern, Loop, Node, Program, Reduction, Scatter, reads, writes
+from ..ir.ops import OPS
+from ..ir.value import Value
 from . import registers
 from .deps import Deps, analyse
 from .matmul import Matmul
@@ -25,6 +28,7 @@ from .split import cuts_of
 from .target import Target
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
+ANSWERS = 4096  # sizes of trees that are kept: a node is tried with many kernels
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
 
 
@@ -44,6 +48,7 @@ class Group:
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
     matmul: Matmul | None = None
+    operators: int = 0
 
 
 Decision = Callable[[str, str, str, str], None]
@@ -175,10 +180,10 @@ def _open(number: int, k: int, node: Node, target: Target) -> Group:
         if target.registers and not isinstance(ways, No):
             ways = registers.openings(ways) or No("no result would be complete before the last row")
         if not isinstance(ways, No):
-            return Group(number, 1 if rows is None else rows, [ways[0]], [k])
+            return Group(number, 1 if rows is None else rows, [ways[0]], [k], operators=_operators(node.value))
     got = fit(node, 1)
     assert isinstance(got, Placed), f"{node} fits no kernel"
-    return Group(number, 1, [got], [k])
+    return Group(number, 1, [got], [k], operators=_operators(node.value))
 
 
 def _join_best(
@@ -242,6 +247,9 @@ def _try_join(
     """Put node `k` into `g` and give None, or say why not. `reach`: None if no other kernel stands between."""
     if len(g.members) >= cfg.max_fused_nodes:
         return No(f"the kernel already holds max_fused_nodes={cfg.max_fused_nodes} nodes")
+    size = _operators(node.value)
+    if target.most_operators and g.operators + size > target.most_operators:
+        return No(f"one kernel would have more than {target.most_operators} operators, which take long to build")
     if isinstance(node, Scatter) or any(isinstance(q.node, Scatter) for q in g.placed):
         return No("a scatter runs alone")
     if reach is not None and (via := reach.path(needs, g.number)) is not None:
@@ -258,8 +266,14 @@ def _try_join(
             continue
         g.rows, g.placed = rows, placed
         g.members.append(k)
+        g.operators += size
         return None
     return reason
+
+
+@functools.lru_cache(ANSWERS)
+def _operators(value: Value) -> int:
+    return sum(v.op in OPS for v in va.walk(value))
 
 
 def _replace_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROGRAMS_PER_SM = 8  # resident programs that hide memory latency
+MOST_OPERATORS = 400  # Triton's time grows with their square: 1,000 in one kernel take it a minute
 REGISTER_ROW = 16384  # elements of one row that a program of 16 warps keeps in registers
 
 
@@ -23,6 +24,7 @@ class Target:
     registers: bool = False
     one: str = "thread"  # what a kernel of a single row runs on
     fast: bool = True  # cheap functions where 16-bit rounding hides their errors
+    most_operators: int = 0  # of a fused kernel, 0 for any number
 
 
 def cpu(threads: int) -> Target:
@@ -31,4 +33,5 @@ def cpu(threads: int) -> Target:
 
 def cuda(multiprocessors: int = 132, fast: bool = True) -> Target:
     """A GPU of so many streaming multiprocessors."""
-    return Target("cuda", multiprocessors * PROGRAMS_PER_SM, REGISTER_ROW, registers=True, one="program", fast=fast)
+    programs = multiprocessors * PROGRAMS_PER_SM
+    return Target("cuda", programs, REGISTER_ROW, True, one="program", fast=fast, most_operators=MOST_OPERATORS)

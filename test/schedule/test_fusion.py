@@ -198,3 +198,17 @@ def test_on_a_gpu_the_gradient_of_computed_labels_is_computed_again() -> None:
     s = schedule(graphs[-1], target=target.cuda())
     large = {b.name for b in s.program.buffers.values() if b.kind != "input" and b.numel == B * N}
     assert large == {s.program.outputs[0].buffer}, describe(s)
+
+
+def test_a_kernel_of_a_gpu_has_no_more_operators_than_triton_builds_in_time() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for k in range(500):
+            x = x * 1.01 + float(k)
+        return x
+
+    (gm,) = trace(fn, r(64))
+    gpu, cpu = (schedule(gm, target=t) for t in (target.cuda(), target.cpu(1)))
+    groups = fusion.fuse(gpu.program, gpu.deps, resolve(), target.cuda(), lambda *a: None)
+    assert sum(g.operators for g in groups) >= 1000
+    assert max(g.operators for g in groups) <= target.MOST_OPERATORS
+    assert len(cpu.steps) < len(gpu.steps) < 10
