@@ -184,7 +184,10 @@ def _with_index(patch: Callable[..., None]) -> Callable[..., None]:
     return patch_tensor
 
 
-_ASM: dict[str, Callable[..., torch.Tensor]] = {"ex2.approx.ftz.f32 $0, $1;": torch.exp2}
+_ASM: dict[str, Callable[..., torch.Tensor]] = {
+    "ex2.approx.ftz.f32 $0, $1;": torch.exp2,
+    "rcp.approx.ftz.f32 $0, $1;": torch.reciprocal,
+}
 
 
 def _inline_asm(asm: str, constraints: str, args: list[Any], **_: Any) -> Any:

@@ -97,6 +97,23 @@ def power_of_two(x):
 
 
 @triton.jit
+def approximate_reciprocal(x):
+    # of numbers from 1 on; 0 of those beyond 2^126
+    asm: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tanh_fast(x):
+    # 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, x (1 - x^2/3 + 2 x^4/15 - 17 x^6/315)
+    size = tl.abs(x)
+    far = 1.0 - 2.0 * approximate_reciprocal(power_of_two(size * 2.8853900817779268) + 1.0)
+    square = x * x
+    near = (-0.053968254 * square + 0.13333334) * square - 0.33333334
+    return tl.where(size < 0.3, x * (near * square + 1.0), tl.where(x < 0, -far, far))
+
+
+@triton.jit
 def exp_below(x):
     # exp(x) of x <= 0, for sums that have a term 1. t is x log2(e) rounded, and 2^(d) = 1 + d ln 2 of the rest d
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
