@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from benchmarks.cases import Case, choose
-from benchmarks.measure import MINIMUM_REPETITIONS, WARM_UPS, repetitions
+from benchmarks.measure import MINIMUM_REPETITIONS, WARM_UPS, cpu_ms, repetitions
 from benchmarks.options import case_mode, names, positive
 from benchmarks.records import Request
 from benchmarks.subject import Subject, build, compiled, surroundings
@@ -47,7 +46,7 @@ def measured(case: Case, request: Request) -> Pair:
     torch._dynamo.reset()
     sides = [_compiled(case, request, dynamic) for dynamic in (False, True)]
     with surroundings(request):
-        rounds = [[_milliseconds(s) for s in sides] for _ in range(WARM_UPS)]
+        rounds = [[cpu_ms(s) for s in sides] for _ in range(WARM_UPS)]
         count = request.repetitions or repetitions(median(map(sum, rounds)) / 1e3, request.seconds)
         gc.collect()
         gc.disable()
@@ -68,17 +67,8 @@ def _compiled(case: Case, request: Request, dynamic: bool) -> Subject:
 
 
 def _round(sides: list[Subject], turned: bool) -> list[float]:
-    times = [_milliseconds(s) for s in (reversed(sides) if turned else sides)]
+    times = [cpu_ms(s) for s in (reversed(sides) if turned else sides)]
     return times[::-1] if turned else times
-
-
-def _milliseconds(side: Subject) -> float:
-    side.clear()
-    start = time.perf_counter()
-    output = side.run()
-    end = time.perf_counter()
-    del output  # freed outside the clock
-    return (end - start) * 1e3
 
 
 def main() -> int:

@@ -227,7 +227,7 @@ def _graphs() -> tuple[int, int]:
 
 def _in_turns(plain: Subject, fast: Subject, request: Request) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Milliseconds of eager and compiled calls, alternating, so that drift of the machine meets both."""
-    clock = _cuda_ms if request.device.startswith("cuda") else _cpu_ms
+    clock = _cuda_ms if request.device.startswith("cuda") else cpu_ms
     pairs = [(clock(plain), clock(fast)) for _ in range(WARM_UPS)]
     per_pair = median(a + b for a, b in pairs) / 1e3
     count = request.repetitions or repetitions(per_pair, request.seconds)
@@ -240,7 +240,8 @@ def _in_turns(plain: Subject, fast: Subject, request: Request) -> tuple[tuple[fl
     return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
 
 
-def _cpu_ms(side: Subject) -> float:
+def cpu_ms(side: Subject) -> float:
+    """Milliseconds of one call on a CPU."""
     side.clear()
     start = time.perf_counter()
     output = side.run()

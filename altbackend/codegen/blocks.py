@@ -353,7 +353,7 @@ def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, targe
     members = [q for s in stages for q in s.members]
     rows = {b for q in members for b, i in va.loads(q.value) if q.row in ex.vars_of(i) and ex.vars_of(i) & {*q.inner}}
     read = rows & _loaded(members)
-    row = max(n for n in long if isinstance(n, int)) if any(isinstance(n, int) for n in long) else 0
+    row = max((n for n in long if isinstance(n, int)), default=0)
     row_bytes = row * sum(p.buffers[b].dtype.itemsize for b in read)
     most = MOST_LONG_WARPS if warps == _warps(LONG_BLOCK_OF_FEW) else MOST_WARPS
     choices = [more for more in (1, 2, 4, 8) if warps * more <= most]

@@ -27,10 +27,11 @@ THREADS = 32  # of a warp
 
 @dataclass(frozen=True)
 class Running:
-    """What the passes over blocks carry: `best` and `sums`, of `shape`; `group`: the block as (turns, threads, width).
+    """What the passes over blocks carry: names of the maximum and of the sums.
 
-    Triton lays a block out so: every thread holds neighbours that one load brings, and the same of every turn. Where a
-    tile has several rows there is no group.
+    `group`: the block as (turns, threads, width), with a maximum and sums for each thread. Triton lays a block out so:
+    every thread holds neighbours that one load brings, and the same of every turn. Where a tile has several rows there
+    is no group.
     """
 
     best: Value

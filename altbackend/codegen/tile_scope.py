@@ -188,13 +188,9 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             return let(e, scope, v, axes)
         case "eq" | "ne" if (pair := _narrow_position(e, v)) is not None:
             position, number = pair
-            number = let(
-                e,
-                scope,
-                va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, position.attr),
-                axes_of(e, number),
-            )
-            return let(e, scope, va.make(v.op, (position, number), torch.bool), axes)
+            narrow = va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, position.attr)
+            e.axes[narrow] = axes_of(e, number)
+            return let(e, scope, va.make(v.op, (position, bind(e, scope, narrow)), torch.bool), axes)
         case "truediv" if e.fast and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
             return let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)

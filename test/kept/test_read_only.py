@@ -19,6 +19,7 @@ from altbackend.config import Config, resolve
 from altbackend.errors import CacheFolderWarning
 from altbackend.kept import store
 from altbackend.kept.store import Store, open_store
+from test.mounts import NAMESPACE, namespaces
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -165,7 +166,6 @@ with warnings.catch_warnings(record=True) as caught:
     torch.testing.assert_close(call(x), f(x))
 print(*(str(w.message).split(": ")[1].split("\\n")[0] for w in caught if "altbackend" in type(w.message).__module__))
 """
-NAMESPACE = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
 SHELL = """
 mount -t tmpfs -o mode=700,size=100m none "$ALTBACKEND_CACHE_DIR"
 "$0" -c "$1" fill
@@ -173,14 +173,6 @@ mount -o "remount,$2" "$ALTBACKEND_CACHE_DIR"
 "$0" -c "$1" find
 find "$TMPDIR" -name "*.so"
 """
-
-
-def namespaces() -> bool:
-    try:
-        made = subprocess.run([*NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True, timeout=60)
-    except OSError:
-        return False
-    return made.returncode == 0
 
 
 @pytest.mark.skipif(not namespaces(), reason="no file system can be mounted here")

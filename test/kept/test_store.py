@@ -14,6 +14,7 @@ import pytest
 from altbackend import folders
 from altbackend.kept import evict, store
 from altbackend.kept.store import Store
+from test.mounts import NAMESPACE, namespaces
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)  # processes that import torch, on a busy machine
@@ -170,6 +171,7 @@ import os, sys, tempfile, warnings
 from pathlib import Path
 from altbackend import folders
 from altbackend.kept.store import Store
+from test.mounts import NAMESPACE, namespaces
 tempfile.tempdir = sys.argv[2]
 os.setgid(12345); os.setuid(12345)
 warnings.simplefilter("ignore")
@@ -262,20 +264,11 @@ print(*seen)
 print(*(getattr(w.message, "args", [""])[0].split(": ")[1].split("\\n")[0] for w in caught
         if "altbackend" in type(w.message).__module__))
 """
-NAMESPACE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
 def mounted(options: str) -> str:
     """A shell line that mounts a small file system at $ALTBACKEND_CACHE_DIR and runs Python there."""
     return f'mount -t tmpfs -o mode=700,{options} none "$ALTBACKEND_CACHE_DIR" && exec "$0" -c "$1"'
-
-
-def namespaces() -> bool:
-    try:
-        made = subprocess.run([*NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True, timeout=60)
-    except OSError:
-        return False
-    return made.returncode == 0
 
 
 @pytest.fixture
@@ -335,6 +328,7 @@ def test_a_folder_that_is_gone_at_every_step(compiled: Callable[..., list[str]])
     before = """
 import shutil
 from altbackend.kept.store import Store
+from test.mounts import NAMESPACE, namespaces
 for name in ("read", "write"):
     def gone(self, *args, inner=getattr(Store, name)):
         shutil.rmtree(self.folder, ignore_errors=True)
