@@ -19,6 +19,7 @@ from ..ir.ops import OPS
 from ..schedule.kernel import Kernel
 from ..schedule.matmul import Matmul
 from ..schedule.place import Placed
+from ..schedule.pressure import alive_at_once
 from ..schedule.registers import COLUMNS, inner_points, is_long, rows_are_neighbours
 from ..schedule.target import PROGRAMS_PER_SM, Target
 from .online import Online, plan
@@ -36,6 +37,15 @@ LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has COLUMNS rows
 MUCH_A_ROW = 16  # float additions: as long as two elements of a thread take
 COLUMN_LIMIT = 512  # points of such a row that are kept in registers
+SECTOR = 32  # bytes that memory gives at least: of so many neighbours a program takes all
+# Programs that keep totals over rows of at most so many elements: elements of their tile, and warps, as measured on an
+# H200 with layer norms' backwards. A row within as few warps as may be, 16 elements a thread.
+SLICED = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
+FEWEST_SLICES, MOST_SLICES = 2, 8  # such programs a multiprocessor: all at once, since a second round would be a tail
+LEAST_TURNS = 4  # of each, where they are more than the fewest: every one leaves a row of totals
+REGISTER_FILE = 65536  # of a multiprocessor
+OTHER_REGISTERS = 30  # of a thread, besides its elements of tiles: positions and masks
+SPARE = 1.2  # times the estimate: that much more the compiler takes at most, in 20 kernels of training steps
 CACHE_BYTES = 64 << 20  # more than the L2 cache holds
 ROWS_IN_CACHE = 24 << 20  # bytes of rows that are found there when they are read again
 THREADS_PER_SM = 2048
@@ -304,8 +314,10 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     columns = rows_are_neighbours(members)
     sliced = any(q.kind == "outer" for q in members)
     limit = target.row_limit
+    narrow = _neighbours(p, k, members, target) if columns and not sliced else COLUMNS
+    most = COLUMN_LIMIT * COLUMNS // narrow
     if columns and not sliced and _repeats_freely(p, members):
-        limit = COLUMN_LIMIT
+        limit = most
     long = frozenset(n for n in rows if is_long(n, target) or n > limit)  # type: ignore[operator]
     few = len(_loaded(members)) <= 2
     block = min(COLUMN_BLOCK if columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, target.row_limit)
@@ -313,12 +325,14 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
     unit, block = block, block * more
     rblocks = {n: block if n in long else power_of_two(n) for n in rows}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
-    # a program that keeps totals works on one tile after the other, and needs as many bytes of it under way
-    xblock = max(ROW_TILE // widest, 1) if widest < ROW_ALONE or sliced else 1
-    xblock = max(COLUMNS if columns and (long or widest <= COLUMN_LIMIT) else 1, xblock)
+    if sliced and not columns and not long and widest <= max(SLICED):
+        return _row_slices(p, k, members, lengths, rblocks, target)
+    xblock = ROW_TILE // widest if widest < ROW_ALONE else 1
+    least = 1 if not columns else COLUMNS if long else narrow
+    xblock = max(least if long or widest <= most else 1, xblock)
     if isinstance(k.rows, int):
         xblock = min(xblock, power_of_two(k.rows))
-        while xblock > (COLUMNS if columns else 1) and k.rows < xblock * target.parallel // 4:
+        while xblock > least and k.rows < xblock * target.parallel // 4:
             xblock //= 2
     if k.rows == 1:
         xblock = 1
@@ -327,7 +341,6 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
         programs = _at_most(programs, target.parallel // 4)
     size = ex.mul(k.rows, *lengths[:1])
     streams = not long and isinstance(size, int) and size * 4 > CACHE_BYTES
-    walked = ex.add(ex.mul(k.rows, _longest(lengths)), target.parallel * xblock)
     return Blocks(
         SLICES if sliced else ROWS,
         False,
@@ -337,9 +350,60 @@ def _rows(p: Program, k: Kernel, members: list[Placed], lengths: list[Index], ta
         long,
         programs,
         _row_warps(xblock * (unit if more > 1 else widest), columns, bool(long), sliced) * more,
-        _is_wide(p, k, walked),
+        _is_wide(p, k, _walked(k, lengths, xblock, target)),
         streams,
     )
+
+
+def _walked(k: Kernel, lengths: list[Index], xblock: int, target: Target) -> Index:
+    return ex.add(ex.mul(k.rows, _longest(lengths)), target.parallel * xblock)
+
+
+def _row_slices(
+    p: Program, k: Kernel, members: list[Placed], lengths: list[Index], rblocks: dict[Index, int], target: Target
+) -> Blocks:
+    """Programs that walk over tiles of whole rows, and keep totals over them in registers."""
+    widest = max(rblocks.values(), default=1)
+    tile, warps = next(form for most, form in SLICED.items() if widest <= most)
+    multiprocessors = target.parallel // PROGRAMS_PER_SM
+    xblock, fewest = tile // widest, multiprocessors * FEWEST_SLICES
+    most = multiprocessors * _resident(members, warps, tile // (32 * warps))
+    if isinstance(k.rows, int):
+        while xblock > 1 and k.rows < xblock * fewest:
+            xblock //= 2
+    turns = ceil_div(k.rows, xblock)
+    if isinstance(turns, int):
+        most = min(most, max(fewest, turns // LEAST_TURNS))
+    size = ex.mul(k.rows, *lengths[:1])
+    streams = isinstance(size, int) and size * 4 > CACHE_BYTES
+    return Blocks(
+        SLICES,
+        False,
+        k.rows,
+        xblock,
+        rblocks,
+        frozenset(),
+        _at_most(turns, most),
+        max(warps * xblock * widest // tile, 1),
+        _is_wide(p, k, _walked(k, lengths, xblock, target)),
+        streams,
+    )
+
+
+def _resident(members: list[Placed], warps: int, elements: int) -> int:
+    """Programs that a multiprocessor's registers hold at once, of threads with so many elements of every tile."""
+    tiles = alive_at_once(members) + sum(q.kind == "outer" for q in members)
+    registers = SPARE * (OTHER_REGISTERS + elements * tiles)
+    return min(max(int(REGISTER_FILE // (32 * warps * registers)), FEWEST_SLICES), MOST_SLICES)
+
+
+def _neighbours(p: Program, k: Kernel, members: list[Placed], target: Target) -> int:
+    """Rows of a program where rows are neighbours in memory: a cache line of them, fewer where programs are few."""
+    sizes = [p.buffers[b].dtype.itemsize for b in _loaded(members)]
+    least, width = SECTOR // max(min(sizes, default=4), 1), COLUMNS
+    while isinstance(k.rows, int) and width > least and k.rows < width * target.parallel // PROGRAMS_PER_SM:
+        width //= 2
+    return width
 
 
 def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, target: Target) -> int:

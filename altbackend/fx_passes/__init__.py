@@ -26,6 +26,7 @@ from . import (
     simplify,
     statistics,
     verify,
+    wide_products,
 )
 from .graph import drop_dead
 
@@ -63,6 +64,9 @@ def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
     before = output_layouts.of(joint)
     padded = pad_matmul.run_joint(joint)
     trace.decision("layout", "matmuls", "padded", f"{padded} with a side that is odd to the library")
+    if cfg.numerics != "eager":
+        biases = conv_bias.run_joint(joint)
+        trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions, both ways")
     if cfg.channels_last and channels_last.run_joint(joint):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
     output_layouts.restore(joint, before)
@@ -81,6 +85,8 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     with verified(gm, cfg, "simplify"):
         for rule, count in simplify.run(gm, exact=cfg.numerics == "eager").items():
             trace.decision("simplify", rule, "applied", f"{count} times")
+    if cfg.numerics != "eager" and (wide := wide_products.run(gm)):
+        trace.decision("simplify", "casts of products", "done by the library", f"{wide} matmuls write float32")
     return gm
 
 

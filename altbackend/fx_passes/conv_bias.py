@@ -1,12 +1,31 @@
 """A convolution's bias as an addition of its own: on a GPU the library adds it in a pass over memory, a kernel of ours
-does it together with the activation that follows.
+does it together with the activation that follows. So too its gradient, which the library sums up in another pass.
 """
 
 from __future__ import annotations
 
+import operator
+
 from torch.fx import GraphModule
 
-from .graph import aten, insert, is_call, val
+from .graph import aten, insert, is_call, replace, val
+
+
+def run_joint(gm: GraphModule) -> int:
+    """Of a joint graph, biases and their gradients: sums that become part of kernels of ours; gives their number."""
+    count = run(gm)
+    for n in list(gm.graph.nodes):
+        if not is_call(n, aten.convolution_backward.default) or not n.args[10][2]:
+            continue
+        grad = n.args[0]
+        total = insert(gm.graph, n, aten.sum.dim_IntList, (grad, [0, *range(2, val(grad).dim())]))
+        n.update_arg(3, None)
+        n.update_arg(10, [*n.args[10][:2], False])
+        n.meta["val"] = (*val(n)[:2], None)
+        for part in [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 2]:
+            replace(part, total)
+        count += 1
+    return count
 
 
 def run(gm: GraphModule) -> int:

@@ -1,8 +1,9 @@
 """Predicted times of matrix products on a GPU, in microseconds: the library's, the templates', a separate kernel's.
 
 A product runs in waves of one tile per multiprocessor: `start + waves * (per_wave + per_term * depth)`, not faster than
-the device's sustained rate. The constants are fitted to times measured on one H200 with `benchmarks.matmul_fit`,
-16-bit operands, calls in a row on one stream.
+the device's sustained rate. Of few results with long sums the library computes parts of the sums side by side (split
+K), at a time near that of the arithmetic or of reading the operands. The constants are fitted to times measured on one
+H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one stream.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ..ir import value as va
 from ..ir.loops import Program
 from .deps import Deps
 from .epilogue import Candidate, Choose
-from .matmul import Matmul, Tiles, fits
+from .matmul import PRODUCT, Matmul, Tiles, fits
 from .place import No
+from .pressure import alive_at_once
 
 CAPABILITY = 90  # of the GPU that the constants are fitted to; others take templates by measurement only
 MULTIPROCESSORS = 132
@@ -27,6 +29,10 @@ LAUNCH_US = 2.0
 FLOPS_PER_US = 760e6  # sustained, 16-bit operands
 GAIN = 0.9  # of the separate kernels' time, below which a template is taken
 SAVED_US = 20.0  # what a template must save a call: it takes the compiler seconds, where another kernel takes tenths
+SPLIT_START_US, SPLIT_SHARE = 8.5, 0.9  # before the parts of sums, and of the bound by arithmetic or memory reached
+# Values of an epilogue's tiles per thread, beyond which the compiler keeps some in memory. It computes several results
+# at a time, not value by value, so that about half of them need a register of the 255.
+MOST_VALUES = 320
 EPILOGUE_US = 0.1  # a wave of 128x128 tiles, per float addition of the epilogue
 
 
@@ -97,6 +103,18 @@ def product_us(m: Matmul, rate: Rate) -> float:
     )
 
 
+def library_us(m: Matmul) -> float:
+    """The library's product alone, in tiles of the whole sums or of parts of them."""
+    operands = m.batch * m.depth * (m.rows + m.columns) * m.dtype.itemsize
+    bound = max((2 if m.dtype == torch.float32 else 1) * m.flops / FLOPS_PER_US, operands / BYTES_PER_US)
+    return min(product_us(m, LIBRARY), SPLIT_START_US + bound / SPLIT_SHARE)
+
+
+def room_for(tiles: Tiles, alive: float) -> bool:
+    """Whether a thread's registers hold what an epilogue keeps: `alive` numbers for each of its results."""
+    return alive * tiles.rows * tiles.columns / (32 * tiles.warps) <= MOST_VALUES
+
+
 @dataclass(frozen=True)
 class Model:
     """Chooses without measuring, for a device whose programs have `shared` bytes of shared memory.
@@ -123,13 +141,17 @@ class Model:
         fitting = [t for t in TEMPLATES if fits(p, deps.writers, m, t, self.shared)]
         if not fitting:
             return No(f"no tiles fit in {self.shared} bytes of shared memory")
+        alive = alive_at_once(c.fused.placed, PRODUCT)
+        roomy = [t for t in fitting if room_for(t, alive)]
+        if not roomy and not self.always:
+            return No(f"its {alive:g} numbers for every result do not fit in the registers")
         own = {m.out, *c.reader.writes}
         others = sum(_bytes(p, b) for b in c.reader.reads - own)
         stored = sum(_bytes(p, b) for b in c.reader.writes)
-        apart = product_us(m, LIBRARY) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
+        apart = library_us(m) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
         work = sum(va.flops(q.value) for q in c.fused.placed)
         epilogue = EPILOGUE_US * work * m.points / (MULTIPROCESSORS * 128 * 128) + others / BYTES_PER_US
-        tiles = min(fitting, key=lambda t: product_us(m, TEMPLATES[t]))
+        tiles = min(roomy or fitting, key=lambda t: product_us(m, TEMPLATES[t]))
         return Prediction(apart, product_us(m, TEMPLATES[tiles]) + epilogue, tiles)
 
 

@@ -38,6 +38,26 @@ def r(*sizes: int) -> torch.Tensor:
     return torch.ones(sizes)
 
 
+def norm_backward(g: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, w: torch.Tensor) -> Any:
+    """A layer norm's gradients, of its input and of what multiplies and is added."""
+    x = (x - mean) * rstd
+    scaled = g * w
+    inner = scaled - scaled.mean(-1, keepdim=True) - x * (scaled * x).mean(-1, keepdim=True)
+    return inner * rstd, (g * x).sum(0), g.sum(0)
+
+
+def test_totals_over_rows_fill_the_device_once_and_few_columns_are_shared_by_many_programs() -> None:
+    def heads(rows: int, columns: int) -> list[str]:
+        text = source(norm_backward, *(r(*s) for s in [(rows, columns)] * 2 + [(rows, 1)] * 2 + [(columns,)]))
+        return [line.partition(", on")[0] for line in text.splitlines() if line.startswith("# grid")]
+
+    # 132 multiprocessors; 7 numbers alive for each of 16 elements, so 6 such programs a multiprocessor at most
+    assert heads(8192, 768) == ["# grid 792, RBLOCK=1024, 2 warps", "# grid 96, XBLOCK=8, RBLOCK=1024, 4 warps"]
+    # a program with fewer than four rows would leave as much behind as it reads
+    assert heads(512, 768) == ["# grid 264, RBLOCK=1024, 2 warps", "# grid 96, XBLOCK=8, RBLOCK=512, 4 warps"]
+    assert heads(65536, 96)[0] == "# grid 264, XBLOCK=32, RBLOCK=128, 8 warps"
+
+
 class TestTritonGolden(expecttest.TestCase):
     maxDiff = None
 
@@ -136,7 +156,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x.sum(0), r(4000, 70)),
             """\
-# grid 55, XBLOCK=64, RBLOCK=128, 4 warps
+# grid 219, XBLOCK=16, RBLOCK=128, 4 warps
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -149,7 +169,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     total0 = tl.sum(t1, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
-# grid 2, XBLOCK=64, RBLOCK=64, 4 warps
+# grid 9, XBLOCK=8, RBLOCK=64, 2 warps
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -191,7 +211,7 @@ def kernel(in0, in1, out0, sum0_parts, RBLOCK: tl.constexpr):
         t8 = (t6 * t7)
         tl.store(out0 + (x * 64 + r0), t8)
     tl.store(sum0_parts + (program * 64 + r0), sum0)
-# grid 1, XBLOCK=64, RBLOCK=512, 16 warps, on ('sum0_parts', 'result0')
+# grid 8, XBLOCK=8, RBLOCK=512, 4 warps, on ('sum0_parts', 'result0')
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import backend
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.errors import FallbackWarning
-from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul, statistics
+from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul, statistics, wide_products
 from altbackend.ir.loops import Extern, writes
 from altbackend.lowering.graph import lower_graph
 from test.fx_passes.test_cuda_inference import T, targets, traced
@@ -71,6 +73,63 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
             assert all(x.is_contiguous(memory_format=torch.channels_last) for x in given)
     wide = traced(joint(fn), *(x.float() for x in inputs))
     assert not channels_last.run_joint(wide)  # float32 stays as it is
+
+
+@pytest.mark.parametrize("low", [True, False], ids=["bfloat16", "float32"])
+def test_biases_of_convolutions_and_their_gradients_are_sums_of_their_own(low: bool) -> None:
+    def fn(x: T, w: T, b: T, v: T) -> T:
+        return F.conv2d(F.conv2d(x, w, b, padding=1).sigmoid(), v, stride=2).flatten(1).float().square().mean()
+
+    inputs = [torch.randn(s) for s in ((4, 8, 12, 12), (16, 8, 3, 3), (16,), (8, 16, 3, 3))]
+    inputs = [x.bfloat16() for x in inputs] if low else inputs
+    gm = traced(joint(fn), *inputs)
+    want = gm(*inputs)
+    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    gm.recompile()
+    gm.graph.lint()
+    exact = traced(joint(fn), *(x.double() for x in inputs))(*(x.double() for x in inputs))
+    for g, w, e in zip(gm(*inputs), want, exact, strict=True):
+        assert g.stride() == w.stride()
+        # the sum of a convolution and its bias is rounded twice, as eager's is on a GPU
+        assert float((g - e).norm()) <= 2 * float((w - e).norm()) + torch.finfo(inputs[0].dtype).eps * float(e.norm())
+    convs = [
+        n for n in gm.graph.nodes if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default")
+    ]
+    assert len(convs) == 4
+    assert all(n.args[2] is None if len(n.args) == 9 else not n.args[10][2] for n in convs)
+    kept = traced(joint(fn), *inputs)
+    exact = resolve(options={"numerics": "eager"})
+    cuda_joint(kept, exact, Trace("joint", exact))
+    assert any(n.args[2] is not None for n in kept.graph.nodes if str(n.target) == "aten.convolution.default")
+
+
+def _gradients(g: T, x: T, w: T) -> tuple[T, ...]:
+    """Of weights as autocast casts them; those of `x`, of which the graph makes more, stay as they are."""
+    dw, dx = torch.mm(g.t(), x), torch.mm(g, w)
+    return (
+        dw.float(),
+        torch.mm(x.t(), g).t().float().t().view(-1),
+        dx.float() * 2,
+        torch.narrow(torch.mm(g, w), 0, 0, 3).float(),
+        dx,
+    )
+
+
+def test_products_that_the_graph_returns_as_float32_are_written_so_by_the_library() -> None:
+    def gm_on(device: str) -> torch.fx.GraphModule:
+        with FakeTensorMode():
+            inputs = [torch.empty(s, dtype=torch.bfloat16, device=device) for s in ((64, 32), (64, 48), (32, 48))]
+            return make_fx(_gradients)(*inputs)
+
+    gm = gm_on("cuda")
+    before = [(x.shape, x.stride(), x.dtype) for x in output_layouts.of(gm)]
+    assert wide_products.run(gm) == 2
+    gm.graph.lint()
+    assert [(x.shape, x.stride(), x.dtype) for x in output_layouts.of(gm)] == before
+    products = [n for n in gm.graph.nodes if ".mm." in str(n.target)]
+    assert [str(n.target) for n in products] == ["aten.mm.dtype", "aten.mm.default", "aten.mm.dtype", "aten.mm.default"]
+    assert [n.meta["val"].dtype for n in products] == [torch.float32, torch.bfloat16] * 2
+    assert wide_products.run(gm_on("cpu")) == 0  # whose library has no such product
 
 
 def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:

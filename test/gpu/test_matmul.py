@@ -126,3 +126,33 @@ def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) ->
         assert measurer(good) < 10 * before
     finally:
         measurer.stop()
+
+
+class Projections(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(256, 512), torch.nn.Linear(512, 64, bias=False)
+
+    def forward(self, x: T) -> T:
+        return self.two(F.relu(self.one(x)))
+
+
+def test_gradients_of_autocast_weights_are_written_as_float32_by_the_library(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Projections().cuda()
+    x = torch.randn(1024, 256, device="cuda")
+    compiled = build(model, tmp_path)
+    with torch.autocast("cuda", torch.bfloat16):
+        compiled(x).float().square().mean().backward()
+    got = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        model(x).float().square().mean().backward()
+    exact = Projections().cuda().double()
+    exact.load_state_dict(model.state_dict())
+    exact(x.double()).square().mean().backward()
+    for g, p, e in zip(got, model.parameters(), exact.parameters(), strict=True):
+        assert (g.dtype, g.stride()) == (p.grad.dtype, p.grad.stride())
+        mine, eager = float((g - e.grad).norm()), float((p.grad - e.grad).norm())
+        assert mine <= 2 * eager, (mine, eager)
+    assert "2 matmuls write float32" in decisions(tmp_path)

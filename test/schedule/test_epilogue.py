@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.ir.loops import Extern
-from altbackend.schedule import matmul_cost, target
+from altbackend.schedule import matmul_cost, pressure, target
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.epilogue import Candidate
 from altbackend.schedule.kernel import Kernel, show_kernel
-from altbackend.schedule.matmul import Tiles, fits, shared_bytes
+from altbackend.schedule.matmul import PRODUCT, Tiles, fits, shared_bytes
 from altbackend.schedule.place import No
 from test.graphs import Scheduled, schedule, trace
 
@@ -153,20 +153,41 @@ def test_symbolic_sizes_stay_with_the_library() -> None:
 
 # microseconds of linear with bias by the library on one H200, bfloat16, in a CUDA graph (`benchmarks.matmul_fit`)
 MEASURED = {(12608, 3072, 768): 89.4, (8192, 3072, 768): 60.7, (8192, 768, 768): 18.1, (32768, 4096, 1024): 387.7}
+# the same of gradients of weights, few results of long sums
+DEEP = {
+    (384, 96, 200704): 60.0,
+    (768, 192, 50176): 36.1,
+    (384, 1536, 12544): 32.9,
+    (768, 768, 8192): 21.7,
+    (768, 3072, 12608): 90.0,
+    (1024, 1024, 4096): 17.2,
+    (256, 2304, 65536): 112.9,
+    (64, 64, 100000): 13.6,
+}
 
 
-@pytest.mark.parametrize("sizes", MEASURED, ids=str)
+@pytest.mark.parametrize("sizes", MEASURED | DEEP, ids=str)
 def test_the_model_of_the_library_is_near_what_was_measured(sizes: tuple[int, int, int]) -> None:
     found: list[float] = []
 
     def keep(p: Any, deps: Deps, c: Candidate) -> No:
-        found.append(matmul_cost.product_us(c.matmul, matmul_cost.LIBRARY))
+        found.append(matmul_cost.library_us(c.matmul))
         return No("looked at")
 
     rows, columns, depth = sizes
     inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
     run(lambda x, w, b: F.linear(x, w, b).relu(), *inputs, choose=keep)
-    assert [us / MEASURED[sizes] for us in found] == [pytest.approx(1, abs=0.15)]
+    assert [us / (MEASURED | DEEP)[sizes] for us in found] == [pytest.approx(1, abs=0.15 if sizes in MEASURED else 0.3)]
+
+
+def test_few_results_of_long_sums_stay_with_the_library_which_splits_them() -> None:
+    shapes = [(384, 96, 200704), (768, 192, 50176), (384, 1536, 12544)]
+    for rows, columns, depth in shapes:
+        x, g = (torch.empty(depth, n, dtype=torch.bfloat16) for n in (columns, rows))
+        _, deps, c = found = candidate(lambda x, g: torch.mm(g.t(), x).float(), x, g)
+        verdict = matmul_cost.Model(227 << 10).choose(found[0], deps, c)
+        assert isinstance(verdict, No)
+        assert verdict.reason.startswith("no clear gain: ")
 
 
 def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
@@ -209,6 +230,42 @@ def test_tiles_fit_in_shared_memory_or_the_library_call_stays() -> None:
     assert [n <= limit for n, limit in zip(sizes, (227 << 10, 99 << 10), strict=True)] == [True, True]
     assert isinstance(chosen[-1], No)
     assert chosen[-1].reason == "no tiles fit in 49152 bytes of shared memory"
+
+
+def _gelu_gradient(g: T, w: T, x: T) -> T:
+    """Of 0.5 x (1 + tanh(...)) in the steps that autograd takes."""
+    y, x = torch.mm(g, w).float(), x.float()
+    t = torch.tanh(0.79788456 * (x + 0.044715 * torch.pow(x, 3.0)))
+    inner = (y * (0.5 * x)).bfloat16().float() * (1 - t * t) * 0.79788456
+    return ((y * (t + 1)).bfloat16().float() * 0.5 + inner + inner * 0.044715 * 3 * x * x).bfloat16()
+
+
+def test_tiles_whose_epilogue_needs_more_registers_than_a_thread_has_are_left_out() -> None:
+    # registers, bytes of the stack by the compiler: 162 and 0 with tiles of 64x64, 255 and 2264 of 128x256
+    low = [torch.empty(s, dtype=torch.bfloat16) for s in ((8192, 768), (768, 3072), (8192, 3072))]
+    p, deps, c = candidate(_gelu_gradient, *low)
+    chosen = matmul_cost.Model(227 << 10, always=True).choose(p, deps, c)
+    assert not isinstance(chosen, No)
+    assert (chosen[0].rows, chosen[0].columns) == (64, 64)
+    p, deps, c = candidate(lambda g, w, x: torch.mm(g, w).relu(), *low)
+    chosen = matmul_cost.Model(227 << 10, always=True).choose(p, deps, c)
+    assert not isinstance(chosen, No)
+    assert (chosen[0].rows, chosen[0].columns) == (128, 256)
+
+
+def test_values_of_a_tile_that_are_alive_at_once() -> None:
+    sizes = [(64, 96), (96, 128), (64, 128)]
+    low = [torch.empty(s, dtype=torch.bfloat16) for s in sizes]
+    counts = {}
+    for name, fn in {
+        "relu": lambda x, w, y: torch.relu(x @ w),
+        "residual": lambda x, w, y: (x @ w) + y,
+        "row": lambda x, w, y: (x @ w) * y[0],
+    }.items():
+        _, _, c = candidate(fn, *low)
+        counts[name] = pressure.alive_at_once(c.fused.placed, PRODUCT)
+    # sums and what is made of them; the same and a loaded number as float32; a number of a column takes no tile
+    assert counts == {"relu": 2.0, "residual": 3.0, "row": 2.0}
 
 
 def test_what_descriptors_demand_of_the_operands() -> None:

@@ -1,0 +1,46 @@
+"""Products of 16-bit matrices that a graph returns as float32, as gradients of autocast weights: the library writes its
+float32 sums as they are, which takes it no longer and saves the kernel that would cast them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import aten, is_call, only_user, propagate, replace, val
+
+_LOW = (torch.bfloat16, torch.float16)
+_VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default)
+
+
+def run(gm: GraphModule) -> int:
+    """Rewrite the products on a GPU whose only reader casts them for the graph's results; gives their number."""
+    found = [(n, product) for n in gm.graph.nodes if (product := _product_of(n)) is not None]
+    for cast, product in found:
+        product.target = aten.mm.dtype
+        product.args = (*product.args, torch.float32)
+        product.meta["val"] = val(product).float()
+        source = cast.args[0]
+        assert isinstance(source, Node)
+        source.meta["val"] = val(cast)
+        replace(cast, source)
+    propagate(gm, [product for _, product in found])
+    return len(found)
+
+
+def _product_of(cast: Node) -> Node | None:
+    """The product that a call casts to float32 for nobody but the caller, or None."""
+    if not is_call(cast, aten._to_copy.default) or not isinstance(cast.args[0], Node):
+        return None
+    wanted = {k: x for k, x in cast.kwargs.items() if x is not None and x != torch.preserve_format}
+    if wanted.pop("dtype", None) != torch.float32 or wanted.keys() - {"device", "layout"} or not _only_returned(cast):
+        return None
+    x, reader = cast.args[0], cast
+    while is_call(x, *_VIEWS) and only_user(x) is reader and isinstance(x.args[0], Node):
+        x, reader = x.args[0], x
+    product = is_call(x, aten.mm.default) and not x.kwargs and only_user(x) is reader
+    return x if product and val(x).dtype in _LOW and val(x).device.type == "cuda" else None
+
+
+def _only_returned(n: Node) -> bool:
+    return all(u.op == "output" or (is_call(u, *_VIEWS) and _only_returned(u)) for u in n.users)
