@@ -10,12 +10,20 @@ from torch.fx import GraphModule, Node
 from .graph import aten, is_call, only_user, propagate, replace, val
 
 _LOW = (torch.bfloat16, torch.float16)
+_LARGE = 1 << 23  # results of which float32 takes 16 MiB more
+_LARGE_SHARE = 1 / 8  # of the results of all such products
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default)
 
 
 def run(gm: GraphModule) -> int:
-    """Rewrite the products on a GPU whose only reader casts them for the graph's results; gives their number."""
+    """Rewrite the products on a GPU whose only reader casts them for the graph's results; gives their number.
+
+    Not one that is a large part of all, as a vocabulary's: its gradient is the first of a backward, when memory peaks,
+    and lies there in 16 bits until it is cast.
+    """
     found = [(n, product) for n in gm.graph.nodes if (product := _product_of(n)) is not None]
+    total = sum(_results(product) for _, product in found)
+    found = [(n, product) for n, product in found if _results(product) <= max(_LARGE, _LARGE_SHARE * total)]
     for cast, product in found:
         product.target = aten.mm.dtype
         product.args = (*product.args, torch.float32)
@@ -26,6 +34,11 @@ def run(gm: GraphModule) -> int:
         replace(cast, source)
     propagate(gm, [product for _, product in found])
     return len(found)
+
+
+def _results(product: Node) -> int:
+    n = val(product).numel()
+    return n if isinstance(n, int) else 0
 
 
 def _product_of(cast: Node) -> Node | None:

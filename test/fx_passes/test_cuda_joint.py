@@ -132,6 +132,18 @@ def test_products_that_the_graph_returns_as_float32_are_written_so_by_the_librar
     assert wide_products.run(gm_on("cpu")) == 0  # whose library has no such product
 
 
+def test_a_product_that_is_most_of_the_memory_stays_in_16_bits_until_it_is_cast() -> None:
+    def count(rows: int) -> int:
+        with FakeTensorMode():
+            x, g, h = (torch.empty(64, n, dtype=torch.bfloat16, device="cuda") for n in (1024, rows, 512))
+            return wide_products.run(
+                make_fx(lambda x, g, h: (torch.mm(g.t(), x).float(), torch.mm(h.t(), x).float()))(x, g, h)
+            )
+
+    assert count(4096) == 2
+    assert count(32000) == 1
+
+
 def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(gm: torch.fx.GraphModule) -> int:
         for n in gm.graph.nodes:
