@@ -42,6 +42,8 @@ def encode(x: Any) -> Any:
         return [encode(y) for y in x]
     if isinstance(x, dict):
         return {"dict": [[encode(k), encode(v)] for k, v in x.items()]}
+    if x is ...:
+        return {"ellipsis": []}
     if isinstance(x, slice):
         return {"slice": [encode(y) for y in (x.start, x.stop, x.step)]}
     if isinstance(x, _NAMED):
@@ -112,6 +114,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "complex": lambda h: complex(float.fromhex(h[0]), float.fromhex(h[1])),
     "torch": _torch_value,
     "device": torch.device,
+    "ellipsis": lambda _: ...,
     "op": _overload,
     "higher_order": lambda name: getattr(torch.ops.higher_order, name),
     "function": _function,

@@ -164,6 +164,7 @@ def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
         "text",
         (1, [2.5, None], {"a": (True,)}),
         slice(None, 3, 2),
+        (..., slice(0, None, 2)),
         torch.bfloat16,
         torch.strided,
         torch.channels_last,
