@@ -1,4 +1,4 @@
-"""A compiled graph's code as a JSON value. Constants are not in it: they are those of the graph that asks."""
+"""A compiled graph's code as a JSON value. Only small constants are in it: others are those of the graph that asks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from ..codegen.replay import Facts
 from ..compile_pool.code import Body, Code
 from ..compile_pool.cuda import Job
+from . import literals
 from .key import resolve
 from .text import NotCacheable, decode, decode_calls, encode, encode_calls
 
@@ -79,12 +80,14 @@ def _read(held: Any, gm: GraphModule) -> Code:
 
 
 def takes_constants(held: Mapping[str, Any]) -> bool:
-    """Whether code as `write` gives it, or a body of it, needs constants of its graph."""
+    """Whether code as `write` gives it, or a body of it, needs constants that only its graph has."""
     own = any("attribute" in x for x in held["bound"].values())
     return own or any(takes_constants(body["code"]) for body in held["bodies"])
 
 
 def _write_bound(name: str, held: Any, paths: Mapping[int, str]) -> Any:
+    if isinstance(held, torch.Tensor) and (value := literals.write(held)) is not None:
+        return {"tensor": value}
     if id(held) in paths:
         return {"attribute": paths[id(held)]}
     if isinstance(held, (torch.Tensor, torch.nn.Module)):
@@ -93,6 +96,8 @@ def _write_bound(name: str, held: Any, paths: Mapping[int, str]) -> Any:
 
 
 def _read_bound(held: Any, gm: GraphModule) -> Any:
+    if "tensor" in held:
+        return literals.read(held["tensor"])
     return resolve(gm, held["attribute"]) if "attribute" in held else decode(held)
 
 

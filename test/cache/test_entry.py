@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import compat, decomp, pipeline
-from altbackend.cache import entry, graphs, key, store
+from altbackend.cache import entry, graphs, key, literals, store
 from altbackend.cache.text import NotCacheable, decode, encode
 from altbackend.compile_pool.code import Body, Code
 from altbackend.config import resolve
@@ -179,6 +180,22 @@ def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
 def test_values_come_back_as_they_were(x: Any) -> None:
     again = decode(json.loads(json.dumps(encode(x))))
     assert (type(again), repr(again)) == (type(x), repr(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("sizes", [(), (3, 2), (0, 4)], ids=str)
+def test_small_tensors_come_back_as_they_were(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.tensor(torch.arange(math.prod(sizes)).reshape(sizes).tolist(), dtype=dtype).reshape(sizes)
+    again = literals.read(json.loads(json.dumps(literals.write(x))))
+    assert (again.dtype, again.shape, again.stride()) == (x.dtype, x.shape, x.stride())
+    assert torch.equal(again, x)
+
+
+def test_tensors_that_are_not_written_down() -> None:
+    for x in (torch.zeros(1 << 15), torch.zeros(4, 4).t(), torch.zeros(2, requires_grad=True)):
+        assert literals.write(x) is None
+    with pytest.raises(ValueError, match="bytes for"):
+        literals.read({"dtype": "float32", "sizes": [2], "device": "cpu", "content": "AAAA"})
 
 
 def test_equal_numbers_of_other_types_have_other_texts() -> None:

@@ -285,6 +285,26 @@ def test_graphs_inside_the_graph(watch: Watch) -> None:
     torch.testing.assert_close(second, run(fn))
 
 
+def test_numbers_in_the_code(watch: Watch) -> None:
+    def fn(x: T) -> T:
+        weights = torch.tensor([0.5, 2.0, -1.0])
+        return (x * weights).sin() + torch.tensor([True, False, True])
+
+    def run(compiled: Callable[..., T]) -> list[T]:
+        x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        y = compiled(x)
+        return [y, *torch.autograd.grad(y.sum(), x)]
+
+    first, second = twice(watch, run, fn)
+    assert same(first, second)
+    torch.testing.assert_close(second, run(fn))
+
+
+def test_ellipses_are_kept(watch: Watch) -> None:
+    first, second = twice(watch, lambda f: f(torch.arange(12.0).reshape(2, 6)), lambda x: x[..., ::2] + x[..., 1::2])
+    assert same(first, second)
+
+
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
