@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..runtime.wrapped import Plan, Tangent
+from ..runtime.wrapped import Alias, Plan, Tangent
 from .text import NotCacheable
 
 _NONE: tuple[Any, ...] = (0, None, False, (), [], {})
@@ -23,16 +23,19 @@ _REFUSED = {
     "indices_of_inputs_that_requires_grad_with_mutations_in_bw": "an input that its backward writes",
     "num_opaque_objects_saved_for_bw": "objects that are saved for its backward",
 }
-_PLAIN, _UNVIEWED, _INPUT = "non_alias", "unsafe_view_alias", "is_input"
+_PLAIN, _UNVIEWED, _INPUT, _VIEW = "non_alias", "unsafe_view_alias", "is_input", "alias_of_input"
 
 
-def plan_of(meta: Any, training: bool) -> Plan:
-    """The plan of a graph by AOTAutograd's metadata, before its backward is known. Raises NotCacheable."""
+def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
+    """The plan of an inference or forward graph by AOTAutograd's metadata, before its backward is known.
+
+    Raises NotCacheable.
+    """
     for name, what in _REFUSED.items():
         if getattr(meta, name, None) not in _NONE:
             raise NotCacheable(f"the graph has {what}")
     kinds = [info.output_type.name for info in meta.output_info]
-    if strange := set(kinds) - {_PLAIN, _UNVIEWED, _INPUT}:
+    if strange := set(kinds) - {_PLAIN, _UNVIEWED, _INPUT, _VIEW}:
         raise NotCacheable(f"the graph has a result that is {' and '.join(sorted(strange))}")
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in meta.input_info):
         raise NotCacheable("the graph changes the geometry of an input")
@@ -41,8 +44,18 @@ def plan_of(meta: Any, training: bool) -> Plan:
         tuple(info.base_idx if kind == _INPUT else -1 for kind, info in zip(kinds, meta.output_info, strict=True)),
         tuple(tuple(sorted(info.dynamic_dims or ())) for info in meta.output_info),
         tuple(meta.mutated_graph_handled_indices_seen_by_autograd),
+        views=tuple(_alias(k, info, gm) for k, info in enumerate(meta.output_info) if kinds[k] == _VIEW),
     )
     return _with_backward(plan, meta, kinds) if training else plan
+
+
+def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    results: Any = gm.graph.output_node().args[0]
+    made, base = results[k].meta["val"], inputs[info.base_idx].meta["val"]
+    if made.dtype != base.dtype:
+        raise NotCacheable("the graph has a result that is an input read as another dtype")
+    return Alias(k, info.base_idx, bool(info.requires_grad))
 
 
 def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
@@ -56,7 +69,7 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
     with_gradient = [
         k
         for k, info in enumerate(meta.output_info)
-        if kinds[k] != _INPUT
+        if kinds[k] in (_PLAIN, _UNVIEWED)
         and getattr(info, "requires_grad_for_backward", info.requires_grad)
         and issubclass(info.raw_type, torch.Tensor)
     ]
@@ -67,12 +80,15 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
         plan.same,
         plan.dynamic,
         plan.written,
-        tuple(k for k, info in enumerate(meta.output_info) if not info.requires_grad and kinds[k] != _INPUT),
+        tuple(
+            k for k, info in enumerate(meta.output_info) if not info.requires_grad and kinds[k] in (_PLAIN, _UNVIEWED)
+        ),
         tuple(k for k, kind in enumerate(kinds) if kind == _UNVIEWED),
         (),
         int(meta.num_tensors_saved_with_no_vc_check or 0),
         int(meta.num_symints_saved_for_bw or 0),
         tuple(_tangent(k, f.memory_format) for k, f in zip(with_gradient, formats, strict=True)),
+        plan.views,
     )
 
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from .. import compat
 from ..config import Config
 from ..debug import Trace
-from ..runtime.wrapped import Plan, Tangent, inference, training
+from ..runtime.wrapped import Alias, Plan, Tangent, inference, training
 from . import artifacts, entry, graphs, outline, store
 from .key import Parts, key_of
 from .text import NotCacheable
@@ -124,7 +124,7 @@ class Recording:
                 self.plan = replace(self.plan, detached=outline.detached(self.meta, gm))
             else:
                 self.meta = compat.traced_metadata()
-                self.plan = outline.plan_of(self.meta, training=kind == "forward")
+                self.plan = outline.plan_of(self.meta, gm, training=kind == "forward")
         except Exception as cause:  # torch's metadata may change; nothing is kept then
             self._give_up(f"{type(cause).__name__}: {cause}" if not isinstance(cause, NotCacheable) else str(cause))
             return None
@@ -193,6 +193,7 @@ def read_plan(held: Mapping[str, Any]) -> Plan:
         _number(held["unchecked"]),
         _number(held["sizes"]),
         tangents,
+        tuple(Alias(_number(v["result"]), _number(v["base"]), v["requires_grad"] is True) for v in held["views"]),
     )
 
 

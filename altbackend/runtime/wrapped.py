@@ -30,11 +30,22 @@ class Tangent:
 
 
 @dataclass(frozen=True)
+class Alias:
+    """A result that is a view of an input: the graph gives its geometry, and autograd wants it made of that input."""
+
+    result: int
+    base: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a traced call is made of compiled graphs. Numbers count the call's inputs and results.
 
     `same`: per result, the input that it is, or -1. `dynamic`: per result, dimensions that torch marks as varying.
-    `written`: inputs whose version a call advances. The rest is of training. `fixed`: results without a gradient.
+    `written`: inputs whose version a call advances. `views`: results that are views of inputs.
+
+    The rest is of training. `fixed`: results without a gradient.
     `unviewed`: results that autograd must not take for views. `detached`: inputs that no gradient reaches.
     The forward returns the results, then what the backward takes: tensors whose version must not change meanwhile,
     `unchecked` tensors, `sizes`; the backward takes the sizes first and the `tangents` last.
@@ -49,6 +60,14 @@ class Plan:
     unchecked: int = 0
     sizes: int = 0
     tangents: tuple[Tangent, ...] = ()
+    views: tuple[Alias, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """A tensor that autograd must not see among a function's results."""
+
+    tensor: torch.Tensor
 
 
 def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[..., Any]:
@@ -106,6 +125,8 @@ def _function(forward: Call, backward: Callable[..., Any], plan: Plan) -> type[t
             for k, same in enumerate(plan.same):
                 if same >= 0:
                     results[k] = None  # autograd must not see an input come back
+            for view in plan.views:
+                results[view.result] = _Hidden(results[view.result])
             ctx.mark_non_differentiable(*(results[k] for k in plan.fixed if isinstance(results[k], torch.Tensor)))
             ctx._materialize_non_diff_grads = False
             return tuple(results)
@@ -194,12 +215,25 @@ def _advance(args: Sequence[Any], plan: Plan) -> None:
 
 
 def _returned(args: Sequence[Any], plan: Plan) -> dict[int, Any]:
-    return {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
+    """Per result that is an input or a view of one, that input."""
+    bases = {view.result: args[view.base] for view in plan.views}
+    return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
+
+
+def _view_of(base: torch.Tensor, found: Any, requires_grad: bool) -> torch.Tensor:
+    """`base` with the geometry of `found`, which lies in the same memory, as a view that autograd knows."""
+    like = found.tensor if isinstance(found, _Hidden) else found
+    out = base.as_strided(like.shape, like.stride(), like.storage_offset())
+    if base.requires_grad and not requires_grad:
+        return out.detach()
+    return out.requires_grad_() if requires_grad and not base.requires_grad else out
 
 
 def _finished(
     results: list[Any], inputs: dict[int, Any], plan: Plan, mark: Callable[[Any, set[int]], None]
 ) -> list[Any]:
+    for view in plan.views:
+        inputs[view.result] = _view_of(inputs[view.result], results[view.result], view.requires_grad)
     for k, held in inputs.items():
         results[k] = held
     for k, dims in enumerate(plan.dynamic):

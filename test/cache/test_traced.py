@@ -300,6 +300,42 @@ def test_numbers_in_the_code(watch: Watch) -> None:
     torch.testing.assert_close(second, run(fn))
 
 
+def views(x: T) -> tuple[T, ...]:
+    return x.t(), x[1:].detach(), x * 2 + 1, x.view(-1)[1:5], x
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_results_that_are_views_of_an_input(watch: Watch, grad: bool) -> None:
+    def run(fn: Callable[[T], tuple[T, ...]]) -> list[Any]:
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_(grad)
+        x = leaf * 1
+        turned, apart, computed, part, same = fn(x)
+        assert [y._is_view() for y in (turned, part)] == [True, True]
+        assert [y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for y in (turned, apart, part)] == [
+            True
+        ] * 3
+        assert same is x
+        part.mul_(3)  # seen by all that share its memory
+        out = [turned.clone(), apart.clone(), computed, part.clone(), turned.stride(), apart.requires_grad]
+        if grad:
+            out += torch.autograd.grad((turned * 2).sum() + computed.sum() + part.square().sum(), leaf)
+        return out
+
+    first, second = twice(watch, run, views)
+    assert same(first, second)
+    assert same(second[4:], run(views)[4:])
+    torch.testing.assert_close(second[:4], run(views)[:4])
+
+
+def test_views_of_inputs_of_varying_sizes(watch: Watch) -> None:
+    def run(fn: Callable[[T], tuple[T, T]]) -> list[T]:
+        return [y for n in (4, 6) for y in fn(torch.arange(n * 3.0).reshape(n, 3))]
+
+    first, second = twice(watch, run, lambda x: (x.t()[1:], x + 1), dynamic=True)
+    assert same(first, second)
+    assert same(second, run(lambda x: (x.t()[1:], x + 1)))
+
+
 def test_ellipses_are_kept(watch: Watch) -> None:
     first, second = twice(watch, lambda f: f(torch.arange(12.0).reshape(2, 6)), lambda x: x[..., ::2] + x[..., 1::2])
     assert same(first, second)
@@ -308,7 +344,7 @@ def test_ellipses_are_kept(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
-        (lambda x: x.t(), "alias_of_input"),
+        (lambda x: x.view(torch.int32), "an input read as another dtype"),
         (lambda x: x.nonzero(), "only data decides"),
         (lambda x: torch.ops.test_traced.own(x), "not an operator of torch's own"),
     ],
