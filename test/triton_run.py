@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
+from multiprocessing.util import Finalize
 from typing import Any
 from unittest.mock import patch
 
@@ -37,6 +38,8 @@ def _worker(interpret: bool) -> ProcessPoolExecutor:
     with patch.dict(os.environ, TRITON_INTERPRET=str(int(interpret))):  # read when triton is imported
         pool.submit(triton_worker.start, interpret).result()
     atexit.register(pool.shutdown, wait=False, cancel_futures=True)
+    # a child of multiprocessing runs no atexit functions, and before it ends it waits for its own children
+    Finalize(None, pool.shutdown, kwargs={"cancel_futures": True}, exitpriority=10)
     return pool
 
 
