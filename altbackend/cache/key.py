@@ -140,10 +140,14 @@ def content_of(held: Any) -> str:
         return f"graph {hashlib.sha256(json.dumps(inner).encode()).hexdigest()}"
     if type(held) not in (torch.Tensor, torch.nn.Parameter) or held.layout != torch.strided:
         raise NotCacheable(f"a constant of type {type(held).__name__} has no content that can be compared")
+    return f"{describe(held)} content {hashlib.sha256(bytes_of(held)).hexdigest()}"
+
+
+def bytes_of(held: torch.Tensor) -> bytes:
+    """The elements of a strided tensor on any device, of any dtype and shape, in the order of its dimensions."""
     with compat.real_tensors(), torch.no_grad():
         flat = held.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
-    return f"{describe(held)} content {hashlib.sha256(content).hexdigest()}"
+        return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
 def _inner(gm: GraphModule, n: Node) -> str:

@@ -1,4 +1,4 @@
-"""Small tensors by value: what a graph was traced with, such as a list of numbers in the user's code."""
+"""Small CPU tensors by value: what a graph was traced with, such as a list of numbers in the user's code."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import torch
 
 from .. import compat
+from .key import bytes_of
 
 LARGEST = 1 << 16  # bytes
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
 def write(held: torch.Tensor) -> dict[str, Any] | None:
-    """The JSON form of a plain tensor that is dense and small; None for any other."""
+    """The JSON form of a plain tensor that is dense and small; None for any other.
+
+    Not of one on a GPU, since an entry may serve another device than the one that it was made on.
+    """
     if type(held) is not torch.Tensor or held.layout != torch.strided or held.is_quantized or held.requires_grad:
         return None
-    if held.device.type not in ("cpu", "cuda") or held.numel() * held.itemsize > LARGEST:
+    if held.device.type != "cpu" or held.numel() * held.itemsize > LARGEST:
         return None
     if held.is_conj() or held.is_neg() or not held.is_contiguous():
         return None
-    with compat.real_tensors(), torch.no_grad():
-        flat = held.detach().cpu().reshape(-1)
-        content = bytes(flat.view(torch.uint8).tolist()) if held.numel() else b""
     return {
         "dtype": str(held.dtype).removeprefix("torch."),
         "sizes": list(held.shape),
-        "device": str(held.device),
-        "content": base64.b64encode(content).decode(),
+        "content": base64.b64encode(bytes_of(held)).decode(),
     }
 
 
@@ -43,4 +43,4 @@ def read(held: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"{len(content)} bytes for {sizes} of {dtype}")
     with compat.real_tensors():
         flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        return flat.reshape(sizes).to(torch.device(held["device"]))
+        return flat.reshape(sizes)

@@ -195,7 +195,7 @@ def test_tensors_that_are_not_written_down() -> None:
     for x in (torch.zeros(1 << 15), torch.zeros(4, 4).t(), torch.zeros(2, requires_grad=True)):
         assert literals.write(x) is None
     with pytest.raises(ValueError, match="bytes for"):
-        literals.read({"dtype": "float32", "sizes": [2], "device": "cpu", "content": "AAAA"})
+        literals.read({"dtype": "float32", "sizes": [2], "content": "AAAA"})
 
 
 def test_equal_numbers_of_other_types_have_other_texts() -> None:
