@@ -17,6 +17,7 @@ from . import (
     constants,
     conv_bias,
     conv_bn,
+    depthwise,
     onednn,
     output_layouts,
     pad_matmul,
@@ -69,6 +70,9 @@ def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
         trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions, both ways")
     if cfg.channels_last and channels_last.run_joint(joint):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
+    if cfg.numerics != "eager":
+        apart = depthwise.split_gradients(joint)
+        trace.decision("layout", "depthwise gradients", "apart", f"{apart}: of the image by kernels of ours")
     output_layouts.restore(joint, before)
     drop_dead(joint.graph)
 
@@ -144,6 +148,9 @@ def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: T
     constant = constants.constant_nodes(gm, static)
     if cfg.channels_last and channels_last.run(gm, constant):
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes")
+    if cfg.numerics != "eager":
+        turned = depthwise.turn_weights(gm, constant)
+        trace.decision("layout", "depthwise weights", "by tap", f"{turned} for kernels of ours")
     constants.move_up(gm, constant)
     padded = pad_matmul.run(gm, constant)
     trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")

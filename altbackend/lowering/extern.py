@@ -22,7 +22,8 @@ from .tensor import Tensor, as_view, of_buffer, points
 # Operators whose out-variant computes straight into the given storage.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
 _SCALAR = overload("scalar_tensor.default")
-_REPLACED = {overload("as_strided_scatter.default"): runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
+_AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
+_REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
 
@@ -30,6 +31,9 @@ _ANY_STRIDES = frozenset(_OUT)
 def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Emit the library call of an FX node and give its results as tensors over new buffers."""
     target = node.target
+    if target is _AS_STRIDED_SCATTER:
+        args = _offset_in_storage(ctx, node, *args, **kwargs)
+        kwargs = {}
     exact = target not in _ANY_STRIDES
     sources = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
 
@@ -74,6 +78,17 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         )
     )
     return tuple(lowered) if isinstance(val, list) else lowered
+
+
+def _offset_in_storage(
+    ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None
+) -> tuple[Any, ...]:
+    """Arguments of `runtime.ops.as_strided_scatter`. Where an input begins in its storage, no guard holds."""
+    into = node.args[0]
+    assert isinstance(into, torch.fx.Node)
+    if storage_offset is None or into.op == "placeholder":
+        return x, src, size, stride, storage_offset, True
+    return x, src, size, stride, ex.sub(ctx.index(storage_offset), ctx.index(into.meta["val"].storage_offset())), False
 
 
 class _Results:

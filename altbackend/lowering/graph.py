@@ -19,6 +19,7 @@ from ..ir.loops import Buffer, Constant, HostNumber, Program, View, without_dead
 from ..ir.value import Value
 from . import (
     batch_norm,
+    depthwise,
     extern,
     gpu,
     grid_sampler,
@@ -43,6 +44,7 @@ from .tensor import Tensor, as_view, axes, expand, of_buffer
 # importing them fills the registry
 _ROOMS = (
     batch_norm,
+    depthwise,
     grid_sampler,
     indexing,
     padding_backward,

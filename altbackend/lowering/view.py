@@ -11,7 +11,6 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import View
-from . import extern
 from . import scalar as s
 from .context import Ctx, memory_order
 from .registry import NotHere, lowers
@@ -313,10 +312,7 @@ def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any,
     )
     whole = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
     if not (dense and whole and offset in (0, None) and fake.storage_offset() == 0):
-        ctx.decision("lowering", node.name, "library call", "the source covers a part of the tensor only")
-        begin = 0 if offset is None else ex.sub(ctx.index(offset), ctx.index(fake.storage_offset()))
-        out: Tensor = extern.call(ctx, node, (x, src, size, stride, begin), {})
-        return out
+        raise NotHere("the source covers a part of the tensor only")
     # position in memory -> coordinates of src, slowest first
     inner = ex.unflatten(ex.flatten(x.sizes, points(x.sizes)), tuple(sizes[k] for k in order))
     where: list[Index] = [0] * len(sizes)

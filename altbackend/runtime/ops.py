@@ -8,15 +8,22 @@ import torch
 
 
 def as_strided_scatter(
-    x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    x: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+    in_storage: bool = False,
 ) -> torch.Tensor:
-    """torch.as_strided_scatter with `offset` counted from the first element of `x`, not of its storage."""
+    """torch.as_strided_scatter; `offset` counts from the first element of `x`, or `in_storage` from its storage's."""
     shapes: list[tuple[Sequence[int], Sequence[int]]] = [(x.shape, x.stride()), (size, stride)]
     mine, window = (0 if 0 in n else 1 + sum((k - 1) * s for k, s in zip(n, t, strict=True)) for n, t in shapes)
-    held = x.new_empty(max(mine, window + (offset or 0)))
-    out = held.as_strided(x.shape, x.stride())
+    away = 0 if offset is None else offset - x.storage_offset() if in_storage else offset
+    first, begin = max(0, -away), max(0, away)  # the window may begin before `x`
+    held = x.new_empty(max(first + mine, begin + window))
+    out = held.as_strided(x.shape, x.stride(), first)
     out.copy_(x)
-    held.as_strided(size, stride, offset or 0).copy_(src)
+    held.as_strided(size, stride, begin).copy_(src)
     return out
 
 

@@ -78,6 +78,20 @@ def test_views(layout: str, dtype: torch.dtype) -> None:
         check(lambda x, part=part: [r for n in part for r in flat(VIEWS[n](x))], inputs(dtype)[layout], names=labels)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_as_strided_scatter_counts_from_the_storage_of_each_input(dtype: torch.dtype) -> None:
+    """A window may begin before the input, and one graph serves inputs that begin at different places."""
+    storage, src = torch.randn(24).to(dtype), torch.randn(2, 2).to(dtype)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter(x, src, (2, 2), (1, 2), storage_offset=1)
+
+    compiled = torch.compile(fn, backend="alt", options={"strict": True})
+    for offset in (1, 0, 3):
+        x = storage.as_strided((3, 3), (6, 2), offset)
+        assert torch.equal(compiled(x), fn(x)), offset
+
+
 def flat(x: Any) -> list[torch.Tensor]:
     return list(x) if isinstance(x, (tuple, list)) else [x]
 

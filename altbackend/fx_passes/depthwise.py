@@ -1,0 +1,65 @@
+"""Depthwise convolutions on a GPU, where kernels of ours compute the result and the gradient of the image."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import aten, insert, is_call, replace, val
+
+
+def split_gradients(joint: GraphModule) -> int:
+    """Two calls for the two gradients of a depthwise convolution in 16 bits, channels-last; gives their number.
+
+    The library is the faster one for the weight's (3 times, an H200), a kernel of ours for the image's (1.8 times).
+    """
+    count = 0
+    for n in list(joint.graph.nodes):
+        if not is_call(n, aten.convolution_backward.default) or not all(n.args[10][:2]):
+            continue
+        if not _suits(n.args[1], n.args[2], n.args[9]) or not _channels_last(val(n.args[0])):
+            continue
+        images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
+        if not images:
+            continue
+        alone = insert(joint.graph, n, n.target, (*n.args[:3], None, *n.args[4:10], [True, False, False]))
+        image = insert(joint.graph, n, operator.getitem, (alone, 0))
+        n.update_arg(10, [False, *n.args[10][1:]])
+        n.meta["val"] = (None, *val(n)[1:])
+        for u in images:
+            replace(u, image)
+        count += 1
+    return count
+
+
+def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
+    """Constant weights [C, 1, KH, KW] laid out with neighbouring channels side by side; gives their number."""
+    turned: dict[Node, Node] = {}
+    for n in list(gm.graph.nodes):
+        if not is_call(n, aten.convolution.default) or n.args[1] not in constant or n.args[6]:
+            continue
+        if not _suits(n.args[0], n.args[1], n.args[8]):
+            continue
+        w = n.args[1]
+        if w not in turned:
+            by_tap = insert(gm.graph, n, aten.permute.default, (w, [2, 3, 1, 0]))
+            held = insert(gm.graph, n, aten.clone.default, (by_tap,), {"memory_format": torch.contiguous_format})
+            turned[w] = insert(gm.graph, n, aten.permute.default, (held, [3, 2, 0, 1]))
+            constant.update((by_tap, held, turned[w]))
+        n.update_arg(1, turned[w])
+    return len(turned)
+
+
+def _suits(x: object, w: object, groups: int) -> bool:
+    image, weight = val(x), val(w)
+    if image.dim() != 4 or image.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    if not all(isinstance(k, int) for k in (*image.shape, *weight.shape)):
+        return False
+    return groups == image.shape[1] == weight.shape[0] > 1 and _channels_last(image)
+
+
+def _channels_last(image: torch.Tensor) -> bool:
+    return image.is_contiguous(memory_format=torch.channels_last)

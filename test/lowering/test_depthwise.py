@@ -1,0 +1,127 @@
+"""Depthwise convolutions for a GPU: kernels of ours, interpreted, against the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from altbackend.config import resolve
+from altbackend.debug import Trace
+from altbackend.fx_passes import cuda_inference, cuda_joint, depthwise
+from altbackend.fx_passes.constants import constant_nodes
+from test import triton_run
+from test.fx_passes.test_cuda_inference import T, targets, traced
+from test.graphs import Scheduled, schedule
+
+aten = torch.ops.aten
+CHANNELS = 24
+
+
+def image(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> T:
+    return torch.randn(*sizes).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def weight(taps: int, dtype: torch.dtype = torch.bfloat16) -> T:
+    return torch.randn(CHANNELS, 1, taps, taps + 1).to(dtype)
+
+
+def convolution(*how: Any, groups: int = CHANNELS) -> Callable[[T, T, T], T]:
+    return lambda x, w, b: aten.convolution(x, w, b, *how, False, [0, 0], groups)
+
+
+def gradients(*how: Any, wanted: tuple[bool, bool] = (True, False)) -> Callable[..., Any]:
+    def fn(g: T, x: T, w: T) -> Any:
+        found = aten.convolution_backward(g, x, w, None, *how, False, [0, 0], CHANNELS, [*wanted, False])
+        return [t for t in found if t is not None]
+
+    return fn
+
+
+def scheduled(fn: Callable[..., Any], *args: T, **options: Any) -> Scheduled:
+    return schedule(traced(fn, *args), resolve(options=options), triton_run.TARGET)
+
+
+def check(fn: Callable[..., Any], *args: T) -> None:
+    """Our kernels' error against float64 is at most eager's, and some roundings of the result."""
+    s = scheduled(fn, *args)
+    assert s.calls == 0
+    got = triton_run.run(s.program, triton_run.steps_of(s), args, s.constants)[0]
+    exact = torch.utils._pytree.tree_leaves(fn(*(t.double() for t in args)))[0]
+    eager = torch.utils._pytree.tree_leaves(fn(*args))[0]
+    assert (got.shape, got.dtype) == (eager.shape, eager.dtype)
+    errors = [float((y.double() - exact).norm() / exact.norm()) for y in (got, eager)]
+    assert errors[0] <= errors[1] + 2 * torch.finfo(got.dtype).eps
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding", "dilation"),
+    [
+        (3, [1, 1], [1, 1], [1, 1]),
+        (5, [2, 2], [2, 2], [1, 1]),
+        (3, [2, 1], [0, 2], [1, 2]),  # nothing alike in the two dimensions
+        (1, [3, 3], [0, 0], [1, 1]),  # some of the image is not read
+    ],
+)
+def test_forward(taps: int, stride: list[int], padding: list[int], dilation: list[int]) -> None:
+    fn = convolution(stride, padding, dilation)
+    check(fn, image(2, CHANNELS, 9, 10), weight(taps), torch.randn(CHANNELS).bfloat16())
+    check(fn, image(2, CHANNELS, 9, 10, dtype=torch.float32), weight(taps, torch.float32), torch.randn(CHANNELS))
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding"),
+    [(3, [1, 1], [1, 1]), (5, [2, 2], [2, 2]), (3, [2, 1], [0, 2]), (1, [3, 3], [0, 0]), (6, [1, 1], [3, 3])],
+)
+def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int]) -> None:
+    x, w = image(2, CHANNELS, 9, 10), weight(taps)
+    y = aten.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], CHANNELS)
+    check(gradients(stride, padding, [1, 1]), image(*y.shape), x, w)
+
+
+def test_the_library_keeps_the_rest() -> None:
+    x, w, b = image(2, CHANNELS, 9, 10), weight(3), torch.randn(CHANNELS).bfloat16()
+    plain = ([1, 1], [1, 1], [1, 1])
+    assert scheduled(convolution(*plain), x, w, b).calls == 0
+    assert scheduled(convolution(*plain), x, w, b, numerics="eager").calls == 1
+    assert scheduled(convolution(*plain), x.contiguous(), w, b).calls == 1  # not channels-last
+    assert scheduled(convolution(*plain), x, weight(7), b).calls == 1  # a window of 56
+    assert scheduled(convolution(*plain, groups=2), x, torch.randn(CHANNELS, 12, 3, 3).bfloat16(), b).calls == 1
+    two = torch.randn(2 * CHANNELS, 1, 3, 3).bfloat16()  # two results a channel
+    assert scheduled(convolution(*plain), x, two, torch.randn(2 * CHANNELS).bfloat16()).calls == 1
+    g = image(2, CHANNELS, 9, 9)
+    assert scheduled(gradients(*plain, wanted=(True, True)), g, x, w).calls == 1
+    assert scheduled(gradients([1, 1], [2, 2], [2, 2]), image(2, CHANNELS, 9, 8), x, w).calls == 1  # dilated
+
+
+def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
+    g, x, w = image(2, CHANNELS, 9, 9), image(2, CHANNELS, 9, 10), weight(3)
+    fn = gradients([1, 1], [1, 1], [1, 1], wanted=(True, True))
+    gm = traced(fn, g, x, w)
+    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    gm.graph.lint()
+    gm.recompile()
+    masks = [n.args[10] for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
+    assert masks == [[True, False, False], [False, True, False]]
+    for got, want in zip(gm(g, x, w), fn(g, x, w), strict=True):
+        torch.testing.assert_close(got, want)
+    assert depthwise.split_gradients(gm) == 0  # once is enough
+    gm = traced(fn, g, x, w)
+    cuda_joint(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact))
+    assert targets(gm).count("aten.convolution_backward.default") == 1
+
+
+def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:
+    fn = convolution([1, 1], [1, 1], [1, 1])
+    x, w, b = image(2, CHANNELS, 9, 10), weight(3), torch.randn(CHANNELS).bfloat16()
+    gm = traced(fn, x, w, b)
+    assert depthwise.turn_weights(gm, constant_nodes(gm, (1, 2))) == 1
+    gm.recompile()
+    torch.testing.assert_close(gm(x, w, b), fn(x, w, b))
+    gm = traced(fn, x, w, b)
+    split = cuda_inference(gm, (1, 2), resolve(), Trace("inference", resolve()))
+    assert split is not None
+    s = schedule(gm, resolve(), triton_run.TARGET)
+    assert (s.kernels, s.calls) == (1, 0)  # no kernel is left that turns a weight
