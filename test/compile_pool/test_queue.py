@@ -142,7 +142,8 @@ def cfg(tmp_path: Path) -> Callable[[str], Config]:
 
 
 @needs_triton
-def test_all_give_the_same_code(cfg: Callable[[str], Config]) -> None:
+def test_all_give_the_same_code(cfg: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # which "inline" reads: what lies there names an older file
     made = [cuda.submit(job(30), cfg(start)).result(timeout=100) for start in ("subprocess", "spawn", "inline")]
     assert made[0] == made[1] == made[2]
 
