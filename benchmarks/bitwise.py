@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.exc
 
 import altbackend
 
@@ -72,6 +73,8 @@ def compare(name: str, dtype: str, samples: int = 4, device: str = "cpu") -> tup
             run = torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
             torch.manual_seed(SEED)
             results = run(copied(subject.samples))
+        except torch._dynamo.exc.Unsupported as cause:  # operators that Dynamo refuses for any backend
+            return "none", f"not captured: {one_line(cause)[:200]}"
         except Exception as cause:
             return "error", one_line(cause)[:300]
         library = library_calls(Path(folder), [])

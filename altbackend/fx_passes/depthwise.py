@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 from torch.fx import GraphModule, Node
 
 from .graph import aten, insert, is_call, replace, val
+
+WIDEST = 36  # elements of a window, as in `lowering.depthwise`
 
 
 def split_gradients(joint: GraphModule) -> int:
@@ -58,7 +61,8 @@ def _suits(x: object, w: object, groups: int) -> bool:
         return False
     if not all(isinstance(k, int) for k in (*image.shape, *weight.shape)):
         return False
-    return groups == image.shape[1] == weight.shape[0] > 1 and _channels_last(image)
+    small = math.prod(weight.shape[2:]) <= WIDEST
+    return small and groups == image.shape[1] == weight.shape[0] > 1 and _channels_last(image)
 
 
 def _channels_last(image: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,9 @@ from .target import Target
 
 ROW_BYTES = 1 << 20  # what a row may keep on chip, about half of a typical L2
 ANSWERS = 4096  # sizes of trees that are kept: a node is tried with many kernels
+# Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
+# convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
+WIDEST_WINDOW = 24
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
 
 
@@ -250,6 +254,8 @@ def _try_join(
     size = _operators(node.value)
     if target.most_operators and g.operators + size > target.most_operators:
         return No(f"one kernel would have more than {target.most_operators} operators, which take long to build")
+    if target.registers and _window_in_totals([*(q.node for q in g.placed), node]):
+        return No(f"a window of more than {WIDEST_WINDOW} elements beside a reduction takes too many registers")
     if isinstance(node, Scatter) or any(isinstance(q.node, Scatter) for q in g.placed):
         return No("a scatter runs alone")
     if reach is not None and (via := reach.path(needs, g.number)) is not None:
@@ -269,6 +275,16 @@ def _try_join(
         g.operators += size
         return None
     return reason
+
+
+def _window_in_totals(nodes: list[Loop]) -> bool:
+    return any(isinstance(n, Reduction) for n in nodes) and any(_window(n.value) > WIDEST_WINDOW for n in nodes)
+
+
+@functools.lru_cache(ANSWERS)
+def _window(value: Value) -> int:
+    """At how many places a value reads one buffer, the one that it reads most."""
+    return max(Counter(b for b, _ in va.loads(value)).values(), default=0)
 
 
 @functools.lru_cache(ANSWERS)
