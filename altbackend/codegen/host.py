@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ from ..lowering.graph import Opaque
 from ..schedule.deps import Deps
 from . import cpp, pieces
 from .ast import Function
+from .host_file import file_text, tuple_text
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _python(
     w.add(f"spaces.give({', '.join(['ws', *_early(p, names)])})")
     outs = ", ".join(_output(p, o) for o in p.outputs)
     w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
-    return _file(p, names, segments, cfg, w, source)
+    return file_text(p, names, segments, cfg, w, source)
 
 
 class _Liveness:
@@ -319,7 +319,7 @@ def bind_sizes(w: _Python, p: Program, any_strides: bool) -> None:
                 w.add(f"{text} = {b}.size({axis})")
     for b in p.inputs if any_strides else ():
         if b in p.buffers and p.buffers[b].sizes:
-            w.add(f"{b} = expect({b}, {_tuple(p.buffers[b].sizes)}, {_tuple(p.buffers[b].strides)})")
+            w.add(f"{b} = expect({b}, {tuple_text(p.buffers[b].sizes)}, {tuple_text(p.buffers[b].strides)})")
 
 
 def _early(p: Program, names: _Names) -> list[str]:
@@ -348,7 +348,7 @@ def _allocate(w: _Python, p: Program, names: _Names, launches: Sequence[Step]) -
             if q.written and b in names.fresh and b not in w.targets:
                 w.targets[b] = b
                 buf = p.buffers[b]
-                w.add(f"{b} = empty_cpu({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})")
+                w.add(f"{b} = empty_cpu({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype})")
                 w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
 
 
@@ -362,7 +362,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         if out in names.fresh and out not in w.targets:
             w.targets[out] = out
             b = p.buffers[out]
-            w.add(f"{out} = empty_cpu({_tuple(b.sizes)}, {_tuple(b.strides)}, {b.dtype})")
+            w.add(f"{out} = empty_cpu({tuple_text(b.sizes)}, {tuple_text(b.strides)}, {b.dtype})")
             if out in names.slots:
                 w.add(f"P[{names.slots[out]}] = {out}.data_ptr()")
         w.add(f"{fn}({', '.join([*args, f'out={_arg(p, names, whole(p, out))}'])})  # {_provenance(s.origins)}")
@@ -373,7 +373,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         if o in p.buffers:
             b = p.buffers[o]
             if b.sizes and not s.aliases:  # a view has the strides that were traced, and must stay one
-                w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+                w.add(f"{o} = expect({o}, {tuple_text(b.sizes)}, {tuple_text(b.strides)})")
             if o in names.slots:
                 w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
 
@@ -403,7 +403,7 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
         same = all(s == t or n == 1 for n, s, t in zip(x.sizes, x.strides, b.strides, strict=False))
         if x.sizes == b.sizes and same and x.offset == 0:
             return held
-        return f"view({held}, {_tuple(x.sizes)}, {_tuple(x.strides)}, {ex.show(x.offset)})"
+        return f"view({held}, {tuple_text(x.sizes)}, {tuple_text(x.strides)}, {ex.show(x.offset)})"
     if isinstance(x, (Opaque, HostNumber)):
         return str(x)
     if isinstance(x, Constant):
@@ -424,10 +424,6 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
     return repr(x)
 
 
-def _tuple(xs: Sequence[Index]) -> str:
-    return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
-
-
 def _output(p: Program, o: Any) -> str:
     if not isinstance(o, View):
         return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
@@ -435,7 +431,7 @@ def _output(p: Program, o: Any) -> str:
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:
         return held
-    return f"view({held}, {_tuple(o.sizes)}, {_tuple(o.strides)}, {ex.show(o.offset)})"
+    return f"view({held}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"
 
 
 def _provenance(origins: Sequence[Origin]) -> str:
@@ -443,108 +439,3 @@ def _provenance(origins: Sequence[Origin]) -> str:
     lines = list(dict.fromkeys(o.line for o in origins if o.line))
     shown = (ops if len(ops) < 160 else ops[:157] + "...") + (f" | {lines[0]}" if lines else "")
     return shown + (f" ... {lines[-1]}" if len(lines) > 1 else "")
-
-
-def _file(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
-    blocks, windows = [], []
-    taken: dict[str, list[str]] = {}
-    for c, root in names.home.items():
-        taken.setdefault(root, []).append(c)
-    for b, (first, last) in names.arena.items():
-        if b in names.home:
-            continue
-        buf = p.buffers[b]
-        nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
-        here = [b, *taken.get(b, ())]
-        slots = ", ".join(str(names.slots[c]) for c in here)
-        blocks.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(here)}")
-    for v in names.windows:
-        dtype = v.dtype or p.buffers[v.buffer].dtype
-        fields = f"{names.slots[v.buffer]}, {dtype}, {_tuple(v.sizes)}, {_tuple(v.strides)}, {ex.show(v.offset)}"
-        windows.append(f"        ({fields}),  # {v.buffer}")
-    fixed = {names.slots[b]: b for b in names.slots if p.buffers[b].kind == "const"}
-    fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
-    lines = [
-        "import torch",
-        "from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view",
-        "",
-        "",
-        f"def layout({', '.join(names.symbols)}):",
-        '    """Temporaries as (slots, bytes, first step, last step); windows on them for library calls."""',
-        "    blocks = [",
-        *blocks,
-        "    ]",
-        "    windows = [",
-        *windows,
-        "    ]",
-        "    return blocks, windows",
-        "",
-        "",
-        "def bind(library, const, num_threads):",
-        f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
-        f"{cfg.persistent_workspace})",
-        "    spaces.constants = const  # whose addresses the workspaces hold",
-        *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
-        *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
-        "",
-        "    def call(args):",
-        *w.body,
-        "",
-        "    return call",
-        "",
-        "",
-        f"SOURCE = r'''\n{source}'''",
-        "",
-        "",
-        'if __name__ == "__main__":',
-        "    from altbackend.compile_pool.cpp import load",
-        "",
-        *_own_imports(p),
-        f"    call = bind(load(SOURCE), {{{_own_calls(p)}}}, torch.get_num_threads)",
-        f"    # inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
-        *_main(p),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _describe(p: Program, b: str) -> str:
-    if b not in p.buffers:
-        return b
-    buf = p.buffers[b]
-    return f"{b} {str(buf.dtype).removeprefix('torch.')}{_tuple(buf.sizes)}"
-
-
-def _own_targets(p: Program) -> dict[str, str]:
-    """Functions of `altbackend.runtime` that the program calls, and their modules."""
-    targets = [n.target for n in p.nodes if isinstance(n, Extern) and isinstance(n.target, types.FunctionType)]
-    return {t.__name__: t.__module__ for t in targets if t.__module__.startswith("altbackend.runtime.")}
-
-
-def _own_imports(p: Program) -> list[str]:
-    return [f"    from {module} import {name}" for name, module in _own_targets(p).items()]
-
-
-def _own_calls(p: Program) -> str:
-    return ", ".join(f"'op_{name}': {name}" for name in _own_targets(p))
-
-
-def _main(p: Program) -> list[str]:
-    """Random inputs of the right shapes, two timed calls."""
-    if any(syms for b in p.inputs if b in p.buffers for syms in [ex.syms_of(p.buffers[b].extent)]) or any(
-        buf.kind == "const" for buf in p.buffers.values()
-    ):
-        return ["    print('symbolic shapes or constants: call bind(...)(inputs) yourself')"]
-    made = []
-    for b in p.inputs:
-        if b not in p.buffers:
-            made.append("0")
-            continue
-        buf = p.buffers[b]
-        fill = f"rand_strided({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})"
-        made.append(fill)
-    return [
-        "    from altbackend.runtime.bench import rand_strided, time_calls",
-        "",
-        f"    print(time_calls(call, lambda: [{', '.join(made)}]))",
-    ]

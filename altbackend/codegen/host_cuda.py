@@ -15,7 +15,8 @@ from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _describe, _Names, _output, _provenance, _Python, _target_name, _tuple, bind_late, bind_sizes
+from .host import _arg, _Names, _output, _provenance, _Python, _target_name, bind_late, bind_sizes
+from .host_file import describe, tuple_text
 from .triton import TritonKernel
 
 
@@ -182,14 +183,14 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
 def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
     """A CPU tensor that kernels read, often a number in a tensor, gets a copy on the device."""
     buf = p.buffers[b]
-    w.add(f"{b}_there = empty_cuda({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype}).copy_({b}, True)")
+    w.add(f"{b}_there = empty_cuda({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype}).copy_({b}, True)")
     w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
 
 
 def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
     w.targets[b] = b
     buf = p.buffers[b]
-    w.add(f"{b} = empty_cuda({_tuple(buf.sizes)}, {_tuple(buf.strides)}, {buf.dtype})")
+    w.add(f"{b} = empty_cuda({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype})")
     w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
 
 
@@ -219,7 +220,7 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
                 _bring(w, p, names, o)
             continue
         if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
-            w.add(f"{o} = expect({o}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+            w.add(f"{o} = expect({o}, {tuple_text(b.sizes)}, {tuple_text(b.strides)})")
         if o in names.slots:
             w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
 
@@ -268,7 +269,7 @@ def _file(
         "",
         "",
         *sources,
-        f"# inputs: {', '.join(_describe(p, b) for b in p.inputs)}",
+        f"# inputs: {', '.join(describe(p, b) for b in p.inputs)}",
         "",
     ]
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from ..ir.expr import Index
 from ..ir.loops import Buffer, Constant, HostNumber, Program, View, without_dead
 from ..ir.value import Value
 from . import (
+    activations,
     batch_norm,
     depthwise,
     extern,
@@ -43,6 +44,7 @@ from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # importing them fills the registry
 _ROOMS = (
+    activations,
     batch_norm,
     depthwise,
     grid_sampler,

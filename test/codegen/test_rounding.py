@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen import rounding
+from altbackend.config import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Extern
 from altbackend.schedule import target
@@ -109,3 +110,14 @@ def test_parts_of_one_buffer_keep_their_own_values() -> None:
     x = r(6, 10)
     for got, want in zip(triton_run.compiled(fn)(x), fn(x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_eager_numerics_multiply_by_a_sixth_on_a_gpu() -> None:
+    """Eager's hardsigmoid and hardswish divide by 6 on a CPU, and multiply by float32(1 / 6) on a GPU."""
+    x = torch.linspace(-4, 4, 1001)
+    exact = resolve(options={"numerics": "eager"})
+    got = triton_run.compiled(lambda x: (F.hardswish(x), F.hardsigmoid(x)), cfg=exact)(x)
+    sixth, inner = torch.tensor(1.0) / 6.0, (x + 3).clamp(0, 6)
+    assert torch.equal(got[0], x * inner * sixth)
+    assert torch.equal(got[1], inner * sixth)
+    assert not torch.equal(got[1], inner / 6)
