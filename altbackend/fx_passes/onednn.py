@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .graph import aten, insert, is_call, only_user, replace, val
-from .simplify import feeds_output, is_view
+from .simplify import feeds_output, is_view, same_layout
 
 mkldnn = torch.ops.mkldnn
 
@@ -159,8 +159,7 @@ def _add_after(n: Node) -> Node | None:
         return None
     if all(s == 1 for s in val(n).shape[2:]):
         return None  # with channels-last strides torch 2.11 fails on it ("could not create a memory")
-    same = val(other).shape == val(n).shape and val(other).stride() == val(n).stride()
-    return user if same and val(other).dtype == val(n).dtype and other.op != "get_attr" else None
+    return user if same_layout(val(other), val(n)) and other.op != "get_attr" else None
 
 
 def _dies_at(n: Node, last: Node) -> bool:

@@ -6,12 +6,13 @@ directly is left alone: an output must not become an alias of something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import compat
 from .graph import Purity, aten, drop_dead, insert, val
@@ -68,10 +69,17 @@ def is_view(n: Node) -> bool:
     return n.op == "call_function" and (schema is None or any(r.alias_info for r in schema.returns))
 
 
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes or strides are equal for all values of their symbols. `==` would guard on what holds for one."""
+    return len(a) == len(b) and all(
+        x == y if type(x) is type(y) is int else statically_known_true(x == y) for x, y in zip(a, b, strict=True)
+    )
+
+
 def same_layout(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
-    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return a.dtype == b.dtype and same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
 
 
 @dataclass(frozen=True)

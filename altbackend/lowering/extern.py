@@ -9,7 +9,7 @@ import torch
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Extern, HostNumber, View
+from ..ir.loops import Buffer, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
@@ -159,15 +159,21 @@ def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
     return out
 
 
-def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...]) -> View:
+def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index = 0) -> View:
     """`t` stored with `strides`, gaps and shared elements included: eager's loops, and their last bits, follow them.
 
-    Points that share an element were one element when traced, so they are equal.
+    Points that share an element were one element when traced, so they are equal. `offset`: elements left free before
+    the first.
     """
     once = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
-    b = ctx.new_buffer(t.dtype, once, strides)
-    ctx.store(b, Tensor(once, t.dtype, t.at(points(once))))
-    return View(b.name, t.sizes, strides)
+    if offset == 0:
+        b = held = ctx.new_buffer(t.dtype, once, strides)
+    else:
+        extent = ex.add(1, offset, *(ex.mul(ex.sub(n, 1), step) for n, step in zip(once, strides, strict=True)))
+        b = ctx.new_buffer(t.dtype, (ex.maximum(extent, 0),), (1,))
+        held = Buffer(b.name, b.dtype, once, strides, b.device)
+    ctx.store(held, Tensor(once, t.dtype, t.at(points(once))), offset=offset)
+    return View(b.name, t.sizes, strides, offset)
 
 
 def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:

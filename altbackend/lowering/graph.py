@@ -466,16 +466,24 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
     strided = all(a == b or ex.bounds(s)[1] <= 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
     if foreign or (owner is not None and owner is not root) or not strided:
-        v = _own_storage(ctx, n, held, wanted)
+        v = _own_storage(ctx, n, held, wanted, ctx.index(fake.storage_offset()) if _written_back(root) else 0)
     taken[v.buffer] = root
     return View(v.buffer, v.sizes, v.strides, v.offset)
 
 
-def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, ...]) -> View:
+def _written_back(n: torch.fx.Node) -> bool:
+    """Whether a node's value is what an input holds afterwards, so that views of it may be views of that input."""
+    return any(u.target is torch.ops.aten.copy_.default and u.args[1] is n for u in n.users)
+
+
+def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, ...], offset: Index) -> View:
     """A result written into a buffer of its own with the strides that tracing saw, which its readers count on.
 
-    With gaps and with points that share an element: these were one element when traced, so they are equal.
+    With gaps and with points that share an element: these were one element when traced, so they are equal. `offset`:
+    where it begins in the buffer. AOTAutograd cuts a view with symbolic sizes from a written input at that place.
     """
+    if offset != 0:
+        return extern.with_strides(ctx, held, wanted, offset)
     fake = n.meta["val"]
     dense = ctx.strides_like(held.sizes, fake)
     if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)):

@@ -89,6 +89,49 @@ def test_mutation_of_any_size() -> None:
     assert len(graphs) == 1
 
 
+def test_a_size_that_happens_to_equal_a_number_stays_a_symbol() -> None:
+    """The weight is expanded to [size, 3, 3], and the first size is 3."""
+    weight = torch.randn(3, 3)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight).relu()
+
+    def laid_out(n: int, m: int) -> torch.Tensor:
+        return torch.randn(3, n, m).permute(1, 2, 0)  # of this layout torch makes a bmm of an expanded weight
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(len(inputs))
+        return alt(gm, inputs, options=dict(OPTIONS))  # type: ignore[no-any-return]
+
+    graphs: list[int] = []
+    run = torch.compile(fn, backend=backend, fullgraph=True)
+    for n, m in ((3, 2), (4, 5), (7, 4)):
+        x = laid_out(n, m)
+        torch._dynamo.mark_dynamic(x, [0, 1])  # raises where a compilation takes the size for a number
+        assert difference(run(x), fn(x), tolerance=1e-5, strides=False) == ""
+    assert len(graphs) == 1
+
+
+def test_a_view_with_symbolic_bounds_of_a_written_input() -> None:
+    """AOTAutograd cuts such a result from the input, at the place in its storage where the graph's result begins."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x[7 % x.shape[0] : x.shape[0] + 5]
+        x.copy_(x.flip(0))
+        return y
+
+    run, graphs = counted(fn)
+    for n in (2, 5, 9):
+        mine, theirs = (torch.arange(2 * n)[::2] for _ in range(2))
+        got, want = run(mine), fn(theirs)
+        assert torch.equal(got, want)
+        assert torch.equal(mine, theirs)
+        got.zero_()
+        want.zero_()
+        assert torch.equal(mine, theirs)  # both are views
+    assert len(graphs) <= 2  # Dynamo tells sizes below 7 apart
+
+
 def test_sizes_become_dynamic_by_themselves() -> None:
     fn = FUNCTIONS["reduce"]
     run = torch.compile(fn, backend=alt, options=dict(OPTIONS))
