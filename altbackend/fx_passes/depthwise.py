@@ -14,15 +14,19 @@ WIDEST = 36  # elements of a window, as in `lowering.depthwise`
 
 
 def split_gradients(joint: GraphModule) -> int:
-    """Two calls for the two gradients of a depthwise convolution in 16 bits, channels-last; gives their number.
+    """Two calls for the two gradients of a channels-last depthwise convolution; gives the number of convolutions.
 
-    The library is the faster one for the weight's (3 times, an H200), a kernel of ours for the image's (1.8 times).
+    Over 11 shapes on an H200 a kernel of ours takes 0.55 times the library's time for the image's gradient, but 1.4
+    times for the weight's.
     """
     count = 0
     for n in list(joint.graph.nodes):
         if not is_call(n, aten.convolution_backward.default) or not all(n.args[10][:2]):
             continue
-        if not _suits(n.args[1], n.args[2], n.args[9]) or not _channels_last(val(n.args[0])):
+        dilated, transposed = any(d != 1 for d in n.args[6]), n.args[7]
+        if dilated or transposed or not _channels_last(val(n.args[0])):
+            continue
+        if not _suits(n.args[1], n.args[2], n.args[9]):
             continue
         images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
         if not images:

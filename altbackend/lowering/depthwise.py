@@ -27,8 +27,7 @@ from .tensor import Tensor, as_view, points
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 # Elements of a window up to which a kernel of ours is about as fast as the library's on an H200: with 49 the forward
-# takes 1.4 to 1.8 times as long. The gradient of the image takes 0.75 times as long with 49, but the library's gradient
-# of the weight has been measured next to it for smaller ones only.
+# takes 1.4 to 1.8 times as long. The gradient of the image takes 0.75 times as long then, not yet measured in a model.
 WIDEST = 36
 
 

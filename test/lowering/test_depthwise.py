@@ -126,6 +126,8 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     gm = traced(fn, g, x, w)
     cuda_joint(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact))
     assert targets(gm).count("aten.convolution_backward.default") == 1
+    dilated = gradients([1, 1], [2, 2], [2, 2], wanted=(True, True))  # the library's as a whole
+    assert depthwise.split_gradients(traced(dilated, image(2, CHANNELS, 9, 8), x, w)) == 0
 
 
 def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:
