@@ -8,6 +8,7 @@ triton stand inside functions for that reason.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -45,11 +46,17 @@ def start(interpret: bool) -> None:
 _modules: dict[str, Any] = {}
 
 
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Of this process's kernels, removed when it ends."""
+    return tempfile.TemporaryDirectory(prefix="altbackend-kernel-", ignore_cleanup_errors=True)
+
+
 def _module(source: str) -> Any:
     """Triton reads a function's text from its file."""
     key = hashlib.sha256(source.encode()).hexdigest()[:16]
     if key not in _modules:
-        path = Path(tempfile.mkdtemp(prefix="altbackend-kernel-")) / f"kernel_{key}.py"
+        path = Path(_folder().name) / f"kernel_{key}.py"
         path.write_text(source)
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +60,8 @@ class Emitter:
     normalisers: set[Value] = field(default_factory=set)
     last_reads: set[str] = field(default_factory=set)
     ahead: bool = False  # members are bound in order
+    # masks without which a named tile is 0, as what is not loaded is
+    zeros: dict[Value, frozenset[str]] = field(default_factory=dict)
 
     def fresh(self, prefix: str) -> str:
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
@@ -156,8 +159,23 @@ def _holds_somewhere(cond: Value) -> bool:
 def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
     label = name(e.fresh(prefix), v.dtype)
     e.axes[label] = axes
+    e.zeros[label] = _zeros(e, v)
     scope.body.append(Let(label.attr, v))
     return label
+
+
+def _zeros(e: Emitter, v: Value) -> frozenset[str]:
+    """The masks where `v` of named operands is 0 if one of them does not hold. A product with 0 may be NaN."""
+    if v.op == "tile_load":
+        return frozenset(m.attr for m in v.args)
+    if v.op == "cast" or v.op in ("add", "sub", "mul"):
+        return frozenset[str].intersection(*(e.zeros.get(a, frozenset[str]()) for a in v.args))
+    return frozenset()
+
+
+def _is_zero(v: Value) -> bool:
+    """Whether `v` is the number 0, and not -0."""
+    return v.op == "const" and v.attr == 0 and (isinstance(v.attr, complex) or math.copysign(1, v.attr) == 1)
 
 
 def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
@@ -171,6 +189,8 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
                 return bind(e, scope, v.args[1 if cond.attr else 2], conds)
             held = bind(e, scope, v.args[1], (*conds, v.args[0]))
             other = bind(e, scope, v.args[2], conds)
+            if cond.attr in e.zeros.get(held, ()) and _is_zero(other):
+                return held
             return let(e, scope, va.make("where", (cond, held, other), v.dtype), axes)
         case "index":
             at = _resolved(e, scope, v.attr, conds)[0]
@@ -418,9 +438,14 @@ def row_mask(e: Emitter, q: Placed) -> str | None:
     return None if atom is None else e.masks.get(atom)
 
 
+def needed(e: Emitter, mask: str | None, value: Value, op: str) -> str | None:
+    """`mask`, or None where `value` is 0 without it and `op` sums."""
+    return None if op == "sum" and mask in e.zeros.get(value, ()) else mask
+
+
 def whole(e: Emitter, scope: Scope, q: Placed, value: Value, op: str) -> Value:
     """`value` on all points of the row's block, with the identity of `op` beyond the row's end."""
-    mask = row_mask(e, q)
+    mask = needed(e, row_mask(e, q), value, op)
     axes = axes_of(e, value) | {"r"}
     if mask is not None:
         guarded = va.make("guarded", (value, name(mask, torch.bool), identity(op, value.dtype)), value.dtype, None)

@@ -11,7 +11,20 @@ from ..ir.value import Value
 from ..schedule.place import Placed
 from .ast import identity, name
 from .tile_ast import Accumulator, Fold, Masks, TileStore, Total, parts_name
-from .tile_scope import Emitter, Scope, axes_of, bind, let, refusal, row_length, row_mask, shape_of, store, whole
+from .tile_scope import (
+    Emitter,
+    Scope,
+    axes_of,
+    bind,
+    let,
+    needed,
+    refusal,
+    row_length,
+    row_mask,
+    shape_of,
+    store,
+    whole,
+)
 
 
 def within_row(e: Emitter, scope: Scope, q: Placed, after: Scope) -> None:
@@ -44,7 +57,7 @@ def _accumulate(e: Emitter, scope: Scope, q: Placed, value: Value, before: Scope
     shape = shape_of(e, frozenset({"x", "r"}), row_length(e, q))
     label = e.fresh("sum" if node.op == "sum" else "best" if node.op in ("max", "min") else "part")
     before.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
-    mask = row_mask(e, q)
+    mask = needed(e, row_mask(e, q), value, node.op)
     scope.body.append(Fold(label, node.op, value, () if mask is None else (mask,)))
     out = name(label, value.dtype)
     e.axes[out] = frozenset({"x", "r"})
@@ -63,9 +76,9 @@ def across_programs(e: Emitter, scope: Scope, q: Placed) -> None:
     shape = shape_of(e, frozenset({"x"} if b.flat or n == 1 else {"x", "r"}), n)
     label = e.fresh("sum" if node.op == "sum" else "best" if node.op in ("max", "min") else "part")
     scope.parent.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
-    masks = [e.masks[x]] if x in e.masks else []
-    if kept == 1 and not b.flat and (row := row_mask(e, q)) is not None:
-        masks.append(row)
+    rows = e.masks.get(x)
+    within = row_mask(e, q) if kept == 1 and not b.flat else None
+    masks = [m for m in (rows, within) if m is not None and needed(e, m, value, node.op)]
     scope.body.append(Fold(label, node.op, value, tuple(masks)))
     slot = ex.var("i0", kept)
     where = ex.substitute(q.index, {v: ex.ix(slot) for v in ex.vars_of(q.index)})

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on a GPU, where kernels of ours compute the result and the gradient of the image."""
+"""Depthwise convolutions on a GPU, where kernels of ours compute the result and each gradient by itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ WIDEST = 36  # elements of a window, as in `lowering.depthwise`
 def split_gradients(joint: GraphModule) -> int:
     """Two calls for the two gradients of a channels-last depthwise convolution; gives the number of convolutions.
 
-    Over 11 shapes on an H200 a kernel of ours takes 0.55 times the library's time for the image's gradient, but 1.4
-    times for the weight's.
+    Each is a kernel of its own (`lowering.depthwise`), and what reads the one need not wait for the other.
     """
     count = 0
     for n in list(joint.graph.nodes):

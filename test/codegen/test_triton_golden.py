@@ -121,7 +121,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         r0mask = r0 < 20000
         # sum.dim_IntList
         t0 = tl.load(in0 + (x * 20000 + r0), mask=r0mask, other=0.0)
-        sum0 = tl.where(r0mask, sum0 + t0, sum0)
+        sum0 = sum0 + t0
     total0 = tl.sum(sum0, 0, keep_dims=False)
     for base in range(0, 20000, RBLOCK):
         r0 = base + tl.arange(0, RBLOCK)
@@ -165,8 +165,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 80
     # sum.dim_IntList
     t0 = tl.load(in0 + ((x // 70) * 5600 + r0 * 70 + (x % 70)), mask=r0mask & xmask, other=0.0)
-    t1 = tl.where(r0mask, t0, 0.0)
-    total0 = tl.sum(t1, 1, keep_dims=True)
+    total0 = tl.sum(t0, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
 # grid 9, XBLOCK=8, RBLOCK=64, 2 warps
@@ -178,8 +177,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 50
     # sum.dim_IntList
     t0 = tl.load(in0 + (r0 * 70 + x), mask=r0mask & xmask, other=0.0)
-    t1 = tl.where(r0mask, t0, 0.0)
-    total0 = tl.sum(t1, 1, keep_dims=True)
+    total0 = tl.sum(t0, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 """,
         )
@@ -219,8 +217,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 264
     # totals_of_programs
     t0 = tl.load(in0 + (r0 * 64 + x), mask=r0mask, other=0.0)
-    t1 = tl.where(r0mask, t0, 0.0)
-    total0 = tl.sum(t1, 1, keep_dims=True)
+    total0 = tl.sum(t0, 1, keep_dims=True)
     tl.store(out0 + x, total0)
 """,
         )
@@ -240,7 +237,7 @@ def kernel(in0, sum0_parts, XBLOCK: tl.constexpr):
         # mul.Tensor, sum.default
         t0 = tl.load(in0 + x, mask=xmask, other=0.0)
         t1 = (t0 * t0)
-        sum0 = tl.where(xmask, sum0 + t1, sum0)
+        sum0 = sum0 + t1
     total0 = tl.sum(sum0, 0, keep_dims=False)
     tl.store(sum0_parts + program, total0)
 # grid 1, RBLOCK=8, 1 warps, on ('sum0_parts', 'result0')
@@ -339,12 +336,11 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         r0mask = r0 < 100
         # cumsum.default
         t0 = tl.load(in0 + (x * 100 + r0), mask=r0mask, other=0.0)
-        t1 = tl.where(r0mask, t0, 0.0)
-        t2 = tl.cumsum(t1, 0)
-        t3 = carry0 + t2
-        total0 = tl.sum(t1, 0, keep_dims=False)
+        t1 = tl.cumsum(t0, 0)
+        t2 = carry0 + t1
+        total0 = tl.sum(t0, 0, keep_dims=False)
         carry0 = carry0 + total0
-        tl.store(out0 + (x * 100 + r0), t3, mask=r0mask)
+        tl.store(out0 + (x * 100 + r0), t2, mask=r0mask)
 """,
         )
 

@@ -82,6 +82,39 @@ def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int])
     check(gradients(stride, padding, [1, 1]), image(*y.shape), x, w)
 
 
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding"),
+    [(3, [1, 1], [1, 1]), (5, [2, 2], [2, 2]), (3, [2, 1], [0, 2]), (1, [3, 3], [0, 0])],
+)
+@pytest.mark.parametrize("programs", [1, 6, 1000])  # pieces of several images, of an image's rows, of one row
+def test_gradient_of_the_weight(
+    taps: int, stride: list[int], padding: list[int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowering, "PROGRAMS", programs)
+    x, w = image(4, CHANNELS, 9, 10), weight(taps)
+    y = aten.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], CHANNELS)
+    check(gradients(stride, padding, [1, 1], wanted=(False, True)), image(*y.shape), x, w)
+
+
+def test_the_gradient_of_the_weight_is_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals of pieces, one for each tap of a row, read block by block; then of the pieces."""
+    monkeypatch.setattr(lowering, "PROGRAMS", 256)
+    g, x, w = image(128, CHANNELS, 9, 9), image(128, CHANNELS, 9, 10), weight(3)
+    s = scheduled(gradients([1, 1], [1, 1], [1, 1], wanted=(False, True)), g, x, w)
+    assert (s.kernels, s.calls) == (2, 0)
+    first = triton_run.steps_of(s)[0][0]
+    assert first.source.count("tl.full([XBLOCK, RBLOCK]") == 4
+    assert "tl.where" not in first.source  # what is not loaded is 0 in a sum
+
+
+@pytest.mark.parametrize(
+    ("images", "plane", "kept", "piece"),
+    [(128, [7, 7], 4800, (16, 7)), (128, [112, 112], 48, (1, 16)), (3, [5, 5], 32, (1, 1))],
+)
+def test_pieces_fill_a_gpu(images: int, plane: list[int], kept: int, piece: tuple[int, int]) -> None:
+    assert lowering._piece(images, plane, kept) == piece
+
+
 def test_the_library_keeps_the_rest() -> None:
     x, w, b = image(2, CHANNELS, 9, 10), weight(3), torch.randn(CHANNELS).bfloat16()
     plain = ([1, 1], [1, 1], [1, 1])
