@@ -41,6 +41,8 @@ def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, transposed: bool, groups
     sizes = (*x.sizes, *w.sizes)
     if not all(isinstance(n, int) for n in sizes) or not groups == x.sizes[1] == w.sizes[0] > 1:  # type: ignore[operator]
         raise NotHere("not depthwise, or of symbolic sizes")
+    if 0 in x.sizes:
+        raise NotHere("no image")
     if math.prod(_taps(w)) > WIDEST:
         raise NotHere(f"a window of {math.prod(_taps(w))} elements")
     if not all(isinstance(n, Node) and _last(n.meta["val"]) for n in ctx.graph_node.args[:images]):  # type: ignore[union-attr]

@@ -125,6 +125,8 @@ def test_the_library_keeps_the_rest() -> None:
     assert scheduled(convolution(*plain, groups=2), x, torch.randn(CHANNELS, 12, 3, 3).bfloat16(), b).calls == 1
     two = torch.randn(2 * CHANNELS, 1, 3, 3).bfloat16()  # two results a channel
     assert scheduled(convolution(*plain), x, two, torch.randn(2 * CHANNELS).bfloat16()).calls == 1
+    none = image(0, CHANNELS, 9, 10)
+    assert scheduled(gradients(*plain, wanted=(False, True)), image(0, CHANNELS, 9, 9), none, w).calls == 1
     g = image(2, CHANNELS, 9, 9)
     assert scheduled(gradients(*plain, wanted=(True, True)), g, x, w).calls == 1
     assert scheduled(gradients([1, 1], [2, 2], [2, 2]), image(2, CHANNELS, 9, 8), x, w).calls == 1  # dilated
