@@ -374,9 +374,10 @@ def _settle(ctx: Ctx, node: torch.fx.Node, result: Any) -> Any:
 def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     if not isinstance(t, Tensor):
         return t
-    if k is None and not _is_view(node) and _returned(ctx, node) > 1:
+    fake = node.meta["val"] if k is None else node.meta["val"][k]
+    if not _is_view(node) and _returned(ctx, node, k) > 1:
         # results that are views of one value share its memory, as in eager
-        return ctx.realize(t, node.meta["val"], fresh=t.value.op == "load" and target_name(node.target) in _COPIES)
+        return ctx.realize(t, fake, fresh=t.value.op == "load" and target_name(node.target) in _COPIES)
     if t.value.op in ("load", "const"):
         return t
     users = _readers(node, k)
@@ -384,7 +385,6 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     reads = len(va.loads(t.value))
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
     if large or (users > 1 and not _is_cheap(ctx, t, cost)):
-        fake = node.meta["val"] if k is None else node.meta["val"][k]
         return ctx.realize(t, fake)
     return t
 
@@ -418,10 +418,12 @@ def _is_view(node: torch.fx.Node) -> bool:
     return target_name(node.target).split(".")[0] in _VIEWS
 
 
-def _returned(ctx: Ctx, node: torch.fx.Node) -> int:
-    """How many results of the graph are the node or a view of it."""
+def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
+    """How many results of the graph are the node, or its result number `k`, or a view of it."""
     total = ctx.returned[node]
     for user in node.users:
+        if k is not None and user.target is operator.getitem and user.args[1] != k:
+            continue
         if user.op == "call_function" and _is_view(user):
             total += _returned(ctx, user)
     return total

@@ -128,6 +128,39 @@ def test_results_alias_as_in_eager() -> None:
     assert _aliases(compiled(fn)(x, y), [x, y]) == _aliases(fn(x, y), [x, y])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_one_of_several_results_alias_it(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        most, place = x.max(0)
+        var, mean = torch.var_mean(x, 0)
+        low, high = torch.aminmax(x, dim=1)
+        a, b = (x * 2).split(3, 1)
+        return [most, most[1:], place, place.view(2, 3), var, mean, mean[::2], low[2:], low[:2], high, a, a.t(), b]
+
+    x = torch.randn(4, 6).to(dtype)
+    check(fn, x)
+    got, want = compiled(fn)(x), fn(x)
+    assert _aliases(got, [x]) == _aliases(want, [x])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_differentiable_view_at_a_symbolic_place(dtype: torch.dtype) -> None:
+    """AOTAutograd cuts it from the result that it is a view of, at the place at which ours begins."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        most = x.max(0).values
+        return most, most[:, most.shape[1] - 2 :: 2]
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="alt", dynamic=True, options={"strict": True})
+    for sizes in ((4, 6, 3), (3, 5, 7)):
+        x, y = (torch.randn(sizes, generator=torch.Generator().manual_seed(3)).to(dtype) for _ in range(2))
+        got, want = run(x.requires_grad_()), fn(y.requires_grad_())
+        assert [g.storage_offset() for g in got] == [w.storage_offset() for w in want]
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+        assert torch.equal(*(torch.autograd.grad(r[1].sum(), z)[0] for r, z in ((got, x), (want, y))))
+
+
 def test_same_result_twice() -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         z = x.exp()
