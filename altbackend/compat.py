@@ -58,6 +58,11 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def storage_of(x: object) -> int | None:
+    """What tensors have in common, fake ones too, that are views of one storage; None for what has no strides."""
+    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout == torch.strided else None
+
+
 @functools.cache
 def float8_saturates() -> bool:
     """Whether too large a number becomes the largest of float8_e4m3fn (torch 2.13), and not NaN (torch 2.11)."""

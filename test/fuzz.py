@@ -38,6 +38,7 @@ from test.fuzz_operators import OPERATORS, OTHER_SIZES, Tensor, make_input
 from test.recorded import record
 
 SMALL = 4096  # elements that a step's result may have
+SHARING = frozenset({"compiled", "other sizes"})  # ways whose results should share memory as those of eager do
 NEIGHBOURS = 6
 DYNAMIC = 8  # every so many programs are compiled for any size
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)  # of eager, for a combination that it does not take
@@ -233,21 +234,37 @@ def _compare(name: str, case: Case, run: Run, inputs: Sequence[Tensor], dynamic:
         exact = _in_float64(case, inputs)
         moved += [exact] if len(exact) == len(want) else []
         far = {k: text for k, text in far.items() if not _unsteady(got[k], want[k], [other[k] for other in moved])}
-    if far:
-        plain = _by_aot_eager(case, inputs, dynamic)
+    apart = sorted(_sharing(want, theirs, case) ^ _sharing(got, mine, case)) if name in SHARING else []
+    if far or apart:
+        held = twin(inputs)
+        plain = _by_aot_eager(case, inputs, dynamic, held)
         far = {k: text for k, text in far.items() if len(plain) != len(want) or _differs(got[k], plain[k])}
+        apart = [
+            pair for pair in apart if (pair in _sharing(plain, held, case)) is (pair in _sharing(want, theirs, case))
+        ]
     wrong = [f"{name}: {labels[k]}: {text}" for k, text in far.items()]
+    wrong += [f"{name}: one only of eager and this shares memory between {a} and {b}" for a, b in apart]
     written = enumerate(zip(mine, theirs, strict=True))
     return wrong + [f"{name}: input {k} afterwards: {text}" for k, (g, w) in written if (text := _differs(g, w))]
 
 
-def _by_aot_eager(case: Case, inputs: Sequence[Tensor], dynamic: bool) -> list[Any]:
-    """Results without a backend's compiler: what differs from eager here, Dynamo or AOTAutograd does differently."""
+def _sharing(found: Sequence[Any], inputs: Sequence[Tensor], case: Case) -> set[tuple[str, str]]:
+    """Which results of steps share memory with one another and with inputs."""
+    named = [(f"input {k}", x) for k, x in enumerate(inputs)]
+    named += [(f"step {k}", x) for k, x in enumerate(found[: len(case.steps)]) if isinstance(x, Tensor)]
+    held = [(label, x.untyped_storage().data_ptr()) for label, x in named if x.numel()]
+    return {(a, b) for k, (b, y) in enumerate(held) for a, x in held[:k] if x == y and b.startswith("step")}
+
+
+def _by_aot_eager(case: Case, inputs: Sequence[Tensor], dynamic: bool, last: Sequence[Tensor]) -> list[Any]:
+    """Results without a backend's compiler: what differs from eager here, Dynamo or AOTAutograd does differently.
+
+    `last`: copies of the inputs, which the program takes.
+    """
     torch._dynamo.reset()
     run = torch.compile(function(case), backend="aot_eager", dynamic=None if dynamic else False)
     first = [[make_input(s) for s in case.inputs]] if dynamic else []  # traced with these sizes, as ours was
-    for given in (*first, list(inputs)):
-        held = twin(given)
+    for held in (*map(twin, first), list(last)):
         for x in held if dynamic else ():
             torch._dynamo.maybe_mark_dynamic(x, [d for d, n in enumerate(x.shape) if n > 1])
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from .. import compat
 from ..config import Config
 from ..debug import Trace
 from . import (
@@ -115,7 +118,24 @@ def remember_output_strides(gm: GraphModule) -> None:
     """Users see the strides that were traced, whatever layout passes choose later."""
     out = gm.graph.output_node()
     flat = out.args[0] if isinstance(out.args[0], (tuple, list)) else (out.args[0],)
-    out.meta["fakes"] = tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
+    fakes = tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
+    out.meta["fakes"] = fakes
+    out.meta["roots"] = _roots(gm, fakes)
+
+
+def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tensor] | None, ...]:
+    """For each result whose storage another result shares: name and value of the first node that has this storage.
+
+    The node has its name as `root` in its meta, and so has what a pass replaces it with.
+    """
+    storages = [compat.storage_of(x) for x in fakes]
+    shared = {s for s, count in Counter(storages).items() if s is not None and count > 1}
+    first: dict[int, tuple[str, torch.Tensor]] = {}
+    for n in gm.graph.nodes if shared else ():
+        if (s := compat.storage_of(n.meta.get("val"))) is not None and s in shared and s not in first:
+            first[s] = n.name, n.meta["val"]
+            n.meta["root"] = n.name
+    return tuple(None if s is None else first.get(s) for s in storages)
 
 
 def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:

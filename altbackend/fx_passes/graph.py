@@ -110,6 +110,8 @@ def replace(old: Node, new: Node, keep_meta: bool = False) -> None:
     """Give every user of `old` the node `new`, and drop `old`."""
     if keep_meta:
         new.meta = dict(old.meta)
+    if "root" in old.meta:  # results are views of it
+        new.meta["root"] = old.meta["root"]
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 

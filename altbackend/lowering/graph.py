@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import operator
 from collections.abc import Callable
@@ -14,8 +15,7 @@ from ..config import Config
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.expr import Index
-from ..ir.loops import Buffer, Constant, HostNumber, Program, View, without_dead
+from ..ir.loops import Buffer, Constant, HostNumber, Program, without_dead
 from ..ir.value import Value
 from . import (
     activations,
@@ -32,11 +32,13 @@ from . import (
     pooling_backward,
     random,
     reduction,
+    results,
     scatter,
     search,
     view,
 )
 from . import scalar as s
+from .aliases import is_view
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
@@ -60,33 +62,6 @@ _ROOMS = (
     view,
 )
 
-_VIEWS = frozenset(
-    [
-        "view",
-        "reshape",
-        "_unsafe_view",
-        "_reshape_alias",
-        "permute",
-        "t",
-        "transpose",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "diagonal",
-        "unfold",
-        "as_strided",
-        "alias",
-        "detach",
-        "getitem",
-        "copy_",
-    ]
-)
 # Names that the printed host program uses itself.
 RESERVED = frozenset(
     [
@@ -125,7 +100,6 @@ RESERVED = frozenset(
     ]
 ) | frozenset(keyword.kwlist)
 _RESERVED_STARTS = ("buf", "const", "kernel", "op_", "parts", "segment")
-_COPIES = frozenset({"clone.default", "_to_copy.default", "copy.default", "lift_fresh_copy.default"})
 _SHAPE_ONLY = frozenset(
     [f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros")]
     + ["philox_uniform", "philox_normal", "philox_integers"]
@@ -175,7 +149,7 @@ def lower_graph(
             case "call_function":
                 ctx.env[node] = _lowered(ctx, node)
             case "output":
-                outputs = _outputs(ctx, node)
+                outputs = results.outputs(ctx, node)
             case _:
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
     program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs)
@@ -227,8 +201,9 @@ class Opaque(str):
 
 
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
+    older = len(ctx.buffers)
     try:
-        return _settle(ctx, node, _call(ctx, node))
+        return _settle(ctx, node, _call(ctx, node), older)
     except AltError:
         raise
     except Exception as cause:
@@ -261,7 +236,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             return empty
         try:
             result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
-            if not cpu_beside_gpu(ctx, node) or _is_view(node) or _is_number(result):
+            if not cpu_beside_gpu(ctx, node) or is_view(node) or _is_number(result):
                 return result
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
@@ -364,20 +339,23 @@ def _overlaps(value: Tensor, buffer: str) -> bool:
     return bool(mine)
 
 
-def _settle(ctx: Ctx, node: torch.fx.Node, result: Any) -> Any:
-    """Materialise what several users would recompute, or what has grown too large to carry along."""
+def _settle(ctx: Ctx, node: torch.fx.Node, result: Any, older: int) -> Any:
+    """Materialise what several users would recompute, or what has grown too large to carry along.
+
+    `older`: how many buffers there were before the node.
+    """
     if isinstance(result, tuple):
-        return tuple(_settle_one(ctx, node, t, k) for k, t in enumerate(result))
-    return _settle_one(ctx, node, result, None)
+        return tuple(_settle_one(ctx, node, t, k, older) for k, t in enumerate(result))
+    return _settle_one(ctx, node, result, None, older)
 
 
-def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
+def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, older: int) -> Any:
     if not isinstance(t, Tensor):
         return t
     fake = node.meta["val"] if k is None else node.meta["val"][k]
-    if not _is_view(node) and _returned(ctx, node, k) > 1:
-        # results that are views of one value share its memory, as in eager
-        return ctx.realize(t, fake, fresh=t.value.op == "load" and target_name(node.target) in _COPIES)
+    if not is_view(node) and _returned(ctx, node, k) > 1:
+        # results that are views of one value share its memory, as in eager, and with nothing else
+        return ctx.realize(t, fake, fresh=not _has_own_buffer(ctx, t, older) and not _shares_storage(node, fake))
     if t.value.op in ("load", "const"):
         return t
     users = _readers(node, k)
@@ -387,6 +365,16 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None) -> Any:
     if large or (users > 1 and not _is_cheap(ctx, t, cost)):
         return ctx.realize(t, fake)
     return t
+
+
+def _has_own_buffer(ctx: Ctx, t: Tensor, older: int) -> bool:
+    return t.value.op == "load" and t.value.attr[0] not in itertools.islice(ctx.buffers, older)
+
+
+def _shares_storage(node: torch.fx.Node, fake: torch.Tensor) -> bool:
+    """Whether a result of a node is a view of an argument after all."""
+    mine = compat.storage_of(fake)
+    return any(compat.storage_of(n.meta.get("val")) == mine for n in node.all_input_nodes)
 
 
 MOST_LOADS = 24
@@ -414,17 +402,13 @@ def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
     return cost <= AGAIN or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
 
 
-def _is_view(node: torch.fx.Node) -> bool:
-    return target_name(node.target).split(".")[0] in _VIEWS
-
-
 def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
     """How many results of the graph are the node, or its result number `k`, or a view of it."""
     total = ctx.returned[node]
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
-        if user.op == "call_function" and _is_view(user):
+        if user.op == "call_function" and is_view(user):
             total += _returned(ctx, user)
     return total
 
@@ -437,69 +421,5 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
             continue
         if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
-        total += _readers(user, None) if user.op == "call_function" and _is_view(user) else 1
+        total += _readers(user, None) if user.op == "call_function" and is_view(user) else 1
     return total
-
-
-def _outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
-    taken: dict[str, torch.fx.Node] = {}
-    flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-    fakes = node.meta.get("fakes") or tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
-    return tuple(_output(ctx, n, fake, taken) for n, fake in zip(flat, fakes, strict=True))
-
-
-def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any:
-    if not isinstance(n, torch.fx.Node):
-        return n
-    held = ctx.env[n]
-    ctx.graph_node = n
-    if isinstance(held, Value) and held in ctx.numbers:
-        return ctx.numbers[held]
-    if isinstance(held, Value):
-        raise Unsupported(n, "a result that is a float computed from sizes")
-    if not isinstance(held, Tensor) or not isinstance(fake, torch.Tensor):
-        return held
-    wanted = ctx.shape(fake.stride())
-    stored = ctx.realize(held, fake)
-    v = as_view(stored, wanted)
-    assert v is not None
-    root = _alias_root(n)
-    owner = taken.get(v.buffer)
-    foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
-    strided = all(a == b or ex.bounds(s)[1] <= 1 for a, b, s in zip(v.strides, wanted, v.sizes, strict=True))
-    if foreign or (owner is not None and owner is not root) or not strided:
-        v = _own_storage(ctx, n, held, wanted, ctx.index(fake.storage_offset()) if _written_back(root) else 0)
-    taken[v.buffer] = root
-    return View(v.buffer, v.sizes, v.strides, v.offset)
-
-
-def _written_back(n: torch.fx.Node) -> bool:
-    """Whether a node's value is what an input holds afterwards, so that views of it may be views of that input."""
-    return any(u.target is torch.ops.aten.copy_.default and u.args[1] is n for u in n.users)
-
-
-def _own_storage(ctx: Ctx, n: torch.fx.Node, held: Tensor, wanted: tuple[Index, ...], offset: Index) -> View:
-    """A result written into a buffer of its own with the strides that tracing saw, which its readers count on.
-
-    With gaps and with points that share an element: these were one element when traced, so they are equal. `offset`:
-    where it begins in the buffer. AOTAutograd cuts a view with symbolic sizes from a written input at that place.
-    """
-    if offset != 0:
-        return extern.with_strides(ctx, held, wanted, offset)
-    fake = n.meta["val"]
-    dense = ctx.strides_like(held.sizes, fake)
-    if all(a == b or s == 1 for a, b, s in zip(dense, wanted, held.sizes, strict=True)):
-        v = as_view(ctx.realize(held, fake, fresh=True), wanted)
-        assert v is not None
-        return v
-    return extern.with_strides(ctx, held, wanted)
-
-
-def _alias_root(n: torch.fx.Node) -> torch.fx.Node:
-    """The node whose storage `n` is a view of, by the operators' names."""
-    while n.op == "call_function" and _is_view(n) and n.args:
-        source = n.args[0]
-        if not isinstance(source, torch.fx.Node):
-            break
-        n = source
-    return n

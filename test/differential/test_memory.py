@@ -143,6 +143,51 @@ def test_views_of_one_of_several_results_alias_it(dtype: torch.dtype) -> None:
     assert _aliases(got, [x]) == _aliases(want, [x])
 
 
+def _alias_alike(fn: Callable[..., list[torch.Tensor]], *inputs: torch.Tensor, **options: object) -> None:
+    with torch.no_grad():
+        got, want = compiled(fn, **options)(*inputs), fn(*inputs)
+    assert _aliases(got, list(inputs)) == _aliases(want, list(inputs))
+    for g, w in zip(got, want, strict=True):
+        assert (g.stride(), g.storage_offset()) == (w.stride(), w.storage_offset())
+        torch.testing.assert_close(g, w)
+
+
+def test_what_computes_an_input_again_is_no_part_of_it() -> None:
+    """A sum over one element and a choice between equals are loads of the input, but have storage of their own."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        total, chosen = x.sum(1, keepdim=True), torch.where(x > 0, x, x)
+        return [total, total.diagonal(), chosen, chosen.permute(1, 0), x * 2, (x * 2).view(-1)]
+
+    _alias_alike(fn, torch.randn(6, 1))
+
+
+def test_a_view_that_no_index_describes() -> None:
+    """[s, m, n] as [2, s // 2 * m * n] needs divisions, where the strides are plain numbers."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [y.reshape(2, -1), y[-1], y.view(-1)[3:]]
+
+    run = compiled(fn, dynamic=True)
+    for sizes in ((6, 6, 2), (4, 3, 5)):
+        x = torch.randn(sizes)
+        got, want = run(x), fn(x)
+        assert _aliases(got, [x]) == _aliases(want, [x])
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+def test_views_of_a_convolution_that_runs_channels_last() -> None:
+    conv, more = torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 8, 3)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = conv(x)
+        z = more(y).relu()
+        return [y, y[:, 1:], y[0], z[1:], z.transpose(1, 2), y + 1]
+
+    _alias_alike(fn, torch.randn(2, 8, 10, 10))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_differentiable_view_at_a_symbolic_place(dtype: torch.dtype) -> None:
     """AOTAutograd cuts it from the result that it is a view of, at the place at which ours begins."""
