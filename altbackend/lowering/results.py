@@ -56,8 +56,9 @@ def _together(
         if all(strided for _, strided in places) and len({v.buffer for v, _ in places}) == 1:
             continue
         whole: torch.Tensor = roots[numbers[0]][1]
-        ctx.graph_node = root
-        own = _own_storage(ctx, root, held, ctx.shape(whole.stride()), 0)
+        own, strided = _stands(ctx, root, whole)
+        if not strided or ctx.buffers[own.buffer].kind != "temp" or taken.get(own.buffer, root) is not root:
+            own = _own_storage(ctx, root, held, ctx.shape(whole.stride()), 0)
         taken[own.buffer] = root
         for k in numbers:
             offset = ex.add(own.offset, ctx.index(fakes[k].storage_offset() - whole.storage_offset()))

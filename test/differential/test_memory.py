@@ -143,7 +143,7 @@ def test_views_of_one_of_several_results_alias_it(dtype: torch.dtype) -> None:
     assert _aliases(got, [x]) == _aliases(want, [x])
 
 
-def _alias_alike(fn: Callable[..., list[torch.Tensor]], *inputs: torch.Tensor, **options: object) -> None:
+def check_aliases(fn: Callable[..., list[torch.Tensor]], *inputs: torch.Tensor, **options: object) -> None:
     with torch.no_grad():
         got, want = compiled(fn, **options)(*inputs), fn(*inputs)
     assert _aliases(got, list(inputs)) == _aliases(want, list(inputs))
@@ -159,7 +159,7 @@ def test_what_computes_an_input_again_is_no_part_of_it() -> None:
         total, chosen = x.sum(1, keepdim=True), torch.where(x > 0, x, x)
         return [total, total.diagonal(), chosen, chosen.permute(1, 0), x * 2, (x * 2).view(-1)]
 
-    _alias_alike(fn, torch.randn(6, 1))
+    check_aliases(fn, torch.randn(6, 1))
 
 
 def test_a_view_that_no_index_describes() -> None:
@@ -185,7 +185,7 @@ def test_views_of_a_convolution_that_runs_channels_last() -> None:
         z = more(y).relu()
         return [y, y[:, 1:], y[0], z[1:], z.transpose(1, 2), y + 1]
 
-    _alias_alike(fn, torch.randn(2, 8, 10, 10))
+    check_aliases(fn, torch.randn(2, 8, 10, 10))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
