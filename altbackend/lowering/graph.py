@@ -368,7 +368,9 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, older: int
 
 
 def _has_own_buffer(ctx: Ctx, t: Tensor, older: int) -> bool:
-    return t.value.op == "load" and t.value.attr[0] not in itertools.islice(ctx.buffers, older)
+    """Whether a value stands in one of the buffers made after the first `older` ones, so by the node being lowered."""
+    made = itertools.islice(reversed(ctx.buffers), len(ctx.buffers) - older)
+    return t.value.op == "load" and t.value.attr[0] in made
 
 
 def _shares_storage(node: torch.fx.Node, fake: torch.Tensor) -> bool:
