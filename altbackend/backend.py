@@ -12,7 +12,6 @@ import torch
 from . import compat, compat_aot, decomp, fx_passes, partition
 from .binding import Job
 from .cache.traced import Recording
-from .compile_pool import cuda as compile_cuda
 from .config import Config
 from .debug import Trace
 from .errors import AltError, FallbackWarning, InternalError, internal_error
@@ -26,8 +25,6 @@ def trace_and_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
-    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
-        compile_cuda.warm(cfg)  # while the graph is traced
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),

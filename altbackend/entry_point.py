@@ -14,6 +14,7 @@ import altbackend
 from . import compat
 from .binding import Job, bind
 from .cache import traced
+from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config, notes, resolve
 from .debug import Trace
@@ -44,6 +45,8 @@ def alt(
         if call is not None:
             trace.finish()
             return call
+    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
+        compile_cuda.warm(cfg)  # while the compiler is imported and the graph is traced
     # The compiler is imported only by those who compile.
     return altbackend.trace_and_compile(gm, example_inputs, cfg, number, traced.Recording(asked, trace))
 

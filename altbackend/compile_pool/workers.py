@@ -121,7 +121,10 @@ _pool = functools.cache(Pool)
 
 def pool_of(cfg: Config) -> Pool:
     """The pool that the options ask for."""
-    return pool(cores.workers(cfg.compile_threads), cfg.worker_start)
+    return pool(_count(cfg.compile_threads), cfg.worker_start)
+
+
+_count = functools.cache(cores.workers)  # reads files of the system, every kernel asks: 30 ms each where those are slow
 
 
 def _after_fork() -> None:

@@ -24,18 +24,20 @@ def run(gm: GraphModule) -> dict[str, int]:
     """Simplify the attention calls of a graph that Dynamo captured; gives how many masks were dropped or causal."""
     counts = {"dropped": 0, "causal": 0}
     known: dict[Node, Any] = {}
-    masks: list[Node] = []
+    meanings: dict[Node, str] = {}  # a mask is read once: all layers of a model take the same one
     for n in list(gm.graph.nodes):
         if n.op != "call_function" or n.target is not _ATTENTION:
             continue
         mask = _argument(n, 3, "attn_mask")
         if not isinstance(mask, Node) or _argument(n, 5, "is_causal"):
             continue
-        meaning = _meaning(_value(mask, known))
+        if mask not in meanings:
+            meanings[mask] = _meaning(_value(mask, known))
+        meaning = meanings[mask]
         if meaning:
             _replace(n, causal=meaning == "causal")
-            masks.append(mask)
             counts[meaning] += 1
+    masks = [mask for mask, meaning in meanings.items() if meaning]
     if masks:
         _erase_unread(masks)
         gm.recompile()
@@ -74,6 +76,8 @@ def _meaning(mask: Any) -> str:
     """ "dropped" for a mask that lets everything through, "causal" for the lower triangle, else ""."""
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
         return ""
+    rows, columns = mask.shape[-2:]
+    mask = mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]  # one of equal elements
     if mask.dtype == torch.bool:
         open_ = mask
     else:
@@ -83,7 +87,6 @@ def _meaning(mask: Any) -> str:
         open_ = ~closed
     if open_.all():
         return "dropped"
-    rows, columns = mask.shape[-2:]
     triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
     return "causal" if rows == columns and bool((open_ == triangle).all()) else ""
 

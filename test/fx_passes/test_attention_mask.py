@@ -104,3 +104,30 @@ def test_writes_beside_a_dropped_mask_stay() -> None:
         return attend(x, x, WritesInPlace.apply(x), attn_mask=every_position(x)) + total
 
     check_gradients(fn, torch.randn(2, 1, 5, 4))
+
+
+def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a model share one: reading it again for each was half of GPT-2's own compile time on a GPU."""
+    read: list[torch.Size] = []
+    found = []
+    meaning = attention_mask._meaning
+
+    def counted(mask: T) -> str:
+        read.append(mask.shape)
+        return meaning(mask)
+
+    def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
+        found.append(attention_mask.run(gm))
+        return gm.forward
+
+    def fn(x: T) -> T:
+        mask = lower_triangle(x)
+        for _ in range(3):
+            x = attend(x, x, x, attn_mask=mask)
+        return x
+
+    monkeypatch.setattr(attention_mask, "_meaning", counted)
+    x = torch.randn(2, 3, 8, 16)
+    torch.testing.assert_close(torch.compile(fn, backend=look)(x), fn(x))
+    assert found == [{"dropped": 0, "causal": 3}]
+    assert len(read) == 1
