@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+from . import compat_aot
 
 aten = torch.ops.aten
 
@@ -241,7 +243,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
 @functools.cache
 def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, as `aot_autograd` takes it. `numerics`: the option; "eager" leaves more whole."""
-    chosen: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    chosen: dict[Any, Callable[..., Any]] = compat_aot.core_decompositions()
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     chosen.update(get_decompositions(added))
     chosen.update(_foreach())

@@ -2,8 +2,8 @@
 
 Each round runs every backend in fresh processes, cold with empty caches and then warm with what the cold process left.
 Own cold seconds are those above `aot_eager`'s cold first call (Dynamo, AOTAutograd and eager kernels); own warm seconds
-are those above `eager`'s warm first call (Dynamo alone), since a warm process need not run AOTAutograd. Our modules are made
-byte code before, as an installed package's are.
+are those above `eager`'s warm first call (Dynamo alone), since a warm process need not run AOTAutograd. Our modules are
+made byte code before, as an installed package's are.
 """
 
 from __future__ import annotations

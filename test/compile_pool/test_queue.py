@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import stat
 import subprocess
@@ -164,6 +165,31 @@ def test_a_worker_of_its_own_that_is_killed_is_replaced(cfg: Callable[[str], Con
     once = f"import os, pathlib\np = pathlib.Path({str(tmp_path / 'once')!r})\n"
     once += "if not p.exists():\n    p.touch()\n    os.kill(os.getpid(), 9)\n"
     assert cuda.submit(job(33, once), cfg("spawn")).result(timeout=100).code
+
+
+@needs_triton
+def test_workers_have_compiled_before_the_first_kernel() -> None:
+    pool = workers.Pool(2)
+    pool.warm()
+    for _ in range(2):
+        worker = pool.idle.get(timeout=100)
+        assert "cubin" in json.loads(worker.ask(json.dumps(workers.FIRST_KERNEL), 60))
+        worker.end()
+
+
+def test_cores_are_counted_once(cfg: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel asks for the pool; where the system's files are slow to read, counting took 30 ms."""
+    counted: list[int] = []
+
+    def count(wanted: int) -> int:
+        counted.append(wanted)
+        return wanted
+
+    monkeypatch.setattr(workers.cores, "workers", count)
+    workers._count.cache_clear()
+    assert len({workers.pool_of(cfg("inline")) for _ in range(3)}) == 1
+    workers._count.cache_clear()
+    assert counted == [1]
 
 
 @needs_triton
