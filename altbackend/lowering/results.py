@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
@@ -90,11 +91,30 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     root = alias_root(n)
     owner = taken.get(v.buffer)
     foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
-    if foreign or (owner is not None and owner is not root) or not strided:
+    if not strided and (same := _of_input(ctx, root, fake)) is not None:
+        v = same
+    elif foreign or (owner is not None and owner is not root) or not strided:
         offset = ctx.index(fake.storage_offset()) if _written_back(root) else 0
         v = _own_storage(ctx, n, held, ctx.shape(fake.stride()), offset)
     taken[v.buffer] = root
     return View(v.buffer, v.sizes, v.strides, v.offset)
+
+
+def _of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | None:
+    """A result that was traced as a view of an input which the graph does not write, at the place that was traced.
+
+    AOTAutograd makes such a result again from the input, by the strides and the place of what it is given.
+    """
+    whole = root.meta.get("val")
+    if root.op != "placeholder" or not isinstance(whole, torch.Tensor):
+        return None
+    if compat.storage_of(whole) != compat.storage_of(fake) or whole.dtype != fake.dtype:
+        return None
+    v = as_view(ctx.env[root])
+    if v is None or any(u.target is torch.ops.aten.copy_.default and u.args[0] is root for u in root.users):
+        return None
+    offset = ex.add(v.offset, ctx.index(fake.storage_offset() - whole.storage_offset()))
+    return View(v.buffer, ctx.shape(fake.shape), ctx.shape(fake.stride()), offset)
 
 
 def _written_back(n: torch.fx.Node) -> bool:

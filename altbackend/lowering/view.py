@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -27,11 +28,14 @@ def has_division(v: va.Value) -> bool:
 
 @lowers("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
 def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return reshape(ctx, x, out_sizes(ctx))
+    return reshape(ctx, x, out_sizes(ctx), traced=True)
 
 
-def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor:
-    """Row-major reinterpretation; a source that would need divisions in its loads is materialised first."""
+def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], traced: bool = False) -> Tensor:
+    """Row-major reinterpretation; a source that would need divisions in its loads is materialised first.
+
+    `traced`: the node being lowered is a reshape of `x` to `sizes`, so where it was traced as a view, it is that view.
+    """
     if sizes == x.sizes:
         return x
     if (regrouped := _regroup(x.sizes, sizes)) is not None:
@@ -39,8 +43,29 @@ def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor:
     where = ex.unflatten(ex.flatten(sizes, points(sizes)), x.sizes)
     value = x.at(where)
     if has_division(value) and not has_division(x.value):
+        if traced and (same := _as_traced(ctx, x, sizes)) is not None:
+            return same
         value = ctx.realize(x, fresh=as_view(x) is not None).at(where)
     return Tensor(sizes, x.dtype, value)
+
+
+def _as_traced(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor | None:
+    """The node being lowered as a view with the strides that were traced, if `x` stands as its argument was traced.
+
+    Symbolic sizes may leave a division in every index of a view that torch has found to be one.
+    """
+    node = ctx.graph_node
+    assert node is not None
+    whole, part = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
+    if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor):
+        return None
+    if compat.storage_of(whole) is None or compat.storage_of(whole) != compat.storage_of(part):
+        return None
+    wanted = ctx.shape(whole.stride())
+    v = as_view(x, wanted)
+    if v is None or any(a != b and n != 1 for a, b, n in zip(v.strides, wanted, v.sizes, strict=True)):
+        return None
+    return of_view(View(v.buffer, sizes, ctx.shape(part.stride()), v.offset), x.dtype)
 
 
 def _regroup(old: tuple[Index, ...], new: tuple[Index, ...]) -> list[Index] | None:

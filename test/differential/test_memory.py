@@ -206,6 +206,29 @@ def test_a_differentiable_view_at_a_symbolic_place(dtype: torch.dtype) -> None:
         assert torch.equal(*(torch.autograd.grad(r[1].sum(), z)[0] for r, z in ((got, x), (want, y))))
 
 
+@pytest.mark.parametrize("as_traced", [True, False])
+def test_a_view_of_an_input_that_no_index_describes(as_traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd makes results that are views of an input again by the strides and the place of what it is given.
+
+    Either way to know them must do by itself: views as they were traced, and what a result then is.
+    """
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        rows = x.reshape(-1, 1, 2)
+        at = 51 % rows.shape[0]
+        return [rows, rows.flip(0), rows[at : at + 3], x.sum() + rows[at, 0, 1]]
+
+    if not as_traced:
+        monkeypatch.setattr("altbackend.lowering.view._as_traced", lambda *args: None)
+    run = compiled(fn, dynamic=True)
+    for a, b, begin in ((4, 3, 0), (4, 5, 0), (4, 3, 7), (6, 5, 3)):
+        x = torch.arange(200)[begin : begin + a * 2 * b].reshape(a, 1, 2 * b)[..., ::2]
+        got, want = run(x), fn(x)
+        assert _aliases(got, [x]) == _aliases(want, [x])
+        assert [g.data_ptr() == w.data_ptr() for g, w in zip(got, want, strict=True)] == [True, False, True, False]
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
 def test_same_result_twice() -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         z = x.exp()
