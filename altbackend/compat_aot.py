@@ -11,8 +11,9 @@ import sympy
 import torch
 import torch._decomp
 import torch._functorch.config as functorch
-from torch._dynamo.backends.common import aot_autograd as build
 from torch._dynamo.source import ConstantSource
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -59,8 +60,32 @@ def partition_settings() -> str:
     return f"torch._functorch.config.{found[0]} is set" if found else ""
 
 
-def aot_autograd(**kwargs: Any) -> Callable[..., Any]:
-    return build(**kwargs)
+def aot_autograd(*, bw_compiler: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    """A backend that has AOTAutograd trace a captured graph and hands the parts to the compilers given.
+
+    As torch's helper of this name, which imports another compiler for its own debug log: 0.1 s of each process. Neither
+    the backward's compiler nor any code that comes of this is traced by Dynamo.
+    """
+
+    def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return untraced(untraced(bw_compiler)(gm, inputs))
+
+    def build(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        if any(isinstance(x, (list, tuple, dict)) for x in inputs):
+            return flatten_graph_inputs(gm, inputs, build)
+        counters["aot_autograd"]["total"] += 1
+        trace: Any = aot_module_simplified
+        call = trace(gm, inputs, bw_compiler=compile_backward, **kwargs)
+        counters["aot_autograd"]["ok"] += 1
+        return untraced(call)
+
+    return build
+
+
+def untraced(fn: Any) -> Any:
+    """`fn`, which Dynamo then calls and does not trace."""
+    disable: Any = torch._dynamo.disable
+    return disable(fn, reason="compilers and what they return are not traced")
 
 
 @contextlib.contextmanager

@@ -187,6 +187,7 @@ def _cuda(
     capability = compat.cuda_capability(device)
     tuner = tiles.tuner(cfg, target, device)
     anywhere = host_cuda.anywhere_in(p)
+    contract = cfg.numerics != "eager"
     steps: list[host_cuda.Step] = []
     for k, emitted in _emitted(p, edges, kernels, target, tuner, trace):
         known = len(steps)
@@ -200,14 +201,14 @@ def _cuda(
             steps += found
         for s in steps[known:]:
             if submit is not None and isinstance(s, host_cuda.CudaLaunch):
-                submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability))
+                submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability, contract))
     printed = host_cuda.build(p, edges, steps, body)
     return Code(
         device,
         printed.python,
         printed.kernels,
         printed.library_calls,
-        jobs=tuple(compile_cuda.job_of(k, hints, capability, cfg.numerics != "eager") for k, hints in printed.launches),
+        jobs=tuple(compile_cuda.job_of(k, hints, capability, contract) for k, hints in printed.launches),
         bound=callables(steps, constants),
         names_lines=any(isinstance(s, host_cuda.CudaLaunch) and bool(s.kernel.checks) for s in steps),
         recording=recording,

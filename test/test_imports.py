@@ -43,6 +43,12 @@ def test_compiling_imports_nothing_foreign_that_aotautograd_does_not(tmp_path: P
     assert sorted(m for m in more if m.startswith(FOREIGN)) == []
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_compiling_does_not_import_another_compilers_ir_and_scheduler(tmp_path: Path, mode: str) -> None:
+    ours = modules(tmp_path, "alt", mode)
+    assert {"torch._inductor.debug", "torch._inductor.ir", "torch._inductor.scheduler"} & ours == set()
+
+
 def test_importing_the_package_imports_nothing_else() -> None:
     """The backend's name is looked up by torch.compile; until then the package costs one file."""
     program = "import sys, torch; old = set(sys.modules); import altbackend; print(sorted(set(sys.modules) - old))"

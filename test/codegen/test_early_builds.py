@@ -38,9 +38,9 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
     monkeypatch.setattr(compat, "cuda_capability", lambda _: 90)
     monkeypatch.setattr(compat, "cuda_shared_memory", lambda _: 232448)
 
-    def translate(fn: Callable[..., Any], *inputs: T, submit: Any = None) -> Code:
+    def translate(fn: Callable[..., Any], *inputs: T, submit: Any = None, **options: Any) -> Code:
         (gm,) = trace(fn, *inputs)
-        cfg = resolve(None, {"strict": True, "cache_graphs": False})
+        cfg = resolve(None, {"strict": True, "cache_graphs": False, **options})
         return pipeline.translate(gm, cfg, Trace("early", cfg), Job("inference"), submit)
 
     return translate
@@ -81,6 +81,13 @@ def test_what_was_given_early_is_what_is_needed(
     if fn is layers:
         last_printed = len(events) - events[::-1].index("printed")
         assert any(isinstance(e, cuda.Job) for e in events[:last_printed])
+
+
+def test_exact_kernels_are_given_early_as_they_are_needed(translated: Callable[..., Code]) -> None:
+    given: list[Any] = []
+    code = translated(columns, torch.randn(512, 64), torch.randn(64, 64), submit=given.append, numerics="eager")
+    assert given == list(code.jobs)
+    assert not any(j.contract for j in given)
 
 
 def test_nothing_is_built_where_nobody_asked(translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch) -> None:
