@@ -108,6 +108,12 @@ def size_assumptions(shape_env: Any) -> tuple[str, ...]:
     return (*map(str, size_conditions(shape_env)), *replaced, *ranges)
 
 
+def gpu_in_use() -> bool:
+    """Whether this process has begun to use a GPU."""
+    began: Any = torch.cuda.is_initialized
+    return bool(began())
+
+
 def cuda_capability(device: torch.device) -> int:
     """Compute capability as one number, 90 for 9.0."""
     major, minor = torch.cuda.get_device_capability(device)

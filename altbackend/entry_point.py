@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,13 @@ import altbackend
 
 from . import compat
 from .binding import Job, bind
-from .cache import traced
+from .cache import store, traced
 from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config, notes, resolve
 from .debug import Trace
+from .errors import AltError
+from .kept.store import open_store
 
 _graphs = itertools.count()
 
@@ -31,6 +34,7 @@ def alt(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
     cfg = resolve(mode, options)
+    compile_cuda.settle(cfg)
     for name, reason in notes(options):
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
@@ -60,3 +64,19 @@ def _binder(cfg: Config, number: int) -> traced.Bind:
         return call
 
     return bind_
+
+
+def expect() -> None:
+    """Start the workers, in the background, where a GPU is in use and nothing is kept that could make them needless.
+
+    Done at the first look-up of the backend: Dynamo then traces for longer than a worker takes to start.
+    """
+    if not compat.gpu_in_use():
+        return
+    with contextlib.suppress(AltError):  # the call itself says what is wrong with the options
+        cfg = resolve()
+        if store.holds_nothing(open_store(cfg)):
+            compile_cuda.expect(cfg)
+
+
+expect()

@@ -97,6 +97,8 @@ def measure(case: Case, mode: str, args: argparse.Namespace) -> Seconds:
         for backend in (*BASES, *args.backends):
             with cache_folder() as cache:
                 for label, seconds in (("cold", out.cold), ("warm", out.warm)):
+                    if (label, backend) == ("warm", "aot_eager"):
+                        break  # it keeps nothing, and no figure needs it
                     answer = run_process(request(case, mode, backend, args), cache, args.timeout)
                     if isinstance(answer, Failure):
                         out.failures.append(f"{backend} {label}: {answer.summary}")

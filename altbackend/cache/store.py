@@ -46,6 +46,11 @@ def places(store: Store) -> list[Place]:
     return list(dict.fromkeys(Place(store, path.parent.name, path.stem) for path in paths))
 
 
+def holds_nothing(store: Store) -> bool:
+    """Whether no graph was ever kept where this store looks; False where another host may have kept some."""
+    return store.shared is None and not any((folder / GRAPHS).exists() for folder in store.folders)
+
+
 def read(place: Place) -> dict[str, Any] | None:
     """The entry, if it is whole and of this key; anything else is a miss, and will be replaced."""
     return _read(place.store, place.name)

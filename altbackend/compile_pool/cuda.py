@@ -95,6 +95,32 @@ def warm(cfg: Config) -> None:
         _warm(workers.pool_of(cfg))
 
 
+_expected: workers.Pool | None = None
+
+
+def expect(cfg: Config) -> None:
+    """`warm` before the options of a call are known; the call then says which hold (`settle`)."""
+    global _expected
+    warm(cfg)
+    _expected = workers.pool_of(cfg)
+
+
+def settle(cfg: Config) -> None:
+    """End the workers that were expected where other options hold."""
+    global _expected
+    expected, _expected = _expected, None
+    if expected is not None and expected is not workers.pool_of(cfg):
+        expected.cool()
+
+
+def _forget() -> None:
+    global _expected
+    _expected = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 @functools.cache
 def _warm(pool: workers.Pool) -> None:
     pool.warm()

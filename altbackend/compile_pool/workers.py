@@ -35,7 +35,7 @@ class Pool:
     """
 
     def __init__(self, count: int, start: str = "subprocess") -> None:
-        self.count, self.start = count, start
+        self.count, self.start, self.cold = count, start, False
         self.idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         for n in range(count if start != "inline" else 0):
@@ -57,7 +57,23 @@ class Pool:
         Where each job gets a worker of its own, they are only started.
         """
         for _ in range(self.count if self.start != "inline" else 0):
-            self.submit(lambda: self.idle.put(_started(compiles=self.start == "subprocess")))
+            self.submit(self._start)
+
+    def _start(self) -> None:
+        if not self.cold:
+            self.idle.put(_started(compiles=self.start == "subprocess"))
+        if self.cold:
+            self._end_idle()
+
+    def cool(self) -> None:
+        """End the workers that wait for a kernel or are being started; the next kernel starts one again."""
+        self.cold = True
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.idle.get_nowait().end()
 
     def compile(self, question: dict[str, Any]) -> dict[str, Any]:
         """A worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.

@@ -16,11 +16,12 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import altbackend
-from altbackend import backend
+from altbackend import backend, entry_point
 from altbackend.cache import store, traced
 from altbackend.config import resolve
 from altbackend.debug import Trace
-from altbackend.kept.store import open_store
+from altbackend.kept.remote import remote
+from altbackend.kept.store import Store, open_store
 from altbackend.runtime.wrapped import Plan
 
 T = torch.Tensor
@@ -95,6 +96,31 @@ class Net(nn.Module):
     def forward(self, x: T) -> T:
         y = torch.relu(self.norm(self.conv(x))).flatten(1)
         return torch.softmax(self.out(nn.functional.dropout(y, 0.3, self.training)), -1)
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["with a GPU", "without"])
+def test_a_first_look_up_starts_workers_where_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    started: list[Path] = []
+    monkeypatch.setattr(entry_point.compat, "gpu_in_use", lambda: gpu)
+    monkeypatch.setattr(entry_point.compile_cuda, "expect", lambda cfg: started.append(Path(cfg.cache_dir)))
+    monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "one"))
+    entry_point.expect()
+    assert started == [tmp_path / "one"] * gpu
+    (tmp_path / "one/graphs").mkdir(parents=True)
+    entry_point.expect()
+    monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "two"))
+    monkeypatch.setenv("ALTBACKEND_WORKER_START", "nonsense")  # said by the call, not here
+    entry_point.expect()
+    assert len(started) == gpu
+
+
+def test_a_store_that_others_share_may_hold_something(tmp_path: Path) -> None:
+    assert store.holds_nothing(Store(tmp_path))
+    assert not store.holds_nothing(Store(tmp_path, shared=remote("redis://127.0.0.1:1/0", b"s" * 16)))
+    (tmp_path / "below/graphs").mkdir(parents=True)
+    assert not store.holds_nothing(Store(tmp_path, beneath=(tmp_path / "below",)))
 
 
 def test_inference(watch: Watch) -> None:

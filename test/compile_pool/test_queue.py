@@ -177,6 +177,48 @@ def test_workers_have_compiled_before_the_first_kernel() -> None:
         worker.end()
 
 
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> tuple[workers.Pool, set[children.Child]]:
+    """A pool of three whose workers are being started before any options are known, and all processes before them."""
+    before = set(children._children)
+    monkeypatch.setattr(workers, "_pool", functools.cache(workers.Pool))
+    monkeypatch.setattr(cuda, "_warm", functools.cache(workers.Pool.warm))
+    unknown = resolve(None, {"compile_threads": 3})
+    cuda.expect(unknown)
+    return workers.pool_of(unknown), before
+
+
+@needs_triton
+@pytest.mark.parametrize("start", ["subprocess", "spawn", "inline"])
+def test_workers_that_were_expected_end_where_other_options_hold(
+    expected: tuple[workers.Pool, set[children.Child]], cfg: Callable[[str], Config], start: str
+) -> None:
+    pool, before = expected
+    waiting = pool.idle.get(timeout=100)  # one is ready, others are being started
+    pool.idle.put(waiting)
+    cuda.settle(cfg(start))
+    pool.submit(lambda: None).result(timeout=100)
+    limit = time.monotonic() + 60
+    while children._children - before:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    assert not waiting.alive
+    assert pool.idle.empty()
+    assert cuda.submit(job(36), cfg(start)).result(timeout=100).code
+
+
+@needs_triton
+def test_workers_that_were_expected_stay_where_their_options_hold(
+    expected: tuple[workers.Pool, set[children.Child]],
+) -> None:
+    cuda.settle(resolve(None, {"compile_threads": 3}))
+    cuda.settle(resolve(None, {"compile_threads": 1}))  # of another call; the first has settled it
+    for _ in range(3):
+        worker = expected[0].idle.get(timeout=100)
+        assert worker.alive
+        worker.end()
+
+
 def test_cores_are_counted_once(cfg: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel asks for the pool; where the system's files are slow to read, counting took 30 ms."""
     counted: list[int] = []
