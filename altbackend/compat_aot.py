@@ -60,22 +60,25 @@ def partition_settings() -> str:
     return f"torch._functorch.config.{found[0]} is set" if found else ""
 
 
-def aot_autograd(*, bw_compiler: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any) -> Callable[..., Any]:
     """A backend that has AOTAutograd trace a captured graph and hands the parts to the compilers given.
 
-    As torch's helper of this name, which imports another compiler for its own debug log: 0.1 s of each process. Neither
-    the backward's compiler nor any code that comes of this is traced by Dynamo.
+    `fw_compiler` stands for those that are not. This is what torch's helper of this name does, which
+    imports another compiler for its own debug log: 0.1 s of each process. Neither the backward's compiler nor any code
+    that comes of this is traced by Dynamo.
     """
+    forward = kwargs["fw_compiler"]
+    compilers = {"inference_compiler": forward, **kwargs}
 
     def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        return untraced(untraced(bw_compiler)(gm, inputs))
+        return untraced(untraced(bw_compiler or forward)(gm, inputs))
 
     def build(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         if any(isinstance(x, (list, tuple, dict)) for x in inputs):
             return flatten_graph_inputs(gm, inputs, build)
         counters["aot_autograd"]["total"] += 1
         trace: Any = aot_module_simplified
-        call = trace(gm, inputs, bw_compiler=compile_backward, **kwargs)
+        call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
         counters["aot_autograd"]["ok"] += 1
         return untraced(call)
 

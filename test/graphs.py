@@ -56,19 +56,32 @@ def divide(
     return split_joint(joint, inputs, kwargs, cfg, trace)
 
 
-def trace(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> list[torch.fx.GraphModule]:
-    """The functional graphs of one call: the forward or inference graph, then the backward's if inputs need it."""
+def trace(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, computes: bool = True
+) -> list[torch.fx.GraphModule]:
+    """The functional graphs of one call: the forward or inference graph, then the backward's if inputs need it.
+
+    Without `computes` results are only as large as they should be: a product may take a CPU minutes.
+    """
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(gm: torch.fx.GraphModule) -> Callable[..., Any]:
         graphs.append(gm)
-        return make_boxed_func(gm.forward)
+        return make_boxed_func(gm.forward if computes else lambda *_: _uncomputed(gm))
 
     out = torch.compile(fn, backend=backend(keep), dynamic=dynamic, fullgraph=True)(*inputs)
     live = [o for o in (out if isinstance(out, (tuple, list)) else [out]) if getattr(o, "requires_grad", False)]
     if live:
         torch.autograd.backward(live, [torch.ones_like(o) for o in live])
     return graphs
+
+
+def _uncomputed(gm: torch.fx.GraphModule) -> list[Any]:
+    """Results of a graph of known sizes, with whatever is in memory."""
+    found = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+    return [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in found
+    ]
 
 
 @dataclass(frozen=True)

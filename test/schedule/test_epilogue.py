@@ -33,7 +33,7 @@ def always(p: Any, deps: Deps, c: Candidate) -> tuple[Tiles, str]:
 
 
 def run(fn: Callable[..., Any], *inputs: T, choose: Any = always, graph: int = 0, dynamic: bool = False) -> Scheduled:
-    return schedule(trace(fn, *inputs, dynamic=dynamic)[graph], None, GPU, choose)
+    return schedule(trace(fn, *inputs, dynamic=dynamic, computes=dynamic)[graph], None, GPU, choose)
 
 
 def products(s: Scheduled) -> list[Kernel]:
