@@ -1,6 +1,7 @@
 """python -m benchmarks.first_call: seconds of the first call that are the backend's own, against inductor's.
 
-Each round runs every backend in fresh processes, cold with empty caches and then warm with what the cold process left.
+Each round runs every backend in fresh processes, cold with empty caches and then warm with what the cold process left
+(`aot_eager`, which leaves nothing, cold only).
 Own cold seconds are those above `aot_eager`'s cold first call (Dynamo, AOTAutograd and eager kernels); own warm seconds
 are those above `eager`'s warm first call (Dynamo alone), since a warm process need not run AOTAutograd. Our modules are
 made byte code before, as an installed package's are.
