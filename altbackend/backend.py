@@ -108,10 +108,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         job = Job(kind, *_inputs_and_outputs(kind))
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
-        try:
-            with compat.no_collection():
-                return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)))
-        except Exception as cause:
+
+        def failed(cause: Exception) -> Any:
             held = torch.fx.GraphModule(gm, traced())
             error = failure(held, trace, job, cause)
             if cfg.strict:
@@ -119,6 +117,12 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
                     raise
                 raise error from cause
             return library_calls_only(held, trace, error)
+
+        try:
+            with compat.no_collection():
+                return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+        except Exception as cause:
+            return failed(cause)
 
     return compile_
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from . import compat
 from .codegen import replay
-from .compile_pool import cpp
+from .compile_pool import cpp, workers
 from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config
@@ -22,6 +23,7 @@ from .runtime import control_flow
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.hoisted import Hoisted
+from .runtime.late import Late, late
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
@@ -41,8 +43,77 @@ class Job:
 
 def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
     """Build the kernels, or find them built, and load the host program. Raises CompilerMissing, CompilerFailed."""
-    cuda = code.device.type == "cuda"
-    call = _bind(code, cfg, trace)
+    show(code, cfg, trace)
+    with trace.stage("build"):
+        built = build(code, cfg)
+    main = _main(code, built, cfg, trace, job)
+    return main if code.prologue is None else _hoisted(code, cfg, main)
+
+
+def bind_later(
+    code: Code,
+    cfg: Config,
+    trace: Trace,
+    job: Job,
+    meanwhile: contextlib.AbstractContextManager[object],
+    failed: Callable[[Exception], Compiled],
+) -> Compiled:
+    """As `bind`, but the kernels are built in the background, `meanwhile`, and waited for when the graph is first run.
+
+    `failed` is asked for another callable should that raise.
+    """
+    show(code, cfg, trace)
+    hoisted = None if code.prologue is None else _hoisted(code, cfg, _not_bound)
+
+    def build_() -> list[Any]:
+        with meanwhile:
+            return build(code, cfg)
+
+    def bind_(built: list[Any]) -> Compiled:
+        main = _main(code, built, cfg, trace, job)
+        if hoisted is None:
+            return main
+        hoisted.main = main
+        return hoisted
+
+    built = workers.aside(build_, cfg)
+    return late(Late(built, lambda: build(code, cfg), bind_, failed, None if hoisted is None else hoisted.folded))
+
+
+def _not_bound(args: list[Any]) -> Sequence[Any]:
+    raise AssertionError("a graph was run before its kernels were built")
+
+
+def _hoisted(code: Code, cfg: Config, main: Compiled) -> Hoisted:
+    assert code.prologue is not None
+    in_place = code.device.type == "cuda" and cfg.cudagraphs
+    return Hoisted(main, code.prologue, code.kept, code.watched, in_place=in_place)
+
+
+def show(code: Code, cfg: Config, trace: Trace) -> None:
+    """Offer the texts to whoever asked to see them, with those of the bodies."""
+    trace.artifact(f"kernels.{'txt' if code.device.type == 'cuda' else 'cpp'}", code.kernel_text, "kernel_code")
+    trace.artifact("host.py", lambda: code.python, "output_code")
+    for body in code.bodies:
+        show(body.code, cfg, Trace(f"{trace.graph_name}_{body.names[0]}", cfg))
+
+
+def build(code: Code, cfg: Config) -> list[Any]:
+    """What each part of `code.whole()` runs on: a library or None, or the machine code of each launch on a GPU.
+
+    Built now, on a GPU in worker processes, or found in the cache folder. Raises CompilerMissing, CompilerFailed.
+    """
+    submitted = [(c, [compile_cuda.submit(job, cfg) for job in c.jobs]) for c in code.whole()]
+    return [
+        [cubin.result() for cubin in cubins] if c.device.type == "cuda" else cpp.load(c.cpp, cfg) if c.cpp else None
+        for c, cubins in submitted
+    ]
+
+
+def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> Compiled:
+    """The host program, on what was built for it, without its prologue."""
+    with trace.stage("load"):
+        call = _load(code, iter(built), cfg)
     every = list(code.whole())
     stats.record(
         kernels=sum(c.kernels for c in every),
@@ -53,35 +124,21 @@ def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
         static = [k for k, original in enumerate(code.kept) if original in job.static_inputs]
         given = replay.Given(tuple(static), len(code.kept), job.user_outputs, job.kind == "backward")
         call = replay.recorded(call, code.recording, given, cfg, trace)
-    if code.prologue is None:
-        return call
-    return Hoisted(call, code.prologue, code.kept, code.watched, in_place=cuda and cfg.cudagraphs)
+    return call
 
 
-def _bind(code: Code, cfg: Config, trace: Trace) -> Compiled:
-    cuda = code.device.type == "cuda"
-    trace.artifact("kernels.txt" if cuda else "kernels.cpp", code.kernel_text, "kernel_code")
-    trace.artifact("host.py", lambda: code.python, "output_code")
+def _load(code: Code, built: Iterator[Any], cfg: Config) -> Compiled:
+    own = next(built)
     bound = dict(code.bound)
     for body in code.bodies:
-        own = Trace(f"{trace.graph_name}_{body.names[0]}", cfg)
-        bound |= dict.fromkeys(body.names, control_flow.unboxed(_bind(body.code, cfg, own)))
-    return (_bind_cuda if cuda else _bind_cpu)(code, bound, cfg, trace)
+        bound |= dict.fromkeys(body.names, control_flow.unboxed(_load(body.code, built, cfg)))
+    if code.device.type == "cuda":
+        return _load_cuda(code, own, bound)
+    return load(code.python, own, bound, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
 
 
-def _bind_cpu(code: Code, bound: Mapping[str, Any], cfg: Config, trace: Trace) -> Compiled:
-    with trace.stage("build"):
-        library = cpp.load(code.cpp, cfg) if code.cpp else None
-    with trace.stage("load"):
-        threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
-        return load(code.python, library, bound, threads)
-
-
-def _bind_cuda(code: Code, bound: Mapping[str, Any], cfg: Config, trace: Trace) -> Compiled:
-    """Kernels are compiled in worker processes, or found in the cache folder."""
-    with trace.stage("build"):
-        cubins = [j.result() for j in [compile_cuda.submit(job, cfg) for job in code.jobs]]
-    with trace.stage("load"), compat.cuda_device(code.device), compat.real_tensors():
+def _load_cuda(code: Code, cubins: Sequence[Any], bound: Mapping[str, Any]) -> Compiled:
+    with compat.cuda_device(code.device), compat.real_tensors():
         loaded: dict[int, Any] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))

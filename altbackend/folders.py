@@ -101,11 +101,14 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path, seconds: float) -> Iterator[None]:
-    """One process at a time holds `path`; whoever waited longer than `seconds`, or cannot lock, goes on without."""
+    """One process at a time holds `path`; whoever waited longer than `seconds`, or cannot lock, goes on without.
+
+    Another thread than the one that has entered may leave it.
+    """
     held = None
     with contextlib.suppress(OSError, Timeout):
         make_folder(path.parent)
-        held = FileLock(path, timeout=seconds)
+        held = FileLock(path, timeout=seconds, thread_local=False)
         held.acquire()
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from . import bodies, compat, fx_passes
 from .autotune import products, tiles
-from .binding import Compiled, Job, bind
+from .binding import Compiled, Job, bind, bind_later
 from .cache import store
 from .cache.graphs import through_cache
 from .codegen import bundle as print_bundle
@@ -36,15 +37,30 @@ Constants = dict[str, Any]
 
 
 def compile_graph(
-    gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job, kept: Callable[[store.Place], None] | None = None
+    gm: torch.fx.GraphModule,
+    cfg: Config,
+    trace: Trace,
+    job: Job,
+    kept: Callable[[store.Place], None] | None = None,
+    failed: Callable[[Exception], Compiled] | None = None,
 ) -> Compiled:
     """Compile a functional graph. The result takes one list of inputs, which it empties, and returns a tuple.
 
-    `kept` is told where the cache holds the code, if it does. Raises Unsupported, CompilerMissing, CompilerFailed; the
-    graph and its parameters are left as they were.
+    `kept` is told where the cache holds the code, if it does. With `failed` kernels may still be under way when this
+    returns, and are waited for at the first call; `failed` then gives what runs should their build fail. Raises
+    Unsupported, CompilerMissing, CompilerFailed; the graph and its parameters are left as they were.
     """
     if len(devices.gpus(gm)) > 1:
         return _over_devices(gm, cfg, trace, job)
+
+    def build(code: Code, around: AbstractContextManager[object]) -> Compiled:
+        to_build = any(c.cpp or c.jobs for c in code.whole())
+        # who has asked for times gets those of all stages together
+        if failed is not None and to_build and not cfg.log and not cfg.debug_dir:
+            return bind_later(code, cfg, trace, job, around, failed)
+        with around:
+            return bind(code, cfg, trace, job)
+
     call = through_cache(
         gm,
         cfg,
@@ -52,6 +68,7 @@ def compile_graph(
         asdict(job),
         lambda: translate(gm, cfg, trace, job, lambda known: compile_cuda.submit(known, cfg)),
         lambda code: bind(code, cfg, trace, job),
+        build,
         kept,
     )
     trace.finish()

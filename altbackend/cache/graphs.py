@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from . import artifacts, entry, key, store
 from .text import NotCacheable
 
 Bound = TypeVar("Bound")
+Around = contextlib.AbstractContextManager[object]
+Tell = Callable[[store.Place], None]
 NO_RELATIVE = "no graph of these calls is kept"
 
 
@@ -42,24 +45,27 @@ def through_cache(
     job: Mapping[str, Any],
     make: Callable[[], Code],
     bind: Callable[[Code], Bound],
-    kept: Callable[[store.Place], None] | None = None,
+    build: Callable[[Code, Around], Bound],
+    kept: Tell | None = None,
 ) -> Bound:
-    """`bind` of the code that is kept for a graph, else of what `make` gives, which is kept then.
+    """`bind` of the code that is kept for a graph, else `build` of what `make` gives, which is kept then.
 
-    `job`: what the graph is compiled for, by name; part of the key. `kept` is told the place of the entry, if there is
-    one in the end. Raises what `make` and `bind` raise.
+    `build` also takes what to build it in: nobody else makes the same graph meanwhile, and when that ends without an
+    error, by whatever thread, the code is kept. `job`: what the graph is compiled for, by name; part of the key. `kept`
+    is told the place of the entry, if there is one in the end. Raises what `make`, `bind` and `build` raise.
     """
     tell = kept or (lambda _: None)
     with trace.stage("cache"):
         asked = _ask(gm, cfg, job)
     if isinstance(asked, str):
         trace.decision("cache", trace.graph_name, "not cached", asked)
-        return bind(make())
+        return build(make(), contextlib.nullcontext())
     call = _found(asked, trace, bind)
     if call is not None:
         tell(asked.place)
         return call
-    with store.lock(asked.place):
+    with contextlib.ExitStack() as lock:
+        lock.enter_context(store.lock(asked.place))
         call = _found(asked, trace, bind)
         if call is not None:  # another process has compiled it meanwhile
             tell(asked.place)
@@ -68,14 +74,24 @@ def through_cache(
             trace.decision("cache", trace.graph_name, "miss", why_missed(asked.parts, asked.place))
             lines = key.lines_of(gm)  # as long as it is the graph that was asked for
         code = make()
-        call = bind(code)
         with trace.stage("cache"):
-            reason = _keep(asked, code, lines)
+            held = _entry(asked, code, lines)
+        return build(code, _kept_when_built(asked, held, trace, tell, lock.pop_all()))
+
+
+@contextlib.contextmanager
+def _kept_when_built(
+    asked: Question, held: dict[str, Any] | str, trace: Trace, tell: Tell, lock: Around
+) -> Iterator[None]:
+    """Holds the lock while the kernels are built, and writes the entry afterwards unless that has failed."""
+    with lock:
+        yield
+        reason = held if isinstance(held, str) else store.write(asked.place, held, asked.parts)
         if reason:
             trace.decision("cache", trace.graph_name, "not kept", reason)
         else:
+            artifacts.record(asked.place)
             tell(asked.place)
-        return call
 
 
 def why_missed(parts: key.Parts, place: store.Place, before: float = math.inf) -> str:
@@ -132,22 +148,18 @@ def _found(asked: Question, trace: Trace, bind: Callable[[Code], Bound]) -> Boun
     return call
 
 
-def _keep(asked: Question, code: Code, lines: str) -> str:
-    """Write the entry; why it is not kept, or ""."""
+def _entry(asked: Question, code: Code, lines: str) -> dict[str, Any] | str:
+    """What is to be kept, or why nothing is."""
     if key.conditions_on_sizes(asked.gm) != asked.sizes:
         return "compiling it has put further conditions on its sizes"
     try:
-        held = {
+        return {
             "code": entry.write(code, asked.paths),
             "lines": lines if any(c.names_lines for c in code.whole()) else "",
             "binaries": binaries(code, asked.cfg),
         }
     except NotCacheable as cause:
         return str(cause)
-    reason = store.write(asked.place, held, asked.parts)
-    if not reason:
-        artifacts.record(asked.place)
-    return reason
 
 
 def binaries(code: Code, cfg: Config) -> list[str]:

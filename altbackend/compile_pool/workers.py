@@ -121,6 +121,21 @@ class Pool:
             del future, task  # or the last result would live until the next task
 
 
+def aside(task: Callable[[], Result], cfg: Config) -> Future[Result]:
+    """What `task` returns or raises, run by a thread of its own: one that waits for builds must not be the pool's.
+
+    Where the options ask for builds "inline", it is run here.
+    """
+    future: Future[Result] = Future()
+    if cfg.worker_start == "inline":
+        _fulfil(future, task, Exception)
+    else:
+        threading.Thread(
+            target=_fulfil, args=(future, task, BaseException), name="altbackend-build", daemon=True
+        ).start()
+    return future
+
+
 FIRST_KERNEL = {
     "source": (
         "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(x, XBLOCK: tl.constexpr):\n"

@@ -50,6 +50,14 @@ class Hoisted:
         self.state = (None, ())
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        folded = self.folded(args)
+        inner = [args[k] for k in self.kept]
+        args.clear()
+        inner += folded
+        return self.main(inner)
+
+    def folded(self, args: list[Any]) -> Sequence[Any]:
+        """The prologue's results for these inputs, computed if they are not stored."""
         sources = [args[k] for k in self.watched]
         try:
             key = [x for t in sources for x in (t.data_ptr(), t._version)]
@@ -62,10 +70,7 @@ class Hoisted:
                 if self.in_place:
                     folded = self.stored = _in_place(self.stored, folded, sources)
             self.state = (key, folded)
-        inner = [args[k] for k in self.kept]
-        args.clear()
-        inner += folded
-        return self.main(inner)
+        return folded
 
 
 def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sequence[torch.Tensor]) -> Sequence[Any]:

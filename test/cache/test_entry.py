@@ -139,9 +139,13 @@ def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
             raise OSError("a library that cannot be opened")
         return len(asked)
 
+    def build(code: Code, around: Any) -> int:
+        with around:
+            return bind(code)
+
     def through(trace: Trace) -> int:
         fresh = traced(network, *SHAPES)
-        return graphs.through_cache(fresh, cfg, trace, {}, lambda: made(gm), bind)
+        return graphs.through_cache(fresh, cfg, trace, {}, lambda: made(gm), bind, build)
 
     assert through(Trace("first", cfg)) == 1
     trace = Trace("second", cfg)
@@ -231,7 +235,11 @@ def test_code_of_a_gpu_comes_back_as_it_was(tmp_path: Path, kind: str) -> None:
         def make(gm: GraphModule = gm) -> Code:
             return made(gm, job, cudagraphs=True)
 
-        found.append(graphs.through_cache(gm, cfg, trace, {"kind": kind}, make, lambda code: code))
+        def build(code: Code, around: Any) -> Code:
+            with around:
+                return code
+
+        found.append(graphs.through_cache(gm, cfg, trace, {"kind": kind}, make, lambda code: code, build))
         verdicts += [d.verdict for d in trace.decisions if d.kind == "cache"]
     assert verdicts == ["miss", "hit"]
     assert alike(*found)
