@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch.fx import GraphModule, Node
 
 from .graph import aten, drop_dead, insert, is_call, propagate, val
@@ -29,6 +31,18 @@ def _suits(n: Node, constant: set[Node]) -> bool:
     return all(is_call(u, aten.view.default) for u in n.users)
 
 
+def _side_by_side(weights: list[Node], call: Callable[..., Node]) -> list[Node]:
+    """The calls that give [W1 | W2 | ...].
+
+    A linear's weight is a transposed parameter. Parameters one below the other are whole blocks to copy, and lie as
+    libraries want a weight to; their transposes are copied, and later packed, four times as slowly.
+    """
+    if not all(is_call(w, aten.t.default) for w in weights):
+        return [call(aten.cat.default, weights, 1)]
+    below = call(aten.cat.default, [w.args[0] for w in weights], 0)
+    return [below, call(aten.t.default, below)]
+
+
 def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
     first = members[0]
     x = first.args[-2]
@@ -36,8 +50,8 @@ def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
     def call(target: object, *args: object) -> Node:
         return insert(gm.graph, first, target, args)  # type: ignore[arg-type]
 
-    weight = call(aten.cat.default, [m.args[-1] for m in members], 1)
-    new = [weight]
+    new = _side_by_side([m.args[-1] for m in members], call)  # type: ignore[misc]
+    weight = new[-1]
     bias = ()
     if first.target is aten.addmm.default:
         bias = (call(aten.cat.default, [m.args[0] for m in members]),)  # type: ignore[assignment]

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import altbackend
+from altbackend.fx_passes import shared_input
+from test.graphs import trace
 
 STRICT = {"strict": True, "verify_ir": True}
 
@@ -96,6 +98,24 @@ def test_linears_of_one_input_are_one_call(tmp_path: Path) -> None:
     text = decisions(tmp_path)
     assert "concatenated (1 groups)" in text
     assert "prepacked (3 for oneDNN)" in text
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_parameters_of_linears_are_copied_as_they_lie(transposed: bool) -> None:
+    x, a, b = torch.randn(5, 8), torch.randn(8, 8), torch.randn(8, 8)
+    product = torch.nn.functional.linear if transposed else torch.mm
+
+    def fn(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return product(x, a).view(1, 5, 8), product(x, b).view(1, 5, 8)
+
+    (gm,) = trace(fn, x, a, b)
+    given = list(gm.graph.nodes)[:3]
+    constant = {n for n in gm.graph.nodes if n in given[1:] or n.target is torch.ops.aten.t.default}
+    assert shared_input.run(gm, constant) == 1
+    gm.recompile()
+    torch.testing.assert_close(tuple(gm(x, a, b)), fn(x, a, b))
+    (joined,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    assert joined.args == ((given[1:], 0) if transposed else (given[1:], 1))
 
 
 @pytest.mark.parametrize("change", ["add_", "data.copy_ and refresh", "data =", "load_state_dict", "new parameter"])
