@@ -226,6 +226,11 @@ def _compare(name: str, case: Case, run: Run, inputs: Sequence[Tensor], dynamic:
         if dynamic and is_untraced(cause):
             return []
         return [f"{name}: {type(cause).__name__}: {str(cause)[:800]}"]
+    if len(got) != len(want):  # Dynamo has a step take another operand; then it does for aot_eager too
+        plain = _by_aot_eager(case, inputs, dynamic, twin(inputs))
+        if len(plain) == len(got) and not any(map(_differs, got, plain)):
+            return []
+        return [f"{name}: {len(got)} results and gradients for {len(want)} of eager and {len(plain)} of aot_eager"]
     labels = [f"result of step {k} ({s.op})" for k, s in enumerate(case.steps)]
     labels += [f"gradient {k}" for k in range(len(want) - len(labels))]
     far = {k: text for k, (g, w) in enumerate(zip(got, want, strict=True)) if (text := _differs(g, w))}
