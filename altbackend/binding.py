@@ -60,7 +60,8 @@ def bind_later(
 ) -> Compiled:
     """As `bind`, but the kernels are built in the background, `meanwhile`, and waited for when the graph is first run.
 
-    `failed` is asked for another callable should that raise.
+    The first call raises what the prologue raises; `failed` is given what building or loading raises (CompilerMissing,
+    CompilerFailed), and gives another callable or raises.
     """
     show(code, cfg, trace)
     hoisted = None if code.prologue is None else _hoisted(code, cfg, _not_bound)
