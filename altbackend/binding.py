@@ -13,11 +13,12 @@ import torch
 
 from . import compat
 from .codegen import replay
-from .compile_pool import cpp, workers
+from .compile_pool import cpp, host_program, workers
 from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config
 from .debug import Trace
+from .kept.store import open_store
 from .report import stats
 from .runtime import control_flow
 from .runtime import cuda as cuda_runtime
@@ -134,29 +135,29 @@ def _load(code: Code, built: Iterator[Any], cfg: Config) -> Compiled:
     for body in code.bodies:
         bound |= dict.fromkeys(body.names, control_flow.unboxed(_load(body.code, built, cfg)))
     if code.device.type == "cuda":
-        return _load_cuda(code, own, bound)
-    return load(code.python, own, bound, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
+        return _load_cuda(code, own, bound, cfg)
+    return load(code.python, cfg, own, bound, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
 
 
-def _load_cuda(code: Code, cubins: Sequence[Any], bound: Mapping[str, Any]) -> Compiled:
+def _load_cuda(code: Code, cubins: Sequence[Any], bound: Mapping[str, Any], cfg: Config) -> Compiled:
     with compat.cuda_device(code.device), compat.real_tensors():
         loaded: dict[int, Any] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        return load(code.python, [loaded[id(c)] for c in cubins], bound)
+        return load(code.python, cfg, [loaded[id(c)] for c in cubins], bound)
 
 
 _loaded = 0
 
 
-def load(python: str, *bound: Any) -> Compiled:
+def load(python: str, cfg: Config, *bound: Any) -> Compiled:
     """Execute the printed host program and bind it: to its library or kernels, its constants, on a CPU its threads."""
     global _loaded
     _loaded += 1
     name = f"<altbackend graph {_loaded}>"
     linecache.cache[name] = (len(python), None, python.splitlines(keepends=True), name)
     space: dict[str, Any] = {"__name__": name}
-    exec(compile(python, name, "exec"), space)
+    exec(host_program.compiled(python, name, open_store(cfg)), space)
     call: Compiled = space["bind"](*bound)
     call._boxed_call = True  # type: ignore[attr-defined]
     weakref.finalize(call, linecache.cache.pop, name, None).atexit = False

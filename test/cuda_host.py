@@ -14,6 +14,7 @@ import torch
 from altbackend import binding, compat, pipeline
 from altbackend.codegen import host_cuda
 from altbackend.codegen.triton import TritonKernel
+from altbackend.config import resolve
 from altbackend.ir.loops import Extern
 from altbackend.runtime import cuda as runtime
 from test.graphs import Scheduled
@@ -106,7 +107,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
     constants = {n: _held(c, memory) for n, c in pipeline.callables(found, s.constants).items()}
     with patch.multiple(runtime, **names), compat.real_tensors():
         kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
-        call = binding.load(printed.python, kernels, constants)
+        call = binding.load(printed.python, resolve(), kernels, constants)
         for c in constants.values():
             if isinstance(c, torch.Tensor):
                 memory.hold(c)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
-from ..compile_pool import cpp, cuda
+from ..compile_pool import cpp, cuda, host_program
 from ..compile_pool.code import Code
 from ..config import Config
 from ..debug import GRAPHS, Trace
@@ -163,6 +163,8 @@ def _entry(asked: Question, code: Code, lines: str) -> dict[str, Any] | str:
 
 
 def binaries(code: Code, cfg: Config) -> list[str]:
-    """Names, in the store, of the machine code that a graph's code needs."""
-    libraries = [cpp.name_of(c.cpp, cfg) for c in code.whole() if c.cpp]
-    return [*dict.fromkeys(libraries), *dict.fromkeys(cuda.name_of(job) for c in code.whole() for job in c.jobs)]
+    """Names, in the store, of the machine code that a graph's code needs, and of its host programs' byte code."""
+    parts = list(code.whole())
+    libraries = [cpp.name_of(c.cpp, cfg) for c in parts if c.cpp]
+    cubins = [cuda.name_of(job) for c in parts for job in c.jobs]
+    return list(dict.fromkeys([*libraries, *cubins, *(host_program.name_of(c.python) for c in parts)]))

@@ -14,8 +14,14 @@ from altbackend.errors import AltError
 from altbackend.kept import evict
 from altbackend.kept.store import Store, open_store
 
-FOLDERS = {"graphs": "compiled graphs", "cpp": "C++ libraries", "cubin": "GPU kernels", "autotune": "measured times"}
-SEALED = (".graph", ".parts", ".so", ".json")
+FOLDERS = {
+    "graphs": "compiled graphs",
+    "host": "host programs",
+    "cpp": "C++ libraries",
+    "cubin": "GPU kernels",
+    "autotune": "measured times",
+}
+SEALED = (".graph", ".parts", ".so", ".json", ".code")
 EXPLAINED = 10  # graphs
 MIB = float(1 << 20)
 

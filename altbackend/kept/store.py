@@ -48,6 +48,11 @@ class Store:
         """The same without what lies elsewhere."""
         return replace(self, beneath=(), shared=None)
 
+    @property
+    def here(self) -> Store:
+        """The same without the server."""
+        return self if self.shared is None else replace(self, shared=None)
+
     def path(self, name: str) -> Path:
         """Where a file is written."""
         return self.folder / name

@@ -119,3 +119,14 @@ def test_an_error_names_its_reason_and_the_source(cfg: Config) -> None:
     wrong = job(8, SOURCE.replace("tl.load(x + at)", "tl.no_such_function(x)"))
     with pytest.raises(CompilerFailed, match="no_such_function"):
         cuda.submit(wrong, cfg).result(timeout=100)
+
+
+def test_what_is_kept_waits_for_no_thread(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cuda.submit(job(9), cfg).result(timeout=100)
+    cuda._submit.cache_clear()
+
+    def no_queue(*args: object) -> None:
+        raise AssertionError("queued")
+
+    monkeypatch.setattr(workers.Pool, "submit", no_queue)
+    assert cuda.submit(job(9), cfg).result(timeout=0) == made
