@@ -105,10 +105,11 @@ def build(code: Code, cfg: Config) -> list[Any]:
 
     Built now, on a GPU in worker processes, or found in the cache folder. Raises CompilerMissing, CompilerFailed.
     """
-    submitted = [(c, [compile_cuda.submit(job, cfg) for job in c.jobs]) for c in code.whole()]
+    parts = list(code.whole())
+    cubins = {job: compile_cuda.submit(job, cfg) for job in dict.fromkeys(job for c in parts for job in c.jobs)}
     return [
-        [cubin.result() for cubin in cubins] if c.device.type == "cuda" else cpp.load(c.cpp, cfg) if c.cpp else None
-        for c, cubins in submitted
+        [cubins[job].result() for job in c.jobs] if c.device.type == "cuda" else cpp.load(c.cpp, cfg) if c.cpp else None
+        for c in parts
     ]
 
 

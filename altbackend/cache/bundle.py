@@ -31,7 +31,7 @@ DAMAGED = (ValueError, EOFError, NotImplementedError, RuntimeError, struct.error
 # Binaries come first and entries last, so that an import that was cut short leaves no entry without what it needs.
 KINDS = (
     re.compile(r"cpp/[0-9a-f]{2}/[0-9a-f]{40}\.so"),
-    re.compile(r"cubin/[0-9a-f]{2}/[0-9a-f]{40}\.json"),
+    re.compile(r"cubin/[0-9a-f]{2}/[0-9a-f]{40}\.cubin"),
     re.compile(r"host/[0-9a-f]{2}/[0-9a-f]{40}\.code"),
     re.compile(r"graphs/(traced-)?[0-9a-f]{16}/[0-9a-f]{64}\.parts"),
     re.compile(r"graphs/(traced-)?[0-9a-f]{16}/[0-9a-f]{64}\.graph"),

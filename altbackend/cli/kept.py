@@ -21,7 +21,7 @@ FOLDERS = {
     "cubin": "GPU kernels",
     "autotune": "measured times",
 }
-SEALED = (".graph", ".parts", ".so", ".json", ".code")
+SEALED = (".graph", ".parts", ".so", ".cubin", ".code")
 EXPLAINED = 10  # graphs
 MIB = float(1 << 20)
 
@@ -67,7 +67,6 @@ def stats(kept: Store) -> int:
 def verify(kept: Store) -> int:
     """Reads every file; 1 if one is damaged or sealed in another way."""
     names = [p.relative_to(kept.folder).as_posix() for p in sorted(kept.folder.rglob("*")) if p.suffix in SEALED]
-    names = [name for name in names if not name.startswith("autotune/")]
     damaged = [name for name in names if kept.sealed(name) is None]
     for name in damaged:
         print(f"damaged: {kept.path(name)} (it is made anew when it is needed)")

@@ -71,7 +71,7 @@ def triton_version() -> str:
 
 def name_of(job: Job) -> str:
     """Name of a kernel's machine code in the store."""
-    return f"cubin/{job.key[:2]}/{job.key}.json"
+    return f"cubin/{job.key[:2]}/{job.key}.cubin"
 
 
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
@@ -139,26 +139,30 @@ def _build(job: Job, store: Store, pool: workers.Pool) -> Cubin:
     kept = _read(store.read(name), job.warps)
     if kept is not None:
         return kept
-    made = pool.compile(_question(job))
-    if "error" in made:
+    answer = pool.compile(_question(job))
+    if "error" in answer:
         raise CompilerFailed(
-            "triton.compile", made["error"], store.keep_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
+            "triton.compile", answer["error"], store.keep_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
         )
+    made = Cubin(base64.b64decode(answer["cubin"]), int(answer["shared"]), job.warps, str(answer["name"]))
     with contextlib.suppress(OSError):  # a full disk costs the next process a compilation
-        store.write(name, json.dumps(made).encode())
-    return _cubin(made, job.warps)
+        store.write(name, _written(made))
+    return made
+
+
+def _written(made: Cubin) -> bytes:
+    """A line of JSON, then the machine code."""
+    return json.dumps({"shared": made.shared, "name": made.name}).encode() + b"\n" + made.code
 
 
 def _read(content: bytes | None, warps: int) -> Cubin | None:
-    """Machine code that an earlier version may have written in another form."""
+    """Machine code as `_written`; an earlier version may have kept another form."""
+    head, end, code = (content or b"").partition(b"\n")
     try:
-        return None if content is None else _cubin(json.loads(content), warps)
+        held = json.loads(head)
+        return Cubin(code, int(held["shared"]), warps, str(held["name"])) if end else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _cubin(held: dict[str, Any], warps: int) -> Cubin:
-    return Cubin(base64.b64decode(held["cubin"]), int(held["shared"]), warps, str(held["name"]))
 
 
 def _question(job: Job) -> dict[str, Any]:

@@ -371,7 +371,7 @@ def test_kernels_of_a_gpu_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     place = store.Place(open_store(cfg), "f" * 16, "a" * 64)
     assert store.write(place, {"code": {}, "lines": "", "binaries": graphs.binaries(code, cfg)}, {}) == ""
     contents = bundle.write(open_store(cfg), tmp_path / "graphs.zip")
-    assert sum(name.endswith(".json") for name in contents.names) == 2
+    assert sum(name.endswith(".cubin") for name in contents.names) == 2
     moved = Config(cache_dir=str(tmp_path / "second"), compile_threads=1)
     with (tmp_path / "graphs.zip").open("rb") as f:
         bundle.unpack(open_store(moved), f, "it")

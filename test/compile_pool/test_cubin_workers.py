@@ -37,7 +37,7 @@ def cfg(tmp_path: Path) -> Config:
 
 
 def entries(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.json"))
+    return sorted(folder.rglob("*.cubin"))
 
 
 def test_a_job_and_its_entry(cfg: Config, tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_a_job_and_its_entry(cfg: Config, tmp_path: Path) -> None:
 def test_a_damaged_entry_is_built_anew(cfg: Config, tmp_path: Path, damage: str) -> None:
     want = cuda.submit(job(3), cfg).result(timeout=100)
     (entry,) = entries(tmp_path)
-    entry.write_text(damage)
+    entry.write_bytes(damage.encode())
     cuda._submit.cache_clear()
     assert cuda.submit(job(3), cfg).result(timeout=100) == want
-    assert entry.read_text() != damage
+    assert entry.read_bytes() != damage.encode()
 
 
 def test_an_idle_worker_that_is_killed_is_replaced(cfg: Config) -> None:

@@ -164,8 +164,9 @@ def test_a_seal_tells_names_from_contents() -> None:
 
 
 def test_machine_code_of_another_form_is_a_miss() -> None:
-    for held in ([], {}, {"cubin": 3, "shared": 0, "name": "x"}, {"cubin": "AA==", "shared": "many", "name": ""}):
-        assert cuda._read(json.dumps(held).encode(), 4) is None
+    for held in ([], {}, {"shared": 0}, {"name": "x"}, {"shared": "many", "name": ""}):
+        assert cuda._read(json.dumps(held).encode() + b"\ncode", 4) is None
+    assert cuda._read(json.dumps({"shared": 0, "name": "x"}).encode(), 4) is None
     assert cuda._read(b"\xff", 4) is None
     assert cuda._read(None, 4) is None
 
