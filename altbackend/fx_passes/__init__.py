@@ -152,8 +152,9 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
         constants.move_up(gm, constant)
         joined = shared_input.run(gm, constant)
         trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
-        packed = onednn.run(gm, constant)
-        trace.decision("freezing", "linears and convolutions", "prepacked", f"{packed} for oneDNN")
+        found = onednn.run(gm, constant)
+        packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
+        trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{found}, {packed} with packed weights")
     drop_dead(gm.graph)
     return constants.split(gm, static)
 

@@ -55,7 +55,7 @@ def test_convolution_block(tmp_path: Path) -> None:
     text = decisions(tmp_path)
     assert "batch normalisation: folded (3 into" in text
     assert "convolutions: channels-last" in text
-    assert "prepacked (4 for oneDNN)" in text
+    assert "on oneDNN (4, 4 with packed weights)" in text
 
 
 def test_residuals_of_one_pixel() -> None:
@@ -97,7 +97,7 @@ def test_linears_of_one_input_are_one_call(tmp_path: Path) -> None:
     close(model, compiled, torch.randn(2, 5, 32))
     text = decisions(tmp_path)
     assert "concatenated (1 groups)" in text
-    assert "prepacked (3 for oneDNN)" in text
+    assert "on oneDNN (3, 3 with packed weights)" in text
 
 
 @pytest.mark.parametrize("transposed", [True, False])
@@ -116,6 +116,31 @@ def test_parameters_of_linears_are_copied_as_they_lie(transposed: bool) -> None:
     torch.testing.assert_close(tuple(gm(x, a, b)), fn(x, a, b))
     (joined,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
     assert joined.args == ((given[1:], 0) if transposed else (given[1:], 1))
+
+
+class Turned(nn.Module):
+    """A linear whose weight lies as (in, out), as GPT-2's do, with the GELU that follows it."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(width, out)), nn.Parameter(torch.randn(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(torch.addmm(self.bias, x, self.weight))
+
+
+@pytest.mark.parametrize(("out", "packed"), [(24, 0), (640, 0), (512, 1), (1536, 1)])
+def test_weights_that_lie_turned_are_packed_only_where_that_pays(out: int, packed: int, tmp_path: Path) -> None:
+    model = Turned(16, out).eval()
+    compiled = compile_(model, tmp_path)
+    x = torch.randn(5, 16)
+    close(model, compiled, x)
+    assert f"on oneDNN (1, {packed} with packed weights)" in decisions(tmp_path)
+    with torch.no_grad():
+        model.weight.mul_(-2.0)
+        close(model, compiled, x)
+        model.weight.data = torch.randn(16, out)
+        close(model, compiled, x)
 
 
 @pytest.mark.parametrize("change", ["add_", "data.copy_ and refresh", "data =", "load_state_dict", "new parameter"])
