@@ -79,9 +79,9 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
 def _read_as_it_lies(wt: torch.Tensor) -> bool:
     """Whether oneDNN is as fast on a weight of (in, out) as on a packed copy, which costs time and the memory again.
 
-    Measured, 1 to 512 rows, both against packed: 0.92 of the time on AVX2, 0.98 on AVX-512 (two threads each; 1.05 with
+    Measured, 1 to 512 rows, both against packed: 0.91 of the time on AVX2, 0.98 on AVX-512 (two threads each; 1.05 with
     four). Rows that begin a multiple of 2,048 bytes apart share cache sets: up to 1.8. Weights of (out, in) take 0.93
-    on AVX2 and 1.13 on AVX-512, with single shapes of 3.5.
+    on AVX2 and 1.04 to 1.10 on AVX-512, single shapes 3.5.
     """
     return wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 

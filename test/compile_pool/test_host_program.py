@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from altbackend.compile_pool import host_program
 from altbackend.config import resolve
+from altbackend.kept import seal
 from altbackend.kept.store import Store, open_store
 
 PROGRAM = """
@@ -63,6 +65,15 @@ def test_anything_else_under_its_name_is_replaced(store: Store, content: bytes) 
     store.path(name).write_bytes(b"damaged")
     assert run(store, "<first>", 2) == [1]
     assert isinstance(marshal.loads(store.read(name) or b""), type(run.__code__))
+
+
+def test_byte_code_that_somebody_planted_is_not_run_where_a_secret_is_configured(store: Store) -> None:
+    name, keyed = host_program.name_of(PROGRAM), replace(store, secret=b"a secret of 16 bytes or more")
+    planted = marshal.dumps(compile("raise AssertionError('planted code was run')", "", "exec"))
+    keyed.path(name).parent.mkdir(parents=True)
+    keyed.path(name).write_bytes(seal.seal(name, planted, b""))
+    assert run(keyed, "<first>", 2) == [1]
+    assert keyed.read(name) not in (None, planted)
 
 
 def test_a_full_disk_costs_the_next_process_a_compilation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
