@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from altbackend.backend import trace_and_compile as trace_and_compile
     from altbackend.entry_point import alt
-    from altbackend.runtime.hoisted import refresh_all as refresh
+    from altbackend.runtime.frozen import refresh_all as refresh
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "alt", "refresh"]
@@ -22,7 +22,7 @@ __all__ = ["__version__", "alt", "refresh"]
 # Public names and the modules that hold them, imported at first use so that `import altbackend` stays cheap.
 _LAZY = {
     "alt": ("altbackend.entry_point", "alt"),
-    "refresh": ("altbackend.runtime.hoisted", "refresh_all"),
+    "refresh": ("altbackend.runtime.frozen", "refresh_all"),
     "trace_and_compile": ("altbackend.backend", "trace_and_compile"),
 }
 

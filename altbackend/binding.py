@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import compat
+from . import compat, freezing
 from .codegen import replay
 from .compile_pool import cpp, host_program, workers
 from .compile_pool import cuda as compile_cuda
 from .compile_pool.code import Code
 from .config import Config
 from .debug import Trace
+from .errors import AltError
 from .kept.store import open_store
 from .report import stats
 from .runtime import control_flow
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
-from .runtime.hoisted import Hoisted
+from .runtime.frozen import Frozen
+from .runtime.host import Library
 from .runtime.late import Late, late
+from .runtime.page_guard import NotGuardable
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
+_PAGE_GUARD = '#include "altbackend/page_guard.h"\n'
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
     with trace.stage("build"):
         built = build(code, cfg)
     main = _main(code, built, cfg, trace, job)
-    return main if code.prologue is None else _hoisted(code, cfg, main)
+    return main if code.prologue is None else _frozen(code, cfg, main)
 
 
 def bind_later(
@@ -65,7 +71,7 @@ def bind_later(
     CompilerFailed), and gives another callable or raises.
     """
     show(code, cfg, trace)
-    hoisted = None if code.prologue is None else _hoisted(code, cfg, _not_bound)
+    frozen = None if code.prologue is None else _frozen(code, cfg, _not_bound)
 
     def build_() -> list[Any]:
         with meanwhile:
@@ -73,23 +79,37 @@ def bind_later(
 
     def bind_(built: list[Any]) -> Compiled:
         main = _main(code, built, cfg, trace, job)
-        if hoisted is None:
+        if frozen is None:
             return main
-        hoisted.main = main
-        return hoisted
+        frozen.main = main
+        return frozen
 
     built = workers.aside(build_, cfg)
-    return late(Late(built, lambda: build(code, cfg), bind_, failed, None if hoisted is None else hoisted.folded))
+    return late(Late(built, lambda: build(code, cfg), bind_, failed, None if frozen is None else frozen.results))
 
 
 def _not_bound(args: list[Any]) -> Sequence[Any]:
     raise AssertionError("a graph was run before its kernels were built")
 
 
-def _hoisted(code: Code, cfg: Config, main: Compiled) -> Hoisted:
+def _frozen(code: Code, cfg: Config, main: Compiled) -> Frozen:
     assert code.prologue is not None
     in_place = code.device.type == "cuda" and cfg.cudagraphs
-    return Hoisted(main, code.prologue, code.kept, code.watched, in_place=in_place)
+    built = workers.aside(lambda: cpp.load(_PAGE_GUARD, cfg), cfg) if code.device.type == "cpu" else None
+    watch = freezing.watch_of(cfg, lambda: _page_guard(built))
+    return Frozen(main, code.prologue, code.kept, code.watched, watch, in_place=in_place)
+
+
+def _page_guard(built: Future[Library] | None) -> ctypes.CDLL:
+    """The compiled check of guarded pages. Raises NotGuardable where it cannot be built."""
+    if built is None:
+        raise NotGuardable("its check is built for CPUs only")
+    try:
+        dll: ctypes.CDLL = built.result().dll
+    except AltError as cause:
+        raise NotGuardable(f"its check cannot be built: {cause.headline}") from cause
+    dll.alt_guard_changed.restype = ctypes.c_int64
+    return dll
 
 
 def show(code: Code, cfg: Config, trace: Trace) -> None:

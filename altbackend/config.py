@@ -41,7 +41,7 @@ class OptionSpec:
 
     doc: str
     affects: Affects
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | bool, ...] = ()
     low: int | None = None
     high: int | None = None
     is_pass: bool = False
@@ -53,7 +53,7 @@ def _option(
     doc: str,
     affects: Affects,
     *,
-    choices: tuple[str, ...] = (),
+    choices: tuple[str | bool, ...] = (),
     low: int | None = None,
     high: int | None = None,
     shown: bool = True,
@@ -100,10 +100,14 @@ class Config:
     # memory and layout
     reuse_memory: bool = _option(True, "let intermediates whose lifetimes do not overlap share memory", "code")
     persistent_workspace: bool = _option(True, "keep the memory of intermediates between calls", "code")
-    hoist_constants: bool = _option(
-        True,
-        "in inference, do work that depends only on parameters once, and redo it when a parameter changes",
+    freezing: str | bool = _option(
+        "auto",
+        "in inference, keep what is computed from parameters alone (folded and packed weights) between calls: `auto` "
+        "where the kernel guards their memory against unseen writes (CPU tensors, Linux 6.7), else it is computed in "
+        "each call or left out (False); `guarded` is what `auto` comes to there; `True` everywhere, guarded by version "
+        "counters where the kernel cannot (see `altbackend.refresh`); `False` nowhere",
         "code",
+        choices=("auto", "guarded", True, False),
     )
     channels_last: bool = _option(True, "let convolutions run channels-last where that is faster", "code")
     # CPU kernels
@@ -331,7 +335,9 @@ def _from_env(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str, variable: str) -> Any:
-    kind = type(DEFAULTS[name])
+    kind, choices = type(DEFAULTS[name]), SPECS[name].choices
+    if True in choices and text.lower() in _TRUE + _FALSE:
+        return text.lower() in _TRUE
     if kind is bool:
         if text.lower() not in _TRUE + _FALSE:
             raise BadOptionValue(name, text, f"it takes {' or '.join((*_TRUE, *_FALSE))}", variable)
@@ -382,13 +388,11 @@ def _check(name: str, value: Any, source: str) -> Any:
     spec = SPECS[name]
     if spec.is_pass:
         return _passes(name, value, source)
-    wrong_type = type(value) is not type(DEFAULTS[name])  # exact: True is not a number of threads
-    if (
-        wrong_type
-        or (spec.choices and value not in spec.choices)
-        or (spec.low is not None and value < spec.low)
-        or (spec.high is not None and value > spec.high)
-    ):
+    if spec.choices:
+        wrong = not any(type(value) is type(c) and value == c for c in spec.choices)
+    else:
+        wrong = type(value) is not type(DEFAULTS[name])  # exact: True is not a number of threads
+    if wrong or (spec.low is not None and value < spec.low) or (spec.high is not None and value > spec.high):
         raise BadOptionValue(name, value, f"it takes {expected(name)}", source)
     return value
 

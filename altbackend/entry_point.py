@@ -12,7 +12,7 @@ import torch
 
 import altbackend
 
-from . import compat
+from . import compat, freezing
 from .binding import Job, bind
 from .cache import store, traced
 from .compile_pool import cuda as compile_cuda
@@ -33,12 +33,13 @@ def alt(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
-    cfg = resolve(mode, options)
+    cfg, frozen = freezing.decided(resolve(mode, options), example_inputs)
     compile_cuda.settle(cfg)
     for name, reason in notes(options):
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
     trace = Trace(f"graph{number}", cfg)
+    trace.decision("freezing", trace.graph_name, str(cfg.freezing), frozen)
     with trace.stage("cache"):
         asked = traced.ask(gm, example_inputs, cfg)
     if isinstance(asked, str):

@@ -108,7 +108,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "max_autotune_gemm": Renamed("max_autotune", "one switch for all tuning", _true_or_default),
         "max_autotune_pointwise": Renamed("max_autotune", "one switch for all tuning", _true_or_default),
         # memory and layout
-        "freezing": Renamed("hoist_constants", "parameters may still change; the work is then redone"),
+        "hoist_constants": Renamed("freezing", "the option's former name"),
         "allow_buffer_reuse": Renamed("reuse_memory", "same meaning"),
         "memory_planning": Renamed("reuse_memory", "True means reuse_memory=True", _true_or_default),
         "inplace_buffers": Ignored(SPEED + "see `reuse_memory`"),
@@ -137,7 +137,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "shape_padding": _TUNED,
         # graph passes that keep results
         "pattern_matcher": Ignored(SPEED + "rewrites never change results"),
-        "joint_graph_constant_folding": Ignored(SPEED + "see `hoist_constants`"),
+        "joint_graph_constant_folding": Ignored(SPEED + "see `freezing`"),
         "reorder_for_locality": Ignored(SPEED + "the schedule orders kernels itself"),
         "dce": Ignored(SPEED + "unused work is always dropped"),
         # hooks that do not exist here

@@ -119,17 +119,17 @@ def translate(
 
     `submit` is given each Triton kernel as soon as its text is known, which may be before the others'.
     """
-    hoisted = None
+    frozen = None
     device = device_of(gm)
     cuda = device.type == "cuda"
     if job.kind == "body":
         require_functional(gm)
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
-        if job.kind == "inference" and cfg.hoist_constants and job.static_inputs:
+        if job.kind == "inference" and job.static_inputs:
             passes = fx_passes.cuda_inference if cuda else fx_passes.cpu_inference
             with fx_passes.verified(gm, cfg, "the passes of inference"):
-                hoisted = passes(gm, job.static_inputs, cfg, trace)
+                frozen = passes(gm, job.static_inputs, cfg, trace)
         gm = fx_passes.finish(gm, cfg)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
@@ -157,9 +157,9 @@ def translate(
         parts = (program, edges, kernels, target, constants, device, cfg, trace, body)
         code = _cuda(*parts, submit) if cuda else _cpu(*parts)
     code = bodies.attached(code, inner)
-    if hoisted is None:
+    if frozen is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
-    return replace(code, prologue=hoisted.prologue, kept=hoisted.kept, watched=hoisted.watched)
+    return replace(code, prologue=frozen.prologue, kept=frozen.kept, watched=frozen.watched)
 
 
 def _cpu(

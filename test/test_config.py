@@ -186,8 +186,8 @@ def test_fingerprint_does_not_confuse_neighbouring_text(left: str, right: str) -
 @pytest.mark.parametrize(
     ("name", "value", "option", "result"),
     [
-        ("freezing", True, "hoist_constants", True),
-        ("freezing", False, "hoist_constants", False),
+        ("hoist_constants", True, "freezing", True),
+        ("hoist_constants", False, "freezing", False),
         ("fallback_random", True, "fallback_random", True),
         ("triton.cudagraphs", True, "cudagraphs", True),
         ("emulate_precision_casts", True, "numerics", "eager"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .. import compat
+from .. import compat, freezing
 from ..config import Config
 from ..debug import Trace
 from . import (
@@ -139,9 +139,11 @@ def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tens
 
 
 def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
-    """Inference on a CPU: fold, choose layouts, prepack; then split off what depends only on parameters."""
+    """Inference on a CPU: fold, choose layouts, call oneDNN, with packed weights if results of parameters are kept;
+    those are then split off."""
+    keep = freezing.keeps(cfg)
     constant = constants.constant_nodes(gm, static)
-    folded = conv_bn.run(gm, constant)
+    folded = conv_bn.run(gm, constant, conv_bn.always if keep else conv_bn.smaller_than_image)
     trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
     patches = patchify.run(gm)
     trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
@@ -150,20 +152,23 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
         trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
     if onednn.available():
         constants.move_up(gm, constant)
-        joined = shared_input.run(gm, constant)
-        trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
-        found = onednn.run(gm, constant)
+        if keep:
+            joined = shared_input.run(gm, constant)
+            trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
+        found = onednn.run(gm, constant, pack=keep)
         packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
         trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{found}, {packed} with packed weights")
     drop_dead(gm.graph)
-    return constants.split(gm, static)
+    return constants.split(gm, static) if keep else None
 
 
 def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
-    """Inference on a GPU: fold, choose layouts; then split off what depends only on parameters."""
+    """Inference on a GPU: fold, choose layouts; then split off what depends only on parameters, if it is kept."""
+    keep = freezing.keeps(cfg)
     constant = constants.constant_nodes(gm, static)
-    folded = conv_bn.run(gm, constant)
-    trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+    if keep:  # else the scale is part of the kernel that reads the convolution's result
+        folded = conv_bn.run(gm, constant)
+        trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
     patches = patchify.run(gm)
     trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
     constant = constants.constant_nodes(gm, static)
@@ -173,9 +178,9 @@ def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: T
         turned = depthwise.turn_weights(gm, constant)
         trace.decision("layout", "depthwise weights", "by tap", f"{turned} for kernels of ours")
     constants.move_up(gm, constant)
-    padded = pad_matmul.run(gm, constant)
+    padded = pad_matmul.run(gm, constant, each_call=not keep)
     trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")
     biases = conv_bias.run(gm)
     trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions")
     drop_dead(gm.graph)
-    return constants.split(gm, static)
+    return constants.split(gm, static) if keep else None

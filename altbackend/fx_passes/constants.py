@@ -26,7 +26,10 @@ class Split:
 
 
 def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
-    """Placeholders numbered in `static` that the graph does not write, and pure calls on nothing but those."""
+    """Placeholders numbered in `static` that the graph does not write, and pure calls on nothing but those.
+
+    Not among them: casts that widen numbers of 8 bits. Weights are stored so to save memory.
+    """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _writes(n) and n.args}
     found = {
@@ -36,9 +39,18 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     }
     pure = Purity()
     for n in gm.graph.nodes:
-        if n.op == "call_function" and n.all_input_nodes and all(a in found for a in n.all_input_nodes) and pure(n):
+        if n.op != "call_function" or not n.all_input_nodes or not all(a in found for a in n.all_input_nodes):
+            continue
+        if pure(n) and not _widens_bytes(n):
             found.add(n)
     return found
+
+
+def _widens_bytes(n: Node) -> bool:
+    source, result = val(n.all_input_nodes[0]), val(n)
+    if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor) or source.dtype == torch.bool:
+        return False
+    return source.element_size() == 1 < result.element_size() and source.numel() == result.numel()
 
 
 def move_up(gm: GraphModule, constant: set[Node]) -> None:

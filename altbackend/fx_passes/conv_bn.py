@@ -6,28 +6,41 @@ bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from .. import compat
 from .graph import aten, drop_dead, insert, is_call, only_user, val
 
 
-def run(gm: GraphModule, constant: set[Node]) -> int:
-    """Fold where weights and statistics are constant; gives the number of folds."""
+def always(conv: Node) -> bool:
+    """Folded weights are kept between calls: folding costs a call nothing."""
+    return True
+
+
+def smaller_than_image(conv: Node) -> bool:
+    """Whether a pass over the weights, in each call, is shorter than the pass over the result that it saves."""
+    image, weight = val(conv), val(conv.args[1])
+    return not compat.has_symbolic_geometry(image) and weight.numel() <= image.numel()
+
+
+def run(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:
+    """Fold where weights and statistics are constant and it pays; gives the number of folds."""
     count = 0
     for n in list(gm.graph.nodes):
         if is_call(
             n, aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default
         ):
-            count += _fold(n, constant)
+            count += _fold(n, constant, pays)
     if count:
         drop_dead(gm.graph)
     return count
 
 
-def _fold(bn: Node, constant: set[Node]) -> int:
+def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
     conv = bn.args[0]
     functional = bn.target is aten._native_batch_norm_legit_functional.default
     if functional and bn.args[5]:
@@ -36,7 +49,7 @@ def _fold(bn: Node, constant: set[Node]) -> int:
         return 0
     assert isinstance(conv, Node)
     x, w, b, *rest = conv.args
-    if rest[3]:  # transposed: the output channels are the second dimension of the weight
+    if rest[3] or not pays(conv):  # transposed: the output channels are the second dimension of the weight
         return 0
     _, gamma, beta, mean, var = bn.args[:5]
     eps = bn.args[7 if functional else 6]

@@ -30,14 +30,17 @@ def available() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
-def run(gm: GraphModule, constant: set[Node]) -> int:
-    """Replace matmuls and convolutions whose weights are constant; gives their number."""
+def run(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
+    """Replace matmuls and convolutions whose weights are constant; gives their number.
+
+    `pack`: give weights oneDNN's own layout where that is faster; else it reads them as they lie.
+    """
     count = 0
     for n in list(gm.graph.nodes):
         if is_call(n, aten.addmm.default, aten.mm.default):
-            count += _linear(gm, n, constant)
+            count += _linear(gm, n, constant, pack)
         elif is_call(n, aten.convolution.default):
-            count += _convolution(gm, n, constant)
+            count += _convolution(gm, n, constant, pack)
     return count
 
 
@@ -45,7 +48,7 @@ def _floats(*nodes: Any) -> bool:
     return all(val(n).dtype == torch.float32 for n in nodes if isinstance(n, Node))
 
 
-def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
+def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
     bias, x, wt = (None, *n.args) if n.target is aten.mm.default else n.args[:3]
     if n.kwargs or not isinstance(wt, Node) or wt not in constant or not isinstance(x, Node) or x in constant:
         return 0
@@ -55,7 +58,7 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node]) -> int:
         return 0
     weight = insert(gm.graph, n, aten.permute.default, (wt, [1, 0]))
     constant.add(weight)
-    if not _read_as_it_lies(val(wt)):
+    if pack and not _read_as_it_lies(val(wt)):
         rows = val(x).shape[0]
         known = rows if isinstance(rows, int) else None
         weight = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, known))
@@ -109,15 +112,19 @@ def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -
     return new
 
 
-def _convolution(gm: GraphModule, n: Node, constant: set[Node]) -> int:
+def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
     x, w, bias, stride, padding, dilation, transposed, _, groups = n.args
     if transposed or w not in constant or (bias is not None and bias not in constant) or not _floats(x, w, bias):
         return 0
     if val(x).dim() != 4 or any(not isinstance(s, int) for s in val(x).shape) or 0 in val(x).shape:
         return 0
     sizes = list(val(x).shape)
-    packed = _packed(gm, n, mkldnn._reorder_convolution_weight.default, (w, padding, stride, dilation, groups, sizes))
-    constant.add(packed)
+    assert isinstance(w, Node)
+    weight = w
+    if pack:
+        how = (w, padding, stride, dilation, groups, sizes)
+        weight = _packed(gm, n, mkldnn._reorder_convolution_weight.default, how)
+        constant.add(weight)
     epilogue = _unary_after(n)
     last = epilogue.last if epilogue else n
     attr, scalars, algorithm = (
@@ -125,12 +132,12 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node]) -> int:
     )
     added = None if epilogue else _add_after(n)
     if added is not None:
-        _fuse_add(gm, n, added, packed)
+        _fuse_add(gm, n, added, weight)
         return 1
     with gm.graph.inserting_before(n):
         new = gm.graph.call_function(
             mkldnn._convolution_pointwise.default,
-            (x, packed, bias, padding, stride, dilation, groups, attr, scalars, algorithm),
+            (x, weight, bias, padding, stride, dilation, groups, attr, scalars, algorithm),
         )
     new.meta = dict(n.meta)
     _swallow(n, last, new)
@@ -192,7 +199,7 @@ _OWNING = frozenset(
 )
 
 
-def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
+def _fuse_add(gm: GraphModule, n: Node, add: Node, weight: Node) -> None:
     x, _, bias, stride, padding, dilation, _, _, groups = n.args
     other = add.args[0] if add.args[1] is n else add.args[1]
     assert isinstance(other, Node)
@@ -203,7 +210,7 @@ def _fuse_add(gm: GraphModule, n: Node, add: Node, packed: Node) -> None:
         # in place where nobody reads the addend any more: oneDNN then accumulates into it instead of copying it
         target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
         operands = (other, x) if dies else (x, other)
-        convolution = (packed, bias, padding, stride, dilation, groups)
+        convolution = (weight, bias, padding, stride, dilation, groups)
         post: tuple[Any, ...] = ("add", 1.0, "relu" if unary else None, [], "")
         new = gm.graph.call_function(target, (*operands, *convolution, *post))
     new.meta = dict(n.meta)

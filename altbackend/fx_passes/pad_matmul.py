@@ -15,14 +15,15 @@ from .graph import aten, insert, is_call, propagate, val
 _LOW = (torch.bfloat16, torch.float16)
 _MULTIPLE = 8  # elements of 16 bits in 16 bytes
 _LEAST = 1 << 27  # multiplications from which the copy that cuts the result is worth it
+_ROWS = 512  # from which the time of the product is that of its arithmetic, and a copy of the weight is a small part
 _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
-def run(gm: GraphModule, constant: set[Node]) -> int:
-    """Widen what gains; gives the number of matmuls."""
+def run(gm: GraphModule, constant: set[Node], each_call: bool = False) -> int:
+    """Widen what gains; gives the number of matmuls. `each_call`: whether weights are copied in every call."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten.mm.default, aten.addmm.default) and _gains(n, constant):
+        if is_call(n, aten.mm.default, aten.addmm.default) and _gains(n, constant, each_call):
             _widen(gm, n, constant)
             count += 1
     return count
@@ -35,7 +36,7 @@ def _operands(n: Node) -> tuple[Node, Node, Node | None]:
     return n.args[1], n.args[2], n.args[0]  # type: ignore[return-value]
 
 
-def _gains(n: Node, constant: set[Node]) -> bool:
+def _gains(n: Node, constant: set[Node], each_call: bool) -> bool:
     x, w, b = _operands(n)
     sizes = (*val(x).shape, val(w).shape[1])
     if w not in constant or val(w).dtype not in _LOW or n.kwargs or not all(isinstance(s, int) for s in sizes):
@@ -43,7 +44,8 @@ def _gains(n: Node, constant: set[Node]) -> bool:
     if b is not None and (b not in constant or val(b).dim() != 1):
         return False
     rows, depth, width = sizes
-    return bool(width % _MULTIPLE and rows * depth * width >= _LEAST)
+    enough = rows >= (_ROWS if each_call else 1)
+    return bool(width % _MULTIPLE and enough and rows * depth * width >= _LEAST)
 
 
 def _widen(gm: GraphModule, n: Node, constant: set[Node]) -> None:

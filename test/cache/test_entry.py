@@ -46,7 +46,7 @@ STATIC = Job("inference", (1, 2))
 
 
 def made(gm: GraphModule, job: Job = STATIC, **options: Any) -> Code:
-    cfg = resolve(options={"strict": True, **options})
+    cfg = resolve(options={"strict": True, "freezing": True, **options})
     return pipeline.translate(gm, cfg, Trace("graph", cfg), job)
 
 

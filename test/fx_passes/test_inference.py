@@ -10,6 +10,7 @@ from torch import nn
 
 import altbackend
 from altbackend.fx_passes import shared_input
+from altbackend.runtime import frozen
 from test.graphs import trace
 
 STRICT = {"strict": True, "verify_ir": True}
@@ -178,7 +179,7 @@ def test_inference_tensors_are_never_stale() -> None:
 
 def test_hoisting_can_be_switched_off() -> None:
     model = Attention().eval()
-    compiled = torch.compile(model, backend="alt", options={**STRICT, "hoist_constants": False})
+    compiled = torch.compile(model, backend="alt", options={**STRICT, "freezing": False})
     close(model, compiled, torch.randn(2, 5, 32))  # type: ignore[arg-type]
 
 
@@ -204,3 +205,21 @@ def test_results_made_of_parameters_are_the_users() -> None:
             torch.testing.assert_close(results, model(x))
             for r in results:
                 r.fill_(100.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_weights_of_eight_bits_are_not_kept_wider(dtype: torch.dtype) -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randint(0, 9, (64, 32)).to(dtype))
+            self.register_buffer("scale", torch.rand(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.w.to(x.dtype)) * self.scale  # type: ignore[operator]
+
+    model, x = Quantised().eval(), torch.randn(4, 32)
+    before = set(frozen._alive)
+    close(model, compile_(model), x)
+    kept = [t for f in set(frozen._alive) - before for s in f.sets.values() for t in s.results]
+    assert all(t.numel() < 64 * 32 for t in kept)

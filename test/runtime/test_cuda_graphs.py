@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from altbackend.runtime.cuda_graphs import ALL, Recorded, Signature
-from altbackend.runtime.hoisted import Hoisted
+from altbackend.runtime.frozen import Frozen, Versions
 
 T = torch.Tensor
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -232,7 +232,7 @@ def test_the_check_of_earlier_calls_runs_before_a_replay() -> None:
 def test_work_on_parameters_keeps_its_place_when_a_parameter_changes() -> None:
     recorder, w = Recorder(), torch.randn(4)
     main = Recorded(boxed(lambda x, folded: (x * folded,)), signature(static=[1]), recorder)
-    run = Hoisted(main, lambda w: (w * 2,), (0,), (1,), in_place=True)
+    run = Frozen(main, lambda w: (w * 2,), (0,), (1,), Versions, in_place=True)
     for k in range(6):
         x = torch.randn(4)
         torch.testing.assert_close(run([x, w])[0], x * w * 2)
@@ -245,7 +245,7 @@ def test_work_on_parameters_keeps_its_place_when_a_parameter_changes() -> None:
 def test_a_parameters_own_storage_is_never_written(fresh: bool) -> None:
     old, new = torch.randn(4), torch.randn(4)
     kept = old.clone()
-    run = Hoisted(boxed(lambda a: (a * 3,)), lambda w: (w.view(2, 2),), (), (0,), in_place=True)
+    run = Frozen(boxed(lambda a: (a * 3,)), lambda w: (w.view(2, 2),), (), (0,), Versions, in_place=True)
     torch.testing.assert_close(run([old])[0], old.view(2, 2) * 3)
     torch.testing.assert_close(run([new.clone() if fresh else new])[0], new.view(2, 2) * 3)
     torch.testing.assert_close(old, kept)
