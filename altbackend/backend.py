@@ -103,6 +103,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
     # cfg is captured here: the backward is compiled long after this call has returned
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
+        if kind == "forward":
+            compat.donate_nothing()
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind))

@@ -152,6 +152,16 @@ def traced_metadata() -> Any:
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
+def donate_nothing() -> None:
+    """Let a second backward run (`retain_graph=True`): no kernel of ours writes what was saved for the first.
+
+    AOTAutograd lists saved tensors that a backward may overwrite, and refuses a second one where it has listed any.
+    Called while a forward is compiled.
+    """
+    if (meta := traced_metadata()) is not None:
+        meta.bw_donated_idxs = []
+
+
 def hooks_on_saved_tensors() -> str:
     """The hooks that autograd would run on tensors that a forward saves, as a reason; "" without any."""
     found = torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -79,3 +79,24 @@ def test_block_in_bfloat16_is_folded_and_channels_last() -> None:
     exact = fn(*(t.double() for t in given))
     eager = fn(*given)
     assert float((got.double() - exact).norm()) <= 2 * float((eager.double() - exact).norm()) + 1e-3
+
+
+def test_block_that_keeps_nothing_normalises_where_its_result_is_read() -> None:
+    def fn(x: T, w: T, gamma: T, beta: T, mean: T, var: T) -> T:
+        return F.batch_norm(F.conv2d(x, w, padding=1), mean, var, gamma, beta).relu()
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 16, 16), torch.randn(16, 8, 3, 3)
+    gamma, beta, mean, var = (torch.rand(16) + 0.5 for _ in range(4))
+    gm = traced(fn, x, w, gamma, beta, mean, var)
+    cfg = resolve(options={"freezing": False})
+    assert cuda_inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg)) is None
+    gm.recompile()
+    torch.testing.assert_close(gm(x, w, gamma, beta, mean, var), fn(x, w, gamma, beta, mean, var))
+
+
+def test_weights_copied_in_each_call_are_padded_for_many_rows_only() -> None:
+    for rows, padded in ((2048, 1), (256, 0)):
+        x, w = torch.randn(rows, 4096).bfloat16(), torch.randn(131, 4096).bfloat16()
+        gm = traced(lambda x, w: F.linear(x, w), x, w)
+        assert pad_matmul.run(gm, constant_nodes(gm, (1,)), each_call=True) == padded
