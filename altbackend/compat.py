@@ -152,6 +152,23 @@ def traced_metadata() -> Any:
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
+def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
+    """How AOTAutograd's functionalization made a result of what it is a view of: (operator, arguments, part) a step.
+
+    `part`: which of the operator's results, -1 for the only one. None where that is not known, or has symbolic sizes.
+    """
+    held = getattr(getattr(info, "view_meta_sequence", None), "sequence", None)
+    if held is None or any(step.has_symbolic_inputs for step in held):
+        return None
+    found = []
+    for step in held:
+        fields = step.as_tuple()  # symbolic; of several results the number; views stay views; how it is inverted; ...
+        several = type(fields[1]) is int
+        name = type(step).__name__.removesuffix("_ViewMeta")
+        found.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
+    return found
+
+
 def hooks_on_saved_tensors() -> str:
     """The hooks that autograd would run on tensors that a forward saves, as a reason; "" without any."""
     found = torch._C._autograd._top_saved_tensors_default_hooks(True)

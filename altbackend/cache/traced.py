@@ -7,6 +7,7 @@ nothing else of AOTAutograd are kept; the others take the longer way in every pr
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from torch.fx import GraphModule
 from .. import compat
 from ..config import Config
 from ..debug import Trace
+from ..runtime.views import OPERATORS, Step
 from ..runtime.wrapped import Alias, Plan, Tangent, inference, training
 from . import artifacts, entry, graphs, outline, store
 from .key import Parts, key_of
@@ -193,8 +195,32 @@ def read_plan(held: Mapping[str, Any]) -> Plan:
         _number(held["unchecked"]),
         _number(held["sizes"]),
         tangents,
-        tuple(Alias(_number(v["result"]), _number(v["base"]), v["requires_grad"] is True) for v in held["views"]),
+        tuple(map(_alias, held["views"])),
     )
+
+
+def _alias(held: Mapping[str, Any]) -> Alias:
+    steps = held["steps"]
+    made = None if steps is None else tuple(map(_step, steps))
+    return Alias(_number(held["result"]), _number(held["base"]), held["requires_grad"] is True, made)
+
+
+def _step(held: Mapping[str, Any]) -> Step:
+    name, part = held["name"], _number(held["part"], least=-1)
+    if name not in OPERATORS:
+        raise ValueError(f"{name!r} is no view operator")
+    return Step(name, tuple(map(_argument, held["args"])), part)
+
+
+def _argument(held: Any) -> Any:
+    """An argument of a view operator."""
+    if held is None or type(held) in (bool, int):
+        return held
+    if isinstance(held, str):
+        if not isinstance(getattr(torch, held), torch.dtype):
+            raise ValueError(f"{held!r} is no dtype")
+        return held
+    return tuple(_number(n, least=-sys.maxsize) for n in held)
 
 
 def _numbers(held: Sequence[Any]) -> tuple[int, ...]:

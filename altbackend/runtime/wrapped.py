@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .views import Step, replay
+
 Call = Callable[[list[Any]], Sequence[Any]]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
@@ -31,11 +33,16 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Alias:
-    """A result that is a view of an input: the graph gives its geometry, and autograd wants it made of that input."""
+    """A result that is a view of an input, and is made again of that input.
+
+    By `steps` from the input to the result; without them by the geometry that the graph gives, which has symbolic
+    sizes then, and the input's dtype.
+    """
 
     result: int
     base: int
     requires_grad: bool
+    steps: tuple[Step, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class _Hidden:
 
 def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[..., Any]:
     """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary."""
-    surroundings = _surroundings()
+    surroundings, finish = _surroundings(), _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
         given = list(args)
@@ -80,7 +87,7 @@ def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> 
         inputs = _returned(given, plan)
         with torch.no_grad(), surroundings():
             results = list(call(given))
-        return _finished(results, inputs, plan, mark)
+        return finish(results, inputs)
 
     return _untraced(run)
 
@@ -90,6 +97,7 @@ def training(
 ) -> Callable[..., Any]:
     """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for."""
     function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
+    finish = _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
         given = list(args)
@@ -99,7 +107,7 @@ def training(
             given[k] = given[k].detach()
         with torch.enable_grad():
             results = function.apply(*given)  # type: ignore[no-untyped-call]
-        return _finished(list(results), inputs, plan, mark)
+        return finish(list(results), inputs)
 
     return _untraced(run)
 
@@ -220,23 +228,37 @@ def _returned(args: Sequence[Any], plan: Plan) -> dict[int, Any]:
     return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
 
 
-def _view_of(base: torch.Tensor, found: Any, requires_grad: bool) -> torch.Tensor:
-    """`base` with the geometry of `found`, which lies in the same memory, as a view that autograd knows."""
+def _finish(plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[[list[Any], dict[int, Any]], list[Any]]:
+    """What puts inputs and their views among the results, and marks sizes that vary."""
+    views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
+    dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
+
+    def finished(results: list[Any], inputs: dict[int, Any]) -> list[Any]:
+        for k, view, requires_grad in views:
+            inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
+        for k, held in inputs.items():
+            results[k] = held
+        for k, dims in dynamic:
+            mark(results[k], dims)
+        return results
+
+    return finished
+
+
+def _viewer(view: Alias) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    """What makes a result of the input that it is a view of, and of what the graph gives for it."""
+    if view.steps is None:
+        return _placed
+    made = replay(view.steps)
+    return lambda base, _: made(base)
+
+
+def _placed(base: torch.Tensor, found: Any) -> torch.Tensor:
     like = found.tensor if isinstance(found, _Hidden) else found
-    out = base.as_strided(like.shape, like.stride(), like.storage_offset())
+    return base.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def _with_gradient(base: torch.Tensor, view: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     if base.requires_grad and not requires_grad:
-        return out.detach()
-    return out.requires_grad_() if requires_grad and not base.requires_grad else out
-
-
-def _finished(
-    results: list[Any], inputs: dict[int, Any], plan: Plan, mark: Callable[[Any, set[int]], None]
-) -> list[Any]:
-    for view in plan.views:
-        inputs[view.result] = _view_of(inputs[view.result], results[view.result], view.requires_grad)
-    for k, held in inputs.items():
-        results[k] = held
-    for k, dims in enumerate(plan.dynamic):
-        if dims:
-            mark(results[k], set(dims))
-    return results
+        return view.detach()
+    return view.requires_grad_() if requires_grad and not base.requires_grad else view

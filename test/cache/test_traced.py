@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.kept.remote import remote
 from altbackend.kept.store import Store, open_store
-from altbackend.runtime.wrapped import Plan
+from altbackend.runtime.views import Step
+from altbackend.runtime.wrapped import Alias, Plan
 
 T = torch.Tensor
 ROOT = Path(__file__).parents[2]
@@ -370,7 +372,6 @@ def test_ellipses_are_kept(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
-        (lambda x: x.view(torch.int32), "an input read as another dtype"),
         (lambda x: x.nonzero(), "only data decides"),
         (lambda x: torch.ops.test_traced.own(x), "not an operator of torch's own"),
     ],
@@ -542,11 +543,18 @@ def test_checkpointed_layers(watch: Watch) -> None:
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
-    from dataclasses import asdict  # noqa: PLC0415
-
-    plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2)
-    assert traced.read_plan(asdict(plan)) == plan
-    for wrong in ({**asdict(plan), "written": [-1]}, {**asdict(plan), "sizes": "2"}, {}):
+    steps = (
+        Step("slice_Tensor", (0, None, sys.maxsize, 1)),
+        Step("view_dtype", ("int32",)),
+        Step("unbind_int", (0,), 2),
+    )
+    views = (Alias(0, 1, False, steps), Alias(1, 1, True))
+    plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2, views=views)
+    held = json.loads(json.dumps(asdict(plan)))
+    assert traced.read_plan(held) == plan
+    strange = [{"name": "copy_", "args": [], "part": -1}], [{"name": "view_dtype", "args": ["load"], "part": -1}]
+    other = [{**held, "views": [{**held["views"][0], "steps": s}]} for s in strange]
+    for wrong in ({**held, "written": [-1]}, {**held, "sizes": "2"}, {}, *other):
         with pytest.raises((ValueError, KeyError)):
             traced.read_plan(wrong)
 
