@@ -106,6 +106,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind))
+        if kind != "backward":
+            gm.graph.output_node().meta["of_inputs"] = compat_aot.views_of_inputs(gm, compat.traced_metadata())
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
 

@@ -13,6 +13,7 @@ import torch._decomp
 import torch._functorch.config as functorch
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -89,6 +90,26 @@ def untraced(fn: Any) -> Any:
     """`fn`, which Dynamo then calls and does not trace."""
     disable: Any = torch._dynamo.disable
     return disable(fn, reason="compilers and what they return are not traced")
+
+
+def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
+    """Per result of a forward or inference graph that AOTAutograd makes again of an input: that input, and the view.
+
+    `meta`: what AOTAutograd found out about the graph, or None. Only views of the input's own dtype, without bits that
+    negate or conjugate: AOTAutograd asks the graph for the geometry of such a view, and only where sizes are symbolic.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    found: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
+    for k, info in enumerate(meta.output_info if meta is not None else ()):
+        steps = getattr(info.view_meta_sequence, "sequence", None)
+        if info.output_type is not OutputType.alias_of_input or steps is None:
+            continue
+        base = inputs[info.base_idx]
+        whole = base.meta["val"]
+        view = torch._C._functionalization.apply_view_meta_sequence(whole, steps)
+        if view.dtype == whole.dtype and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
+            found[meta.num_mutated_inp_runtime_indices + k] = base, view
+    return found
 
 
 @contextlib.contextmanager

@@ -429,6 +429,8 @@ def _output(p: Program, o: Any) -> str:
         return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
+    if o.dtype not in (None, b.dtype):
+        return f"retyped({held}, {o.dtype}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:
         return held
     return f"view({held}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"

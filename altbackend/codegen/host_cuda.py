@@ -16,7 +16,7 @@ from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, read
 from ..schedule.deps import Deps
 from .ast import Param
 from .host import _arg, _Names, _output, _provenance, _Python, _target_name, bind_late, bind_sizes
-from .host_file import describe, tuple_text
+from .host_file import describe, retyped_by, tuple_text
 from .triton import TritonKernel
 
 
@@ -139,7 +139,9 @@ def _python(
     checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
     flagged = any(s.kernel.checks for s in found)
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    _prologue(w, p, names, written_inputs(p, steps), flagged, any_strides)
+    views = {o.buffer for o in p.outputs if isinstance(o, View)}
+    views.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)
+    _prologue(w, p, names, _Inputs(written_inputs(p, steps), views), flagged, any_strides)
     last = _last_uses(p, steps)
     number = 0
     for k, s in enumerate(steps):
@@ -156,7 +158,15 @@ def _python(
     return _file(p, names, found, w, device.index or 0, sorted(set(checks)), flagged)
 
 
-def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged: bool, any_strides: bool) -> None:
+@dataclass(frozen=True)
+class _Inputs:
+    """Buffers that are written, and those of which views are made or returned, which must be views of what is given."""
+
+    written: set[str]
+    viewed: set[str]
+
+
+def _prologue(w: _Python, p: Program, names: _Names, inputs: _Inputs, flagged: bool, any_strides: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
@@ -175,9 +185,10 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
         if p.buffers[b].device.type == "cpu":
             _bring(w, p, names, b)
             continue
-        if b not in written:
-            w.add(f"{b} = aligned({b})")
-        w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+        near = f"{b}_near" if b in inputs.viewed else b
+        if b not in inputs.written:
+            w.add(f"{near} = aligned({b})")
+        w.add(f"P[{names.slots[b]}] = {near if b not in inputs.written else b}.data_ptr()")
 
 
 def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
@@ -247,6 +258,7 @@ def _file(
         "import torch",
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",
+        *(f"from altbackend.runtime.host import {name}" for name in retyped_by(w)),
         "",
         f"DEVICE = {device}",
         "",

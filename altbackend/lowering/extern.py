@@ -15,6 +15,7 @@ from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
 from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
+from .facts import in_an_input
 from .registry import overload
 from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer, points
@@ -62,6 +63,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     bodies = target in control_flow.FUNCTIONS and not kwargs
     runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
+    aliases = operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named)
     ctx.emit(
         Extern(
             outs=tuple(results.outs),
@@ -72,12 +74,36 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             lists=_lists(val) if isinstance(val, (tuple, list)) else (),
             out_variant=_OUT.get(target),
             mutates=mutated,
-            aliases=operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named),
+            aliases=aliases,
             defines=tuple(results.defines),
             origins=ctx.origins(),
         )
     )
+    if aliases and not bodies:
+        lowered = _map(lowered, lambda t: _apart(ctx, t, node))
     return tuple(lowered) if isinstance(val, list) else lowered
+
+
+def _apart(ctx: Ctx, t: Any, node: torch.fx.Node) -> Any:
+    """A view that a call has made, or a copy of it if it lies in an input that the graph writes.
+
+    Kernels know such a view by another name than the input, and would not see that the write replaces what they read.
+    """
+    if not isinstance(t, Tensor) or not in_an_input(node, written=True):
+        return t
+    v = as_view(t)
+    assert v is not None
+    b = ctx.new_buffer(t.dtype, v.sizes, v.strides, ctx.buffers[v.buffer].device)
+    ctx.emit(Extern((b.name,), runtime_ops.strided_copy, (v, v.strides), origins=ctx.origins()))
+    return of_buffer(b)
+
+
+def window(ctx: Ctx, held: View, wanted: View, dtype: torch.dtype) -> Tensor:
+    """`wanted`, whose offset counts from the first element of `held`: by a call, which checks that it lies within."""
+    b = ctx.new_buffer(dtype, wanted.sizes, wanted.strides)
+    args = (held, wanted.sizes, wanted.strides, wanted.offset)
+    ctx.emit(Extern((b.name,), runtime_ops.as_strided, args, aliases=(held.buffer,), origins=ctx.origins()))
+    return of_buffer(b)
 
 
 def _offset_in_storage(
@@ -86,7 +112,7 @@ def _offset_in_storage(
     """Arguments of `runtime.ops.as_strided_scatter`. Where an input begins in its storage, no guard holds."""
     into = node.args[0]
     assert isinstance(into, torch.fx.Node)
-    if storage_offset is None or into.op == "placeholder":
+    if storage_offset is None or in_an_input(into):
         return x, src, size, stride, storage_offset, True
     return x, src, size, stride, ex.sub(ctx.index(storage_offset), ctx.index(into.meta["val"].storage_offset())), False
 

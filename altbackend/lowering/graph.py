@@ -94,6 +94,7 @@ RESERVED = frozenset(
         "flag",
         "kernels",
         "on_device",
+        "retyped",
         "stream",
         "t",
         "tables",

@@ -123,6 +123,23 @@ def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) ->
     return out.copy_(t)
 
 
+def retyped(
+    t: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """The bytes from the first element of `t` on as a tensor of another dtype; `offset` counts its elements.
+
+    Raises RuntimeError where the storage of `t` is too small for that.
+    """
+    begin = t.storage_offset() * t.itemsize // dtype.itemsize + offset
+    last = begin + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    if 0 not in sizes and last * dtype.itemsize > t.untyped_storage().nbytes():
+        raise RuntimeError(
+            f"{sizes} of {dtype} by {strides} from {begin} on do not fit into the result they are read of"
+        )
+    out = torch.empty(0, dtype=dtype, device=t.device)
+    return out.set_(t.untyped_storage(), begin, sizes, strides)
+
+
 def check_error(error: ctypes.c_int32, lines: Sequence[str]) -> None:
     """Raise what eager would when a kernel met an index out of range."""
     if error.value:
