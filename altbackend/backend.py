@@ -19,6 +19,7 @@ from .fx_passes.graph import drop_dead, remembered
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
+from .runtime.wrapped import with_plain_gradients
 
 
 def trace_and_compile(
@@ -103,6 +104,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
     # cfg is captured here: the backward is compiled long after this call has returned
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
+        gradients = _gradients(gm) if kind == "backward" else ()
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind))
@@ -122,7 +124,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
 
         try:
             with compat.no_collection():
-                return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+                call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+                return with_plain_gradients(call, gradients) if gradients else call
         except Exception as cause:
             return failed(cause)
 
@@ -145,6 +148,12 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) 
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision("graph", trace.graph_name, "library calls only", error.headline)
     return by_library(gm)
+
+
+def _gradients(backward: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Which inputs of a backward are gradients of results."""
+    inputs = backward.graph.find_nodes(op="placeholder")
+    return tuple(k for k, n in enumerate(inputs) if n.name.startswith("tangents_"))
 
 
 def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:

@@ -13,10 +13,11 @@ from ..ir.loops import Buffer, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
+from . import negative
 from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
 from .facts import in_an_input
-from .registry import overload
+from .registry import SUPPORTED_DTYPES, overload
 from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer, points
 
@@ -43,7 +44,9 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             if not x.sizes and x.value.op == "const" and cpu_beside_gpu(ctx, node):
                 return _number_on_cpu(ctx, x)
             source = sources.get(id(x))
-            return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
+            fake = source.meta.get("val") if source is not None else None
+            v = argument_view(ctx, x, fake, exact)
+            return negative.with_bit(ctx, v, fake) if isinstance(fake, torch.Tensor) else v
         if isinstance(x, (torch.SymInt, ex.Expr)):
             return ctx.index(x)
         if isinstance(x, Value) and x in ctx.numbers:
@@ -79,23 +82,38 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             origins=ctx.origins(),
         )
     )
-    if aliases and not bodies:
-        lowered = _map(lowered, lambda t: _apart(ctx, t, node))
+    views = aliases and not bodies and not mutated
+    if views and in_an_input(node, written=True) and any(ctx.buffers[b].kind == "input" for b in _under(ctx, aliases)):
+        lowered = _map(lowered, lambda t: _apart(ctx, t))
     return tuple(lowered) if isinstance(val, list) else lowered
 
 
-def _apart(ctx: Ctx, t: Any, node: torch.fx.Node) -> Any:
-    """A view that a call has made, or a copy of it if it lies in an input that the graph writes.
+def _under(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
+    """Buffers, and those that they are views of."""
+    made = {o: n.aliases for n in ctx.nodes if isinstance(n, Extern) for o in n.outs if o}
+    found: set[str] = set()
+    stack = [*names]
+    while stack:
+        b = stack.pop()
+        if b not in found:
+            found.add(b)
+            stack.extend(made.get(b, ()))
+    return found
+
+
+def _apart(ctx: Ctx, t: Any) -> Any:
+    """A copy of a view that a call has made of an input which the graph writes.
 
     Kernels know such a view by another name than the input, and would not see that the write replaces what they read.
     """
-    if not isinstance(t, Tensor) or not in_an_input(node, written=True):
+    if not isinstance(t, Tensor) or t.dtype not in SUPPORTED_DTYPES:  # no kernel reads those
         return t
     v = as_view(t)
     assert v is not None
-    b = ctx.new_buffer(t.dtype, v.sizes, v.strides, ctx.buffers[v.buffer].device)
+    viewed = ctx.buffers[v.buffer]
+    b = ctx.new_buffer(t.dtype, v.sizes, v.strides, viewed.device)
     ctx.emit(Extern((b.name,), runtime_ops.strided_copy, (v, v.strides), origins=ctx.origins()))
-    return of_buffer(b)
+    return negative.turned(of_buffer(b)) if viewed.negative else of_buffer(b)
 
 
 def window(ctx: Ctx, held: View, wanted: View, dtype: torch.dtype) -> Tensor:
@@ -130,7 +148,9 @@ class _Results:
         """A result as a tensor over a new buffer, as a number that the call gives, or as it is."""
         ctx = self.ctx
         if isinstance(r, torch.Tensor):
-            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device)
+            b = ctx.new_buffer(
+                r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device, r.is_neg() and not r.is_complex()
+            )
             self.defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
             ctx.known.update(self.defines)
             self.outs.append(b.name)

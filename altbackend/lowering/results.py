@@ -13,7 +13,7 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import View
 from ..ir.value import Value
-from . import extern
+from . import extern, negative
 from .aliases import alias_root
 from .context import Ctx
 from .tensor import Tensor, as_view
@@ -116,6 +116,7 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
         offset = ctx.index(fake.storage_offset()) if _written_back(root) else 0
         v = _own_storage(ctx, n, held, ctx.shape(fake.stride()), offset)
     taken[v.buffer] = root
+    v = negative.with_bit(ctx, v, fake)
     return View(v.buffer, v.sizes, v.strides, v.offset)
 
 

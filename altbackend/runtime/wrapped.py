@@ -197,12 +197,38 @@ def _laid_out(gradient: Any, wanted: Tangent) -> Any:
             f"the gradient of result {wanted.result} of a compiled graph is a {type(gradient).__name__}, where a plain "
             "tensor was expected; compile the loss together with what it is computed from"
         )
+    gradient = plain(gradient)
     if wanted.format:
         return gradient.contiguous(memory_format=_FORMATS[wanted.format])
     if gradient.shape == wanted.size and gradient.stride() == wanted.stride:
         return gradient
     out = torch.empty_strided(wanted.size, wanted.stride, dtype=gradient.dtype, device=gradient.device)
     return out.copy_(gradient)
+
+
+def plain(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient in memory as it reads: without torch's negative or conjugate bit, and not a zero without memory.
+
+    No guard is asked for gradients. Costs a tenth of a microsecond.
+    """
+    if gradient.is_neg() or gradient.is_conj() or gradient._is_zerotensor():
+        return torch.empty_strided(
+            gradient.size(), gradient.stride(), dtype=gradient.dtype, device=gradient.device
+        ).copy_(gradient)
+    return gradient
+
+
+def with_plain_gradients(backward: Call, numbers: Sequence[int]) -> Call:
+    """A compiled backward that takes gradients, its inputs `numbers`, as they may come."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        for k in numbers:
+            if isinstance(args[k], torch.Tensor):
+                args[k] = plain(args[k])
+        return backward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _surroundings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
