@@ -14,11 +14,13 @@ from .binding import Job
 from .cache.traced import Recording
 from .config import Config
 from .debug import Trace
-from .errors import AltError, FallbackWarning, InternalError, internal_error
+from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, remembered
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
+from .runtime.sharing import Watch, relation_of, watched
+from .runtime.variants import Variants
 from .runtime.wrapped import with_plain_gradients
 
 
@@ -26,6 +28,7 @@ def trace_and_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
+    captured = remembered(gm.graph)
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
@@ -37,9 +40,52 @@ def trace_and_compile(
     )
     whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
     with compat_aot.functorch_settings(), compat.no_collection(), whole:
-        call = build(gm, example_inputs)
+        try:
+            call = build(gm, example_inputs)
+        except AssertionError as cause:
+            if not compat_aot.is_about_sharing(cause):
+                raise
+            return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
         recording.finish()
-        return call  # type: ignore[no-any-return]
+        meta = compat.traced_metadata()
+    if compat_aot.merged_views(meta, example_inputs):
+        return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
+    watch = _watch(meta, gm, example_inputs)
+
+    def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        own = Recording("inputs overlap in another way than at the first call", recording.trace)
+        return compile_again(graph, inputs, cfg, number, own)
+
+    return watched(call, watch, Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict))
+
+
+def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
+    """How the inputs of a traced graph must share memory. `meta`: what AOTAutograd found out about the graph."""
+    written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
+    if written and len(meta.input_info) != len(inputs):  # views of one storage have become one input
+        return Watch(frozenset(range(len(inputs))), relation=relation_of(inputs))
+    return Watch(written, compat.static_inputs(gm))
+
+
+def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
+    """The captured graph as it is, with one warning. Raises Unsupported if `strict`."""
+    error = Unsupported(
+        None,
+        "inputs that share memory and of which one is written, in a way that AOTAutograd does not take",
+        todo="give the function tensors of their own, or return copies",
+    )
+    if cfg.strict:
+        raise error
+    warnings.warn(f"a graph runs operator by operator: {error}", FallbackWarning, stacklevel=2)
+    return gm
+
+
+def compile_again(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
+) -> Callable[..., Any]:
+    """As `trace_and_compile`, for real inputs, when Dynamo has ended. Other sizes need another form."""
+    with compat_aot.tracing_anew():
+        return trace_and_compile(gm, inputs, cfg, number, recording)
 
 
 def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
@@ -102,12 +148,14 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
 
 def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
+    hooked = kind == "backward" and bool(compat.hooks_on_saved_tensors())  # these give saved tensors as they like
+
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         gradients = _gradients(gm) if kind == "backward" else ()
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
-        job = Job(kind, *_inputs_and_outputs(kind))
+        job = Job(kind, *_inputs_and_outputs(kind), hooked)
         if kind != "backward":
             gm.graph.output_node().meta["of_inputs"] = compat_aot.views_of_inputs(gm, compat.traced_metadata())
         if cfg.repro == "always":

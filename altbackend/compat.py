@@ -152,6 +152,12 @@ def traced_metadata() -> Any:
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
+def static_inputs(gm: Any) -> frozenset[int]:
+    """Which inputs of a captured graph keep their address: parameters, buffers, and what the user marks so."""
+    held = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return frozenset(k for k, n in held if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+
+
 def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
     """How AOTAutograd's functionalization made a result of what it is a view of: (operator, arguments, part) a step.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -92,6 +93,28 @@ def untraced(fn: Any) -> Any:
     return disable(fn, reason="compilers and what they return are not traced")
 
 
+def is_about_sharing(cause: AssertionError) -> bool:
+    """Whether AOTAutograd has refused inputs that share memory, of which one is written."""
+    return "aot_autograd() does not yet handle" in str(cause)
+
+
+def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd has made one input of several that overlap, and makes results again as views of it.
+
+    It does so by the operators that lead there from one of the several inputs, which gives other views.
+    """
+    if meta is None or len(meta.input_info) == len(inputs):
+        return False
+    return any(info.output_type is OutputType.alias_of_input for info in meta.output_info)
+
+
+@contextlib.contextmanager
+def tracing_anew() -> Iterator[None]:
+    """Traces of its own, for a graph that is compiled for real inputs after Dynamo has ended."""
+    with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
+        yield
+
+
 def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
     """Per result of a forward or inference graph that AOTAutograd makes again of an input: that input, and the view.
 
@@ -100,15 +123,19 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
     """
     inputs = gm.graph.find_nodes(op="placeholder")
     found: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
-    for k, info in enumerate(meta.output_info if meta is not None else ()):
+    results: Any = gm.graph.output_node().args[0]
+    for number, info in enumerate(
+        meta.output_info if meta else (), meta.num_mutated_inp_runtime_indices if meta else 0
+    ):
         steps = getattr(info.view_meta_sequence, "sequence", None)
         if info.output_type is not OutputType.alias_of_input or steps is None:
             continue
         base = inputs[info.base_idx]
         whole = base.meta["val"]
         view = torch._C._functionalization.apply_view_meta_sequence(whole, steps)
-        if view.dtype == whole.dtype and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
-            found[meta.num_mutated_inp_runtime_indices + k] = base, view
+        same = view.dtype == whole.dtype and view.shape == results[number].meta["val"].shape
+        if same and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
+            found[number] = base, view
     return found
 
 

@@ -48,6 +48,7 @@ def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
         tuple(tuple(sorted(info.dynamic_dims or ())) for info in meta.output_info),
         tuple(meta.mutated_graph_handled_indices_seen_by_autograd),
         views=tuple(_alias(k, info, gm) for k, info in enumerate(meta.output_info) if kinds[k] == _VIEW),
+        changed=tuple(k for k, info in enumerate(meta.input_info) if info.mutates_data),
     )
     return _with_backward(plan, meta, kinds) if training else plan
 
@@ -113,6 +114,7 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
         int(meta.num_symints_saved_for_bw or 0),
         tuple(_tangent(k, f.memory_format) for k, f in zip(with_gradient, formats, strict=True)),
         plan.views,
+        plan.changed,
     )
 
 

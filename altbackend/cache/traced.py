@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from .. import compat
 from ..config import Config
 from ..debug import Trace
+from ..runtime.sharing import Watch, watched
 from ..runtime.views import OPERATORS, Step
 from ..runtime.wrapped import Alias, Plan, Tangent, inference, training
 from . import artifacts, entry, graphs, outline, store
@@ -68,8 +69,13 @@ def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
     return Question(cfg, place, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
 
 
-def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind) -> Callable[..., Any] | None:
-    """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job."""
+def find(
+    asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind, otherwise: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job.
+
+    `otherwise` is called with inputs that overlap, if one of them is written.
+    """
     held = store.read(asked.place)
     if held is None:
         trace.decision("warm start", trace.graph_name, "miss", graphs.why_missed(asked.parts, asked.place))
@@ -87,9 +93,12 @@ def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind
         return None
     artifacts.record(asked.place)
     trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs bound")
+    watch = Watch(frozenset(plan.changed), compat.static_inputs(gm))
     if len(calls) == 1:
-        return inference(calls[0], plan, compat.mark_dynamic)
-    return training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic)
+        call = inference(calls[0], plan, compat.mark_dynamic)
+    else:
+        call = training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic)
+    return watched(call, watch, otherwise)
 
 
 def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:
@@ -196,6 +205,7 @@ def read_plan(held: Mapping[str, Any]) -> Plan:
         _number(held["sizes"]),
         tangents,
         tuple(map(_alias, held["views"])),
+        _numbers(held["changed"]),
     )
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _RUNTIME = ("Workspaces", "check_error", "empty_cpu", "expect", "view")
 
 
-def retyped_by(w: _Python) -> list[str]:
-    """The function that a program calls for results which read another's bytes as another dtype, if it does."""
-    return ["retyped"] if any("retyped(" in line for line in w.body) else []
+def seldom(w: _Python) -> list[str]:
+    """The functions of `runtime.host` that only some programs call, those that this one does."""
+    return [name for name in ("check_input", "retyped") if any(f"{name}(" in line for line in w.body)]
 
 
 def tuple_text(xs: Sequence[Index]) -> str:
@@ -50,7 +50,7 @@ def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config,
     fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
     lines = [
         "import torch",
-        f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *retyped_by(w)]))}",
+        f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *seldom(w)]))}",
         "",
         "",
         f"def layout({', '.join(names.symbols)}):",

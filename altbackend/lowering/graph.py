@@ -75,6 +75,7 @@ RESERVED = frozenset(
         "bind",
         "call",
         "check_error",
+        "check_input",
         "const",
         "empty_cpu",
         "expect",

@@ -123,6 +123,21 @@ def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) ->
     return out.copy_(t)
 
 
+def check_input(
+    t: torch.Tensor, name: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Raise AssertionError for an input that kernels were not generated for, or that its storage does not hold."""
+    wanted = f"{dtype} {sizes} by {strides}"
+    found = f"{t.dtype} {tuple(t.shape)} by {t.stride()}"
+    same = all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=False))
+    if t.dtype != dtype or t.shape != sizes or not (same or 0 in sizes):
+        raise AssertionError(f"input {name} of a compiled graph is {found}, and it was compiled for {wanted}")
+    last = t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    if t.layout == torch.strided and 0 not in sizes and last * t.itemsize > t.untyped_storage().nbytes():
+        held = t.untyped_storage().nbytes()
+        raise AssertionError(f"input {name} of a compiled graph, {found}, reaches beyond its storage of {held} bytes")
+
+
 def retyped(
     t: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:

@@ -50,7 +50,8 @@ class Plan:
     """How a traced call is made of compiled graphs. Numbers count the call's inputs and results.
 
     `same`: per result, the input that it is, or -1. `dynamic`: per result, dimensions that torch marks as varying.
-    `written`: inputs whose version a call advances. `views`: results that are views of inputs.
+    `written`: inputs whose version a call advances. `changed`: inputs whose memory a call writes, those included.
+    `views`: results that are views of inputs.
 
     The rest is of training. `fixed`: results without a gradient.
     `unviewed`: results that autograd must not take for views. `detached`: inputs that no gradient reaches.
@@ -68,6 +69,7 @@ class Plan:
     sizes: int = 0
     tangents: tuple[Tangent, ...] = ()
     views: tuple[Alias, ...] = ()
+    changed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
