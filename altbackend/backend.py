@@ -116,7 +116,8 @@ def split_joint(
         try:
             with trace.stage("partition"):
                 static = kwargs.get("static_lifetime_input_indices")
-                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision)
+                replaced = compat_aot.written_afterwards(joint)
+                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision, replaced)
         except Exception as cause:
             if cfg.strict:
                 raise

@@ -19,6 +19,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rema
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils._pytree import tree_leaves
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -96,6 +97,17 @@ def untraced(fn: Any) -> Any:
 def is_about_sharing(cause: AssertionError) -> bool:
     """Whether AOTAutograd has refused inputs that share memory, of which one is written."""
     return "aot_autograd() does not yet handle" in str(cause)
+
+
+def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
+    """Numbers of the inputs of a joint graph that AOTAutograd writes when the forward has run.
+
+    Their new values are results of the forward, described as such.
+    """
+    described = tree_leaves(joint.graph.output_node().meta.get("desc") or ())
+    written = [d.mutated_input for d in described if type(d).__name__ == "InputMutationAOTOutput"]
+    inputs = joint.graph.find_nodes(op="placeholder")
+    return [k for k, n in enumerate(inputs) if n.meta.get("desc") in written]
 
 
 def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
