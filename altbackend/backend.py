@@ -48,15 +48,16 @@ def trace_and_compile(
             return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
         recording.finish()
         meta = compat.traced_metadata()
-    if compat_aot.merged_views(meta, example_inputs):
+    before = tuple(compat.lifted(gm).values())
+    if compat_aot.merged_views(meta, [*before, *example_inputs]):
         return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
-    watch = _watch(meta, gm, example_inputs)
+    watch = _watch(meta, gm, [*before, *example_inputs])
 
     def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         own = Recording("inputs overlap in another way than at the first call", recording.trace)
         return compile_again(graph, inputs, cfg, number, own)
 
-    return watched(call, watch, Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict))
+    return watched(call, watch, Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict), before)
 
 
 def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:

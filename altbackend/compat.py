@@ -152,10 +152,19 @@ def traced_metadata() -> Any:
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
+def lifted(gm: Any) -> dict[str, Any]:
+    """Parameters and buffers that a captured graph holds, by name: AOTAutograd hands them to it before its inputs."""
+    return dict(gm.named_parameters(remove_duplicate=False)) | dict(gm.named_buffers(remove_duplicate=False))
+
+
 def static_inputs(gm: Any) -> frozenset[int]:
-    """Which inputs of a captured graph keep their address: parameters, buffers, and what the user marks so."""
-    held = enumerate(gm.graph.find_nodes(op="placeholder"))
-    return frozenset(k for k, n in held if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+    """Which inputs of a captured graph keep their address: those that it holds, which come first, other parameters and
+    buffers, and what the user marks so.
+    """
+    first = len(lifted(gm))
+    held = enumerate(gm.graph.find_nodes(op="placeholder"), first)
+    marked = {k for k, n in held if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")}
+    return frozenset(range(first)) | marked
 
 
 def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:

@@ -93,12 +93,12 @@ def find(
         return None
     artifacts.record(asked.place)
     trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs bound")
-    watch = Watch(frozenset(plan.changed), compat.static_inputs(gm))
+    watch, before = Watch(frozenset(plan.changed), compat.static_inputs(gm)), tuple(compat.lifted(gm).values())
     if len(calls) == 1:
-        call = inference(calls[0], plan, compat.mark_dynamic)
+        call = inference(calls[0], plan, compat.mark_dynamic, before)
     else:
-        call = training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic)
-    return watched(call, watch, otherwise)
+        call = training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic, before)
+    return watched(call, watch, otherwise, before)
 
 
 def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:

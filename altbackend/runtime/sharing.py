@@ -34,8 +34,10 @@ class Watch:
     relation: tuple[Any, ...] | None = None
 
 
-def watched(call: Call, watch: Watch, otherwise: Call) -> Call:
+def watched(call: Call, watch: Watch, otherwise: Call, before: tuple[Any, ...] = ()) -> Call:
     """`call`, or `otherwise` for inputs that overlap in another way than those that it was compiled for.
+
+    `before`: what stands before the inputs where these are counted.
 
     Costs a call some microseconds for each input that is not static, and a fraction of one for each static one.
     """
@@ -43,13 +45,13 @@ def watched(call: Call, watch: Watch, otherwise: Call) -> Call:
         relation = watch.relation
 
         def related(*args: Any) -> Any:
-            return call(*args) if relation_of(args) == relation else otherwise(*args)
+            return call(*args) if relation_of((*before, *args)) == relation else otherwise(*args)
 
         return related
     static = _Static(watch)
 
     def run(*args: Any) -> Any:
-        return call(*args) if static.apart(args) else otherwise(*args)
+        return call(*args) if static.apart((*before, *args)) else otherwise(*args)
 
     return run if watch.written else call
 

@@ -79,12 +79,17 @@ class _Hidden:
     tensor: torch.Tensor
 
 
-def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[..., Any]:
-    """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary."""
+def inference(
+    call: Call, plan: Plan, mark: Callable[[Any, set[int]], None], before: tuple[Any, ...] = ()
+) -> Callable[..., Any]:
+    """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
+
+    `before`: what the graph takes before the inputs.
+    """
     surroundings, finish = _surroundings(), _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
-        given = list(args)
+        given = [*before, *args]
         _advance(given, plan)
         inputs = _returned(given, plan)
         with torch.no_grad(), surroundings():
@@ -95,14 +100,22 @@ def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> 
 
 
 def training(
-    forward: Call, backward: Call, plan: Plan, mark: Callable[[Any, set[int]], None], deterministic: bool
+    forward: Call,
+    backward: Call,
+    plan: Plan,
+    mark: Callable[[Any, set[int]], None],
+    deterministic: bool,
+    before: tuple[Any, ...] = (),
 ) -> Callable[..., Any]:
-    """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for."""
+    """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for.
+
+    `before`: what the graph takes before the inputs.
+    """
     function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
     finish = _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
-        given = list(args)
+        given = [*before, *args]
         _advance(given, plan)
         inputs = _returned(given, plan)
         for k in plan.detached:

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import altbackend
 from altbackend import backend, entry_point
-from altbackend.cache import store, traced
+from altbackend.cache import key, store, traced
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.kept.remote import remote
@@ -557,6 +557,55 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     for wrong in ({**held, "written": [-1]}, {**held, "sizes": "2"}, {}, *other):
         with pytest.raises((ValueError, KeyError)):
             traced.read_plan(wrong)
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.1)),
+    "one by one": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=False),
+}
+
+
+def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: str, watch: Watch | None) -> list[T]:
+    """Parameters after two steps of an optimizer, compiled if there is something that watches."""
+    torch.manual_seed(len(start))
+    sizes = ((8,), (8,), (3, 3))
+    made = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
+    optimizer = make(made)
+    step = (lambda: optimizer.step()) if watch is None else watch.compile(lambda: optimizer.step())
+    for k in range(2):
+        for p in made:
+            p.grad = p.detach() * 0.1 + k
+        step()
+    return [p.detach() for p in made]
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_parameters_that_a_graph_holds_count_by_geometry(
+    watch: Watch, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values that are equal, or differ, are no part of the key, and nobody reads them to make it."""
+    content, seen = key.bytes_of, list[T]()
+    monkeypatch.setattr(key, "bytes_of", lambda held: seen.append(held) or content(held))
+    for k, start in enumerate(("equal", "others", "equal", "still others")):
+        found = stepped(OPTIMIZERS[name], start, watch)
+        torch.testing.assert_close(found, stepped(OPTIMIZERS[name], start, None))
+        assert ("hit" in watch.verdicts) == (k > 0)
+        assert ("miss" in watch.seen()) == (k == 0)
+    assert not [held for held in seen if isinstance(held, nn.Parameter)]
+
+
+def test_tensors_that_the_code_holds_and_writes(watch: Watch) -> None:
+    net = nn.Linear(4, 4)
+    buffer = torch.ones(4)
+
+    def fn(x: T) -> T:
+        buffer.add_(1)
+        return net(x) + buffer
+
+    for _ in range(2):
+        buffer.fill_(1)
+        assert same(watch.compile(fn)(torch.ones(2, 4)), net(torch.ones(2, 4)) + 2)
 
 
 PROGRAM = """
