@@ -19,9 +19,9 @@ from .fx_passes.graph import drop_dead, remembered
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
+from .runtime.gradients import taking_any
 from .runtime.sharing import Watch, relation_of, watched
-from .runtime.variants import Variants
-from .runtime.wrapped import with_plain_gradients
+from .runtime.variants import Variants, transformed
 
 
 def trace_and_compile(
@@ -57,7 +57,8 @@ def trace_and_compile(
         own = Recording("inputs overlap in another way than at the first call", recording.trace)
         return compile_again(graph, inputs, cfg, number, own)
 
-    return watched(call, watch, Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict), before)
+    variants = Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict)
+    return transformed(watched(call, watch, variants, before), variants)
 
 
 def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
@@ -154,7 +155,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
 
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
-        gradients = _gradients(gm) if kind == "backward" else ()
+        gradients = _gradients(gm) if kind == "backward" else range(0)
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind), hooked)
@@ -175,7 +176,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         try:
             with compat.no_collection():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
-                return with_plain_gradients(call, gradients) if gradients else call
+                return taking_any(call, gradients.start, gradients.stop) if gradients else call
         except Exception as cause:
             return failed(cause)
 
@@ -200,10 +201,11 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) 
     return by_library(gm)
 
 
-def _gradients(backward: torch.fx.GraphModule) -> tuple[int, ...]:
+def _gradients(backward: torch.fx.GraphModule) -> range:
     """Which inputs of a backward are gradients of results."""
     inputs = backward.graph.find_nodes(op="placeholder")
-    return tuple(k for k, n in enumerate(inputs) if n.name.startswith("tangents_"))
+    found = [k for k, n in enumerate(inputs) if n.name.startswith("tangents_")]
+    return range(found[0], found[-1] + 1) if found else range(0)
 
 
 def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
 from ..errors import FallbackWarning
@@ -61,15 +62,45 @@ class Variants:
         return form
 
     def _by_operators(self, why: str) -> Call:
+        return self.by_operators(
+            f"a compiled graph writes inputs that share memory in another way than it was compiled for, and {why}",
+            "give it tensors of their own, or always the same views",
+        )
+
+    def by_operators(self, what: str, todo: str) -> GraphModule:
+        """The graph as it was captured; the first time with a warning of what makes that necessary."""
         if self.plain is None:
             self.plain = self.graph()
-            warnings.warn(
-                f"inputs of a compiled graph that it writes share memory in another way than it was compiled for, and "
-                f"{why}: it runs operator by operator. Give it tensors of their own, or always the same views",
-                FallbackWarning,
-                stacklevel=2,
-            )
+            warnings.warn(f"{what}: it runs operator by operator; {todo}", FallbackWarning, stacklevel=3)
         return self.plain
+
+
+def transformed(call: Call, variants: Variants) -> Call:
+    """`call`, or the graph operator by operator for inputs with forward-mode tangents, or under a functorch transform.
+
+    Compiled code sees neither. Costs a call an eighth of a microsecond.
+    """
+    stack = torch._C._functorch.peek_interpreter_stack
+
+    def run(*args: Any) -> Any:
+        if forward_ad._current_level >= 0 and _has_tangent(args):
+            what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
+            return variants.by_operators(what, todo)(*args)
+        if stack() is not None:
+            what, todo = (
+                "a compiled graph is called under a transform of torch.func",
+                "compile the transformed function",
+            )
+            return variants.by_operators(what, todo)(*args)
+        return call(*args)
+
+    return run
+
+
+def _has_tangent(args: Sequence[Any]) -> bool:
+    unpack: Any = forward_ad.unpack_dual
+    duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
+    return any(d.tangent is not None for d in duals)
 
 
 def _dense(x: Any) -> bool:
