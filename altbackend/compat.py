@@ -8,6 +8,7 @@ import gc
 import hashlib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,12 @@ def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
         name = type(step).__name__.removesuffix("_ViewMeta")
         found.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
     return found
+
+
+def compiled_autograd() -> bool:
+    """Whether backwards of this process are traced, or will be by the setting of Dynamo."""
+    held: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(held, "compiled_autograd_enabled", False)) or bool(torch._dynamo.config.compiled_autograd)
 
 
 def hooks_on_saved_tensors() -> str:

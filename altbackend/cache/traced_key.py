@@ -31,6 +31,8 @@ def parts_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> key.Parts:
     """All that compiling a captured graph depends on. Raises NotCacheable."""
     if reason := uncacheable(cfg) or compat.hooks_on_saved_tensors():
         raise NotCacheable(reason)
+    if compat.compiled_autograd():  # it traces the backward's own graph, which only AOTAutograd gives
+        raise NotCacheable("compiled autograd is on")
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     values, held = [_value(n) for n in places], compat.lifted(gm)
     _refuse_shared([*held.values(), *values])

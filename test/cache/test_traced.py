@@ -491,6 +491,28 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
     assert watch.seen() == ["hit"]
 
 
+@pytest.mark.parametrize("by", ["context", "setting"])
+def test_compiled_autograd_traces_a_backward_whose_graph_is_kept(watch: Watch, by: str) -> None:
+    """It needs AOTAutograd's graph of the backward, also where the cache would save that work."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(3, 4)
+    want = [g.clone() for g in torch.autograd.grad(net(x).sum(), list(net.parameters()))]
+    watch.compile(net)(x).sum().backward()
+    assert watch.seen() == ["miss", "kept"]
+    net.zero_grad()
+    options = {"strict": True, "cache_graphs": True, "cache_dir": str(watch.folder)}
+    if by == "context":
+        compiler, compiled = torch.compile(backend="alt", fullgraph=True, options=options), watch.compile(net)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            compiled(x).sum().backward()
+    else:
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            step = watch.compile(lambda x: net(x).sum().backward())
+            step(x)
+    assert "hit" not in watch.seen()
+    torch.testing.assert_close([p.grad for p in net.parameters()], want)
+
+
 def test_switched_off(watch: Watch) -> None:
     net, x = nn.Linear(4, 4), torch.randn(2, 4)
     for options in ({"warm_start": False}, {"cache_graphs": False}):
