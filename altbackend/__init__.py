@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from altbackend.backend import compile_again as compile_again
     from altbackend.backend import trace_and_compile as trace_and_compile
     from altbackend.entry_point import alt
     from altbackend.runtime.frozen import refresh_all as refresh
@@ -23,6 +24,7 @@ __all__ = ["__version__", "alt", "refresh"]
 _LAZY = {
     "alt": ("altbackend.entry_point", "alt"),
     "refresh": ("altbackend.runtime.frozen", "refresh_all"),
+    "compile_again": ("altbackend.backend", "compile_again"),
     "trace_and_compile": ("altbackend.backend", "trace_and_compile"),
 }
 

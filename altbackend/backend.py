@@ -14,17 +14,21 @@ from .binding import Job
 from .cache.traced import Recording
 from .config import Config
 from .debug import Trace
-from .errors import AltError, FallbackWarning, InternalError, internal_error
+from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, remembered
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
+from .runtime.gradients import taking_any
+from .runtime.sharing import Watch, relation_of, watched
+from .runtime.variants import Variants, transformed
 
 
 def trace_and_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
+    captured = remembered(gm.graph)
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
@@ -36,9 +40,54 @@ def trace_and_compile(
     )
     whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
     with compat_aot.functorch_settings(), compat.no_collection(), whole:
-        call = build(gm, example_inputs)
+        try:
+            call = build(gm, example_inputs)
+        except AssertionError as cause:
+            if not compat_aot.is_about_sharing(cause):
+                raise
+            return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
         recording.finish()
-        return call  # type: ignore[no-any-return]
+        meta = compat.traced_metadata()
+    before = tuple(compat.lifted(gm).values())
+    if compat_aot.merged_views(meta, [*before, *example_inputs]):
+        return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
+    watch = _watch(meta, gm, [*before, *example_inputs])
+
+    def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        own = Recording("inputs overlap in another way than at the first call", recording.trace)
+        return compile_again(graph, inputs, cfg, number, own)
+
+    variants = Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict)
+    return transformed(watched(call, watch, variants, before), variants)
+
+
+def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
+    """How the inputs of a traced graph must share memory. `meta`: what AOTAutograd found out about the graph."""
+    written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
+    if written and len(meta.input_info) != len(inputs):  # views of one storage have become one input
+        return Watch(frozenset(range(len(inputs))), relation=relation_of(inputs))
+    return Watch(written, compat.static_inputs(gm))
+
+
+def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
+    """The captured graph as it is, with one warning. Raises Unsupported if `strict`."""
+    error = Unsupported(
+        None,
+        "inputs that share memory and of which one is written, in a way that AOTAutograd does not take",
+        todo="give the function tensors of their own, or return copies",
+    )
+    if cfg.strict:
+        raise error
+    warnings.warn(f"a graph runs operator by operator: {error}", FallbackWarning, stacklevel=2)
+    return gm
+
+
+def compile_again(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
+) -> Callable[..., Any]:
+    """As `trace_and_compile`, for real inputs, when Dynamo has ended. Other sizes need another form."""
+    with compat_aot.tracing_anew():
+        return trace_and_compile(gm, inputs, cfg, number, recording)
 
 
 def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
@@ -69,7 +118,8 @@ def split_joint(
         try:
             with trace.stage("partition"):
                 static = kwargs.get("static_lifetime_input_indices")
-                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision)
+                replaced = compat_aot.written_afterwards(joint)
+                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision, replaced)
         except Exception as cause:
             if cfg.strict:
                 raise
@@ -101,13 +151,18 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
 
 def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
+    hooked = kind == "backward" and bool(compat.hooks_on_saved_tensors())  # these give saved tensors as they like
+
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
             compat.donate_nothing()
+        gradients = _gradients(gm) if kind == "backward" else range(0)
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
-        job = Job(kind, *_inputs_and_outputs(kind))
+        job = Job(kind, *_inputs_and_outputs(kind), hooked)
+        if kind != "backward":
+            gm.graph.output_node().meta["of_inputs"] = compat_aot.views_of_inputs(gm, compat.traced_metadata())
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
 
@@ -122,7 +177,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
 
         try:
             with compat.no_collection():
-                return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+                call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+                return taking_any(call, gradients.start, gradients.stop) if gradients else call
         except Exception as cause:
             return failed(cause)
 
@@ -145,6 +201,13 @@ def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) 
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision("graph", trace.graph_name, "library calls only", error.headline)
     return by_library(gm)
+
+
+def _gradients(backward: torch.fx.GraphModule) -> range:
+    """Which inputs of a backward are gradients of results."""
+    inputs = backward.graph.find_nodes(op="placeholder")
+    found = [k for k, n in enumerate(inputs) if n.name.startswith("tangents_")]
+    return range(found[0], found[-1] + 1) if found else range(0)
 
 
 def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:

@@ -40,12 +40,13 @@ class Job:
     """What a graph is compiled for. `kind`: "inference", "forward" or "backward", or "body" of another.
 
     `static_inputs`: inputs whose address stays. `user_outputs`: results that a user sees, the first ones; a forward's
-    others are for its backward.
+    others are for its backward. `any_strides`: inputs may come in other strides than were traced.
     """
 
     kind: str
     static_inputs: tuple[int, ...] = ()
     user_outputs: int = ALL
+    any_strides: bool = False
 
 
 def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:

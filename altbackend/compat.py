@@ -8,6 +8,7 @@ import gc
 import hashlib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,44 @@ def donate_nothing() -> None:
     """
     if (meta := traced_metadata()) is not None:
         meta.bw_donated_idxs = []
+
+
+def lifted(gm: Any) -> dict[str, Any]:
+    """Parameters and buffers that a captured graph holds, by name: AOTAutograd hands them to it before its inputs."""
+    return dict(gm.named_parameters(remove_duplicate=False)) | dict(gm.named_buffers(remove_duplicate=False))
+
+
+def static_inputs(gm: Any) -> frozenset[int]:
+    """Which inputs of a captured graph keep their address: those that it holds, which come first, other parameters and
+    buffers, and what the user marks so.
+    """
+    first = len(lifted(gm))
+    held = enumerate(gm.graph.find_nodes(op="placeholder"), first)
+    marked = {k for k, n in held if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")}
+    return frozenset(range(first)) | marked
+
+
+def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
+    """How AOTAutograd's functionalization made a result of what it is a view of: (operator, arguments, part) a step.
+
+    `part`: which of the operator's results, -1 for the only one. None where that is not known, or has symbolic sizes.
+    """
+    held = getattr(getattr(info, "view_meta_sequence", None), "sequence", None)
+    if held is None or any(step.has_symbolic_inputs for step in held):
+        return None
+    found = []
+    for step in held:
+        fields = step.as_tuple()  # symbolic; of several results the number; views stay views; how it is inverted; ...
+        several = type(fields[1]) is int
+        name = type(step).__name__.removesuffix("_ViewMeta")
+        found.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
+    return found
+
+
+def compiled_autograd() -> bool:
+    """Whether backwards of this process are traced, or will be by the setting of Dynamo."""
+    held: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(held, "compiled_autograd_enabled", False)) or bool(torch._dynamo.config.compiled_autograd)
 
 
 def hooks_on_saved_tensors() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -13,10 +13,13 @@ import torch._decomp
 import torch._functorch.config as functorch
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils._pytree import tree_leaves
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -89,6 +92,63 @@ def untraced(fn: Any) -> Any:
     """`fn`, which Dynamo then calls and does not trace."""
     disable: Any = torch._dynamo.disable
     return disable(fn, reason="compilers and what they return are not traced")
+
+
+def is_about_sharing(cause: AssertionError) -> bool:
+    """Whether AOTAutograd has refused inputs that share memory, of which one is written."""
+    return "aot_autograd() does not yet handle" in str(cause)
+
+
+def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
+    """Numbers of the inputs of a joint graph that AOTAutograd writes when the forward has run.
+
+    Their new values are results of the forward, described as such.
+    """
+    described = tree_leaves(joint.graph.output_node().meta.get("desc") or ())
+    written = [d.mutated_input for d in described if type(d).__name__ == "InputMutationAOTOutput"]
+    inputs = joint.graph.find_nodes(op="placeholder")
+    return [k for k, n in enumerate(inputs) if n.meta.get("desc") in written]
+
+
+def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd has made one input of several that overlap, and makes results again as views of it.
+
+    It does so by the operators that lead there from one of the several inputs, which gives other views.
+    """
+    if meta is None or len(meta.input_info) == len(inputs):
+        return False
+    return any(info.output_type is OutputType.alias_of_input for info in meta.output_info)
+
+
+@contextlib.contextmanager
+def tracing_anew() -> Iterator[None]:
+    """Traces of its own, for a graph that is compiled for real inputs after Dynamo has ended."""
+    with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
+        yield
+
+
+def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
+    """Per result of a forward or inference graph that AOTAutograd makes again of an input: that input, and the view.
+
+    `meta`: what AOTAutograd found out about the graph, or None. Only views of the input's own dtype, without bits that
+    negate or conjugate: AOTAutograd asks the graph for the geometry of such a view, and only where sizes are symbolic.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    found: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
+    results: Any = gm.graph.output_node().args[0]
+    for number, info in enumerate(
+        meta.output_info if meta else (), meta.num_mutated_inp_runtime_indices if meta else 0
+    ):
+        steps = getattr(info.view_meta_sequence, "sequence", None)
+        if info.output_type is not OutputType.alias_of_input or steps is None:
+            continue
+        base = inputs[info.base_idx]
+        whole = base.meta["val"]
+        view = torch._C._functionalization.apply_view_meta_sequence(whole, steps)
+        same = view.dtype == whole.dtype and view.shape == results[number].meta["val"].shape
+        if same and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
+            found[number] = base, view
+    return found
 
 
 @contextlib.contextmanager

@@ -109,6 +109,12 @@ class Config:
         "code",
         choices=("auto", "guarded", True, False),
     )
+    size_asserts: bool = _option(
+        False,
+        "check the dtype, sizes, strides and storage of every input of every graph at each call, backwards included; "
+        "Dynamo's guards check those of the function's own inputs anyway",
+        "code",
+    )
     channels_last: bool = _option(True, "let convolutions run channels-last where that is faster", "code")
     # CPU kernels
     parallel_threshold: int = _option(16384, "fewest elements for which a kernel uses several threads", "code", low=0)

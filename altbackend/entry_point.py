@@ -21,6 +21,7 @@ from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError
 from .kept.store import open_store
+from .runtime.variants import Variants, transformed
 
 _graphs = itertools.count()
 
@@ -46,14 +47,25 @@ def alt(
         trace.decision("warm start", trace.graph_name, "not looked up", asked)
     else:
         with compat.no_collection(), trace.stage("bind"):
-            call = traced.find(asked, gm, cfg, trace, _binder(cfg, number))
+            otherwise = _otherwise(gm, cfg, trace)
+            call = traced.find(asked, gm, cfg, trace, _binder(cfg, number), otherwise)
         if call is not None:
             trace.finish()
-            return call
+            return transformed(call, otherwise)
     if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
         compile_cuda.warm(cfg)  # while the compiler is imported and the graph is traced
     # The compiler is imported only by those who compile.
     return altbackend.trace_and_compile(gm, example_inputs, cfg, number, traced.Recording(asked, trace))
+
+
+def _otherwise(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Variants:
+    """What runs for inputs that overlap in another way than the first call's; it imports the compiler when called."""
+
+    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        recording = traced.Recording("inputs overlap in another way than at the first call", trace)
+        return altbackend.compile_again(graph, inputs, cfg, next(_graphs), recording)
+
+    return Variants(lambda: torch.fx.GraphModule(gm, gm.graph), compiled, cfg.strict)
 
 
 def _binder(cfg: Config, number: int) -> traced.Bind:

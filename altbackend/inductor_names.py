@@ -98,7 +98,6 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "force_same_precision": Ignored("results always have eager's precision"),
         # checks
         "nan_asserts": Refused((False,), "there is no such check in generated code"),
-        "size_asserts": Ignored("Dynamo's guards and the launch plan fix every size"),
         "scalar_asserts": Ignored("runtime assertions of the graph are always kept"),
         "alignment_asserts": Ignored("generated code makes no assumption on alignment"),
         "assume_aligned_inputs": Ignored("generated code makes no assumption on alignment"),

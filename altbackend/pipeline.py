@@ -153,8 +153,8 @@ def translate(
             kernels = bundle.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
-        body = job.kind == "body"
-        parts = (program, edges, kernels, target, constants, device, cfg, trace, body)
+        loose = job.kind == "body" or job.any_strides
+        parts = (program, edges, kernels, target, constants, device, cfg, trace, loose)
         code = _cuda(*parts, submit) if cuda else _cpu(*parts)
     code = bodies.attached(code, inner)
     if frozen is None:
@@ -171,11 +171,11 @@ def _cpu(
     device: torch.device,
     cfg: Config,
     trace: Trace,
-    body: bool,
+    any_strides: bool,
 ) -> Code:
     """OpenMP C++: one library and one host program per graph."""
     steps = [_step(p, k, n, cfg.numerics == "eager") for n, k in enumerate(kernels)]
-    printed = host.build(p, edges, steps, cfg, constants, body)
+    printed = host.build(p, edges, steps, cfg, constants, any_strides)
     return Code(
         device,
         printed.python,
@@ -196,7 +196,7 @@ def _cuda(
     device: torch.device,
     cfg: Config,
     trace: Trace,
-    body: bool,
+    any_strides: bool,
     submit: Callable[[compile_cuda.Job], object] | None,
 ) -> Code:
     """Triton: a kernel per launch, and one host program."""
@@ -219,7 +219,7 @@ def _cuda(
         for s in steps[known:]:
             if submit is not None and isinstance(s, host_cuda.CudaLaunch):
                 submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability, contract))
-    printed = host_cuda.build(p, edges, steps, body)
+    printed = host_cuda.build(p, edges, steps, any_strides, cfg.size_asserts)
     return Code(
         device,
         printed.python,

@@ -39,7 +39,7 @@ def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
     return {
         "graph": {n.name: _call(n) for n in gm.graph.nodes},
         "inputs": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "placeholder"},
-        "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"},
+        "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"} | _views_of_inputs(gm),
         "constants": {n.name: content_of(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
         "sizes": sizes_of(n.meta.get("val") for n in nodes_of(gm)),
         "job": {name: str(value) for name, value in job.items()},
@@ -115,6 +115,12 @@ def _target(target: Any) -> str:
 def _meta(n: Node) -> str:
     late = n.meta.get("unbacked_bindings")
     return describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
+
+
+def _views_of_inputs(gm: GraphModule) -> dict[str, str]:
+    """The results that AOTAutograd makes again of inputs, and where they are in these."""
+    found = gm.graph.output_node().meta.get("of_inputs") or {}
+    return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in found.items()}
 
 
 def describe(x: Any) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from .. import compat
+from ..runtime.views import OPERATORS, Step
 from ..runtime.wrapped import Alias, Plan, Tangent
 from .text import NotCacheable
 
@@ -45,6 +48,7 @@ def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
         tuple(tuple(sorted(info.dynamic_dims or ())) for info in meta.output_info),
         tuple(meta.mutated_graph_handled_indices_seen_by_autograd),
         views=tuple(_alias(k, info, gm) for k, info in enumerate(meta.output_info) if kinds[k] == _VIEW),
+        changed=tuple(k for k, info in enumerate(meta.input_info) if info.mutates_data),
     )
     return _with_backward(plan, meta, kinds) if training else plan
 
@@ -53,9 +57,30 @@ def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     results: Any = gm.graph.output_node().args[0]
     made, base = results[k].meta["val"], inputs[info.base_idx].meta["val"]
-    if made.dtype != base.dtype:
-        raise NotCacheable("the graph has a result that is an input read as another dtype")
+    steps = compat.view_steps(info)
+    if steps is not None:
+        if strange := {name for name, _, _ in steps} - {*OPERATORS}:
+            raise NotCacheable(f"the graph has a result that is a view by {' and '.join(sorted(strange))}")
+        steps_ = tuple(Step(name, _arguments(args), part) for name, args, part in steps)
+        return Alias(k, info.base_idx, bool(info.requires_grad), steps_)
+    if made.dtype != base.dtype or any(x.is_conj() or x.is_neg() for x in (made, base)):
+        raise NotCacheable("the graph has a result of symbolic sizes that is an input read as another dtype")
     return Alias(k, info.base_idx, bool(info.requires_grad))
+
+
+def _arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments of a view operator as `Step` has them. Raises NotCacheable."""
+    out: list[Any] = []
+    for a in args:
+        if isinstance(a, torch.dtype):
+            out.append(str(a).removeprefix("torch."))
+        elif a is None or type(a) in (int, bool):
+            out.append(a)
+        elif isinstance(a, (list, tuple)) and all(type(n) is int for n in a):
+            out.append(tuple(a))
+        else:
+            raise NotCacheable(f"a view by {a!r:.40}")
+    return tuple(out)
 
 
 def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
@@ -89,6 +114,7 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
         int(meta.num_symints_saved_for_bw or 0),
         tuple(_tangent(k, f.memory_format) for k, f in zip(with_gradient, formats, strict=True)),
         plan.views,
+        plan.changed,
     )
 
 

@@ -7,6 +7,7 @@ nothing else of AOTAutograd are kept; the others take the longer way in every pr
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,8 @@ from torch.fx import GraphModule
 from .. import compat
 from ..config import Config
 from ..debug import Trace
+from ..runtime.sharing import Watch, watched
+from ..runtime.views import OPERATORS, Step
 from ..runtime.wrapped import Alias, Plan, Tangent, inference, training
 from . import artifacts, entry, graphs, outline, store
 from .key import Parts, key_of
@@ -66,8 +69,13 @@ def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
     return Question(cfg, place, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
 
 
-def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind) -> Callable[..., Any] | None:
-    """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job."""
+def find(
+    asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind, otherwise: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job.
+
+    `otherwise` is called with inputs that overlap, if one of them is written.
+    """
     held = store.read(asked.place)
     if held is None:
         trace.decision("warm start", trace.graph_name, "miss", graphs.why_missed(asked.parts, asked.place))
@@ -85,9 +93,12 @@ def find(asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind
         return None
     artifacts.record(asked.place)
     trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs bound")
+    watch, before = Watch(frozenset(plan.changed), compat.static_inputs(gm)), tuple(compat.lifted(gm).values())
     if len(calls) == 1:
-        return inference(calls[0], plan, compat.mark_dynamic)
-    return training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic)
+        call = inference(calls[0], plan, compat.mark_dynamic, before)
+    else:
+        call = training(calls[0], calls[1], plan, compat.mark_dynamic, asked.deterministic, before)
+    return watched(call, watch, otherwise, before)
 
 
 def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:
@@ -193,8 +204,33 @@ def read_plan(held: Mapping[str, Any]) -> Plan:
         _number(held["unchecked"]),
         _number(held["sizes"]),
         tangents,
-        tuple(Alias(_number(v["result"]), _number(v["base"]), v["requires_grad"] is True) for v in held["views"]),
+        tuple(map(_alias, held["views"])),
+        _numbers(held["changed"]),
     )
+
+
+def _alias(held: Mapping[str, Any]) -> Alias:
+    steps = held["steps"]
+    made = None if steps is None else tuple(map(_step, steps))
+    return Alias(_number(held["result"]), _number(held["base"]), held["requires_grad"] is True, made)
+
+
+def _step(held: Mapping[str, Any]) -> Step:
+    name, part = held["name"], _number(held["part"], least=-1)
+    if name not in OPERATORS:
+        raise ValueError(f"{name!r} is no view operator")
+    return Step(name, tuple(map(_argument, held["args"])), part)
+
+
+def _argument(held: Any) -> Any:
+    """An argument of a view operator."""
+    if held is None or type(held) in (bool, int):
+        return held
+    if isinstance(held, str):
+        if not isinstance(getattr(torch, held), torch.dtype):
+            raise ValueError(f"{held!r} is no dtype")
+        return held
+    return tuple(_number(n, least=-sys.maxsize) for n in held)
 
 
 def _numbers(held: Sequence[Any]) -> tuple[int, ...]:

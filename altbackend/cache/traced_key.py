@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,15 +31,20 @@ def parts_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> key.Parts:
     """All that compiling a captured graph depends on. Raises NotCacheable."""
     if reason := uncacheable(cfg) or compat.hooks_on_saved_tensors():
         raise NotCacheable(reason)
+    if compat.compiled_autograd():  # it traces the backward's own graph, which only AOTAutograd gives
+        raise NotCacheable("compiled autograd is on")
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    values = [_value(n) for n in places]
-    _refuse_shared(values)
+    values, held = [_value(n) for n in places], compat.lifted(gm)
+    _refuse_shared([*held.values(), *values])
+    if not all(map(_plain, held.values())):
+        raise NotCacheable("a parameter of a subclass")
     for given in inputs:
         if not isinstance(given, (*_INPUTS, int, torch.SymInt)) or not _plain(given):
             raise NotCacheable(f"an input of type {type(given).__name__}")
     return {
-        "graph": dict(_calls(gm)),
-        "inputs": {n.name: _input(n, v, x) for n, v, x in zip(places, values, inputs, strict=True)},
+        "graph": dict(_calls(gm, {name: k for k, name in enumerate(held)})),
+        "inputs": {f"held {k}": _input(None, x, x) for k, x in enumerate(held.values())}
+        | {n.name: _input(n, v, x) for n, v, x in zip(places, values, inputs, strict=True)},
         "sizes": key.sizes_of(n.meta.get("example_value") for n in gm.graph.nodes),
         "options": key.options_of(cfg),
         "versions": key.versions(),
@@ -66,11 +71,16 @@ def _called(gm: GraphModule) -> list[Node]:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _calls(gm: GraphModule) -> Iterator[tuple[str, str]]:
-    """(name, text) of every node. Raises NotCacheable."""
+def _calls(gm: GraphModule, held: Mapping[str, int], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, text) of every node. `held`: numbers of the parameters and buffers, whose content does not matter.
+
+    Raises NotCacheable.
+    """
     for n in gm.graph.nodes:
         if n.op == "get_attr":
-            yield n.name, _attribute(key.resolve(gm, str(n.target)))
+            path = f"{prefix}{n.target}"
+            known = f"held {held[path]}" if path in held else None
+            yield n.name, known or _attribute(key.resolve(gm, str(n.target)), held, path)
         elif n.op in ("call_function", "call_method", "output"):
             target = _target(n.target) if n.op == "call_function" else f"{n.op} {n.target}"
             yield n.name, f"{target}({json.dumps(encode(n.args))}, {json.dumps(encode(n.kwargs))})"
@@ -80,10 +90,10 @@ def _calls(gm: GraphModule) -> Iterator[tuple[str, str]]:
             raise NotCacheable(f"{n.name} has a size that only data decides")
 
 
-def _attribute(held: Any) -> str:
-    if isinstance(held, GraphModule):
-        return f"graph {hashlib.sha256(json.dumps(dict(_calls(held))).encode()).hexdigest()}"
-    return key.content_of(held)
+def _attribute(found: Any, held: Mapping[str, int], path: str) -> str:
+    if isinstance(found, GraphModule):
+        return f"graph {hashlib.sha256(json.dumps(dict(_calls(found, held, f'{path}.'))).encode()).hexdigest()}"
+    return key.content_of(found)
 
 
 def _target(target: Any) -> str:
@@ -120,13 +130,13 @@ def _plain(given: Any) -> bool:
     return not isinstance(given, torch.Tensor) or (type(given) in _INPUTS or compat.is_fake(given))
 
 
-def _input(n: Node, value: Any, given: Any) -> str:
+def _input(n: Node | None, value: Any, given: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"{type(given).__name__} {key.describe(value)}"
     flags = [
         f"{type(given).__name__}",
         f"gradient {value.requires_grad} leaf {value.is_leaf} inference {value.is_inference()} view {value._is_view()}",
-        f"static {(n.meta.get('tensor_dict') or {}).get('_dynamo_static_input_type')}",
+        f"static {(n.meta.get('tensor_dict') or {}).get('_dynamo_static_input_type') if n is not None else 'held'}",
     ]
     return f"{key.describe(value)} {' '.join(flags)}"
 

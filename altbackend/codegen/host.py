@@ -252,7 +252,7 @@ def _python(
     any_strides: bool,
 ) -> str:
     w = _Python()
-    _prologue(w, p, names, any_strides)
+    _prologue(w, p, names, any_strides, cfg.size_asserts)
     live = _Liveness(p, deps, steps)
     segment_of = {ks[0]: (n, ks) for n, ks in enumerate(segments)}
     covered = {k for ks in segments for k in ks[1:]}
@@ -306,8 +306,11 @@ class _Liveness:
             w.add(f"del {', '.join(self.at[k])}")
 
 
-def bind_sizes(w: _Python, p: Program, any_strides: bool) -> None:
-    """Names for the symbolic sizes that inputs carry; inputs in the traced strides where the caller's may be others."""
+def bind_sizes(w: _Python, p: Program, any_strides: bool, checked: bool = False) -> None:
+    """Names for the symbolic sizes that inputs carry; inputs in the traced strides where the caller's may be others.
+
+    `checked`: what is known of inputs is looked at first.
+    """
     bound = set(p.inputs)
     for b in p.inputs:
         if b not in p.buffers:
@@ -317,6 +320,10 @@ def bind_sizes(w: _Python, p: Program, any_strides: bool) -> None:
             if not isinstance(n, int) and len(n.syms) == 1 and text == next(iter(n.syms)).key and text not in bound:
                 bound.add(text)
                 w.add(f"{text} = {b}.size({axis})")
+    for b in p.inputs if checked else ():
+        if b in p.buffers:
+            buf = p.buffers[b]
+            w.add(f"check_input({b}, {b!r}, {buf.dtype}, {tuple_text(buf.sizes)}, {tuple_text(buf.strides)})")
     for b in p.inputs if any_strides else ():
         if b in p.buffers and p.buffers[b].sizes:
             w.add(f"{b} = expect({b}, {tuple_text(p.buffers[b].sizes)}, {tuple_text(p.buffers[b].strides)})")
@@ -328,11 +335,11 @@ def _early(p: Program, names: _Names) -> list[str]:
     return ["0" if s in late else s for s in names.symbols]
 
 
-def _prologue(w: _Python, p: Program, names: _Names, any_strides: bool) -> None:
+def _prologue(w: _Python, p: Program, names: _Names, any_strides: bool, checked: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
-    bind_sizes(w, p, any_strides)
+    bind_sizes(w, p, any_strides, checked and not any_strides)
     w.add(f"ws = spaces.take({', '.join(_early(p, names))})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
     w.add("threads = num_threads()")
@@ -429,6 +436,8 @@ def _output(p: Program, o: Any) -> str:
         return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
+    if o.dtype not in (None, b.dtype):
+        return f"retyped({held}, {o.dtype}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:
         return held
     return f"view({held}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"

@@ -16,7 +16,7 @@ from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, read
 from ..schedule.deps import Deps
 from .ast import Param
 from .host import _arg, _Names, _output, _provenance, _Python, _target_name, bind_late, bind_sizes
-from .host_file import describe, tuple_text
+from .host_file import describe, seldom, tuple_text
 from .triton import TritonKernel
 
 
@@ -71,15 +71,16 @@ def launches(
     return p, out
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], any_strides: bool = False) -> CudaHost:
-    """Print the host program. `any_strides`: inputs may have other strides than were traced."""
+def build(p: Program, deps: Deps, steps: Sequence[Step], any_strides: bool = False, checked: bool = False) -> CudaHost:
+    """Print the host program. `any_strides`: inputs may have other strides than were traced; `checked`: look."""
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = written_inputs(p, steps)
     anywhere = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
     hints = tuple((s.kernel, aligned_pointers(s, anywhere)) for s in found)
-    return CudaHost(_python(p, deps, steps, found, names, any_strides), hints, len(found), len(steps) - len(found))
+    python = _python(p, deps, steps, found, names, any_strides, checked and not any_strides)
+    return CudaHost(python, hints, len(found), len(steps) - len(found))
 
 
 def aligned_pointers(s: CudaLaunch, anywhere: Set[str]) -> tuple[int, ...]:
@@ -133,13 +134,21 @@ def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
 
 
 def _python(
-    p: Program, deps: Deps, steps: Sequence[Step], found: list[CudaLaunch], names: _Names, any_strides: bool
+    p: Program,
+    deps: Deps,
+    steps: Sequence[Step],
+    found: list[CudaLaunch],
+    names: _Names,
+    any_strides: bool,
+    checked: bool,
 ) -> str:
     w = _Python()
     checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
     flagged = any(s.kernel.checks for s in found)
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    _prologue(w, p, names, written_inputs(p, steps), flagged, any_strides)
+    views = {o.buffer for o in p.outputs if isinstance(o, View)}
+    views.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)
+    _prologue(w, p, names, _Inputs(written_inputs(p, steps), views, any_strides, checked), flagged)
     last = _last_uses(p, steps)
     number = 0
     for k, s in enumerate(steps):
@@ -156,13 +165,23 @@ def _python(
     return _file(p, names, found, w, device.index or 0, sorted(set(checks)), flagged)
 
 
-def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged: bool, any_strides: bool) -> None:
+@dataclass(frozen=True)
+class _Inputs:
+    """Those that are written, and those of which views are made or returned, which must be views of what is given."""
+
+    written: set[str]
+    viewed: set[str]
+    any_strides: bool
+    checked: bool
+
+
+def _prologue(w: _Python, p: Program, names: _Names, inputs: _Inputs, flagged: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
     if flagged:
         w.add("flag.check()")
-    bind_sizes(w, p, any_strides)
+    bind_sizes(w, p, inputs.any_strides, inputs.checked)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
     late = late_symbols(p)
@@ -175,9 +194,10 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
         if p.buffers[b].device.type == "cpu":
             _bring(w, p, names, b)
             continue
-        if b not in written:
-            w.add(f"{b} = aligned({b})")
-        w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
+        near = f"{b}_near" if b in inputs.viewed else b
+        if b not in inputs.written:
+            w.add(f"{near} = aligned({b})")
+        w.add(f"P[{names.slots[b]}] = {near if b not in inputs.written else b}.data_ptr()")
 
 
 def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
@@ -247,6 +267,7 @@ def _file(
         "import torch",
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",
+        *(f"from altbackend.runtime.host import {name}" for name in seldom(w)),
         "",
         f"DEVICE = {device}",
         "",

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from .host import _Names, _Python
 
 
+_RUNTIME = ("Workspaces", "check_error", "empty_cpu", "expect", "view")
+
+
+def seldom(w: _Python) -> list[str]:
+    """The functions of `runtime.host` that only some programs call, those that this one does."""
+    return [name for name in ("check_input", "retyped") if any(f"{name}(" in line for line in w.body)]
+
+
 def tuple_text(xs: Sequence[Index]) -> str:
     return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
 
@@ -42,7 +50,7 @@ def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config,
     fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
     lines = [
         "import torch",
-        "from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view",
+        f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *seldom(w)]))}",
         "",
         "",
         f"def layout({', '.join(names.symbols)}):",

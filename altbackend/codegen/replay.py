@@ -82,6 +82,8 @@ def why_not(p: Program) -> str:
     for b in p.inputs:
         if b in p.buffers and p.buffers[b].device.type != "cuda":
             return f"input {b} is on the {p.buffers[b].device.type}: its value would be recorded"
+        if b in p.buffers and p.buffers[b].negative:
+            return f"input {b} has a negative bit, which copies do not keep"
     for o in p.outputs:
         if isinstance(o, View) and p.buffers[o.buffer].device.type != "cuda":
             return f"result {o.buffer} is on the {p.buffers[o.buffer].device.type}"

@@ -29,7 +29,10 @@ SCANS = ("sum", "prod", "max", "min", "logaddexp")
 
 @dataclass(frozen=True)
 class Buffer:
-    """`sizes` and `strides` in elements; `kind`: "input", "temp" or "const" (filled once, kept)."""
+    """`sizes` and `strides` in elements; `kind`: "input", "temp" or "const" (filled once, kept).
+
+    `negative`: the tensor has torch's negative bit, so library calls read the negative of what is in memory.
+    """
 
     name: str
     dtype: torch.dtype
@@ -37,6 +40,7 @@ class Buffer:
     strides: tuple[Index, ...]
     device: torch.device = torch.device("cpu")
     kind: str = "temp"
+    negative: bool = False
 
     @property
     def numel(self) -> Index:

@@ -71,10 +71,15 @@ class Ctx:
         return isinstance(held, Tensor) and held.value.op not in ("load", "const")
 
     def new_buffer(
-        self, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], device: torch.device | None = None
+        self,
+        dtype: torch.dtype,
+        sizes: Sequence[Index],
+        strides: Sequence[Index],
+        device: torch.device | None = None,
+        negative: bool = False,
     ) -> Buffer:
         name = f"buf{len(self.buffers)}"
-        b = Buffer(name, dtype, tuple(sizes), tuple(strides), device or self.device)
+        b = Buffer(name, dtype, tuple(sizes), tuple(strides), device or self.device, negative=negative)
         self.buffers[name] = b
         return b
 

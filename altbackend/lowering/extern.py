@@ -13,9 +13,11 @@ from ..ir.loops import Buffer, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
+from . import negative
 from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
-from .registry import overload
+from .facts import in_an_input
+from .registry import SUPPORTED_DTYPES, overload
 from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer, points
 
@@ -42,7 +44,9 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             if not x.sizes and x.value.op == "const" and cpu_beside_gpu(ctx, node):
                 return _number_on_cpu(ctx, x)
             source = sources.get(id(x))
-            return argument_view(ctx, x, source.meta.get("val") if source is not None else None, exact)
+            fake = source.meta.get("val") if source is not None else None
+            v = argument_view(ctx, x, fake, exact)
+            return negative.with_bit(ctx, v, fake) if isinstance(fake, torch.Tensor) else v
         if isinstance(x, (torch.SymInt, ex.Expr)):
             return ctx.index(x)
         if isinstance(x, Value) and x in ctx.numbers:
@@ -62,6 +66,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     bodies = target in control_flow.FUNCTIONS and not kwargs
     runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
+    aliases = operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named)
     ctx.emit(
         Extern(
             outs=tuple(results.outs),
@@ -72,12 +77,51 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             lists=_lists(val) if isinstance(val, (tuple, list)) else (),
             out_variant=_OUT.get(target),
             mutates=mutated,
-            aliases=operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named),
+            aliases=aliases,
             defines=tuple(results.defines),
             origins=ctx.origins(),
         )
     )
+    views = aliases and not bodies and not mutated
+    if views and in_an_input(node, written=True) and any(ctx.buffers[b].kind == "input" for b in _under(ctx, aliases)):
+        lowered = _map(lowered, lambda t: _apart(ctx, t))
     return tuple(lowered) if isinstance(val, list) else lowered
+
+
+def _under(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
+    """Buffers, and those that they are views of."""
+    made = {o: n.aliases for n in ctx.nodes if isinstance(n, Extern) for o in n.outs if o}
+    found: set[str] = set()
+    stack = [*names]
+    while stack:
+        b = stack.pop()
+        if b not in found:
+            found.add(b)
+            stack.extend(made.get(b, ()))
+    return found
+
+
+def _apart(ctx: Ctx, t: Any) -> Any:
+    """A copy of a view that a call has made of an input which the graph writes.
+
+    Kernels know such a view by another name than the input, and would not see that the write replaces what they read.
+    """
+    if not isinstance(t, Tensor) or t.dtype not in SUPPORTED_DTYPES:  # no kernel reads those
+        return t
+    v = as_view(t)
+    assert v is not None
+    viewed = ctx.buffers[v.buffer]
+    b = ctx.new_buffer(t.dtype, v.sizes, v.strides, viewed.device)
+    ctx.emit(Extern((b.name,), runtime_ops.strided_copy, (v, v.strides), origins=ctx.origins()))
+    return negative.turned(of_buffer(b)) if viewed.negative else of_buffer(b)
+
+
+def window(ctx: Ctx, held: View, wanted: View, dtype: torch.dtype) -> Tensor:
+    """`wanted`, whose offset counts from the first element of `held`: by a call, which checks that it lies within."""
+    b = ctx.new_buffer(dtype, wanted.sizes, wanted.strides)
+    args = (held, wanted.sizes, wanted.strides, wanted.offset)
+    ctx.emit(Extern((b.name,), runtime_ops.as_strided, args, aliases=(held.buffer,), origins=ctx.origins()))
+    return of_buffer(b)
 
 
 def _offset_in_storage(
@@ -86,7 +130,7 @@ def _offset_in_storage(
     """Arguments of `runtime.ops.as_strided_scatter`. Where an input begins in its storage, no guard holds."""
     into = node.args[0]
     assert isinstance(into, torch.fx.Node)
-    if storage_offset is None or into.op == "placeholder":
+    if storage_offset is None or in_an_input(into):
         return x, src, size, stride, storage_offset, True
     return x, src, size, stride, ex.sub(ctx.index(storage_offset), ctx.index(into.meta["val"].storage_offset())), False
 
@@ -104,7 +148,9 @@ class _Results:
         """A result as a tensor over a new buffer, as a number that the call gives, or as it is."""
         ctx = self.ctx
         if isinstance(r, torch.Tensor):
-            b = ctx.new_buffer(r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device)
+            b = ctx.new_buffer(
+                r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device, r.is_neg() and not r.is_complex()
+            )
             self.defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
             ctx.known.update(self.defines)
             self.outs.append(b.name)

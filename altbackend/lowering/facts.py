@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from .. import compat
 from ..errors import Unsupported
 
 
@@ -38,3 +41,18 @@ def user_line(n: torch.fx.Node) -> str:
             code = lines[k + 1] if k + 1 < len(lines) else ""
             return f"{path.rsplit('/', 1)[-1]}:{line}: {code}"
     return ""
+
+
+def in_an_input(n: Any, written: bool = False) -> bool:
+    """Whether a value, or one of several, was traced as a view of an input's memory; of one that the graph writes."""
+    held = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
+    mine = {compat.storage_of(v) for v in (held if isinstance(held, (tuple, list)) else (held,))} - {None}
+    if not isinstance(n, torch.fx.Node) or not mine:
+        return False
+    found = [i for i in n.graph.find_nodes(op="placeholder") if compat.storage_of(i.meta.get("val")) in mine]
+    return any(not written or is_written(i) for i in found)
+
+
+def is_written(n: torch.fx.Node) -> bool:
+    """Whether a graph writes an input."""
+    return any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users)

@@ -26,6 +26,7 @@ from . import (
     grid_sampler,
     host_numbers,
     indexing,
+    negative,
     padding_backward,
     pointwise,
     pooling,
@@ -74,6 +75,7 @@ RESERVED = frozenset(
         "bind",
         "call",
         "check_error",
+        "check_input",
         "const",
         "empty_cpu",
         "expect",
@@ -94,6 +96,7 @@ RESERVED = frozenset(
         "flag",
         "kernels",
         "on_device",
+        "retyped",
         "stream",
         "t",
         "tables",
@@ -164,7 +167,7 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     if isinstance(val, torch.Tensor):
         # the printed host program uses input names as variables
         name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(_RESERVED_STARTS) else node.name
-        b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input")
+        b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input", val.is_neg())
         ctx.buffers[name] = b
         ctx.inputs.append(name)
         ctx.known.update(map(ex.show, b.sizes))
@@ -219,17 +222,21 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
     if target is torch.ops.aten.copy_.default:
+        args = (args[0], negative.value(args[1], node.args[1]))
         if _dtypes_ok(node) and not cpu_beside_gpu(ctx, node):
             return _copy_into(ctx, node, args[0], args[1])
         extern.call(ctx, node, args, dict(kwargs))
         return args[0]
     if target is torch.ops.aten.copy.default and _dtypes_ok(node):
-        fake = node.meta["val"]
+        fake, source = node.meta["val"], negative.value(args[1], node.args[1])
         return Tensor(
             ctx.shape(fake.shape),
             fake.dtype,
-            va.cast(expand(args[1], ctx.shape(fake.shape)).computed(args[1].dtype), fake.dtype),
+            va.cast(expand(source, ctx.shape(fake.shape)).computed(source.dtype), fake.dtype),
         )
+    given, kwargs_given = args, kwargs
+    if not negative.is_negative(node):  # else it is a view, of memory as it is
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: negative.value(ctx.env[n], n))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty(ctx, node)) is not None:
@@ -240,7 +247,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
                 return result
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
-    return extern.call(ctx, node, args, dict(kwargs))
+    return extern.call(ctx, node, given, dict(kwargs_given))
 
 
 def _is_number(result: Any) -> bool:
@@ -323,6 +330,7 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
         raise Unsupported(node, "writes to something that is not a view of an input")
     b = ctx.buffers[v.buffer]
     value = Tensor(into.sizes, into.dtype, va.cast(expand(source, into.sizes).computed(source.dtype), into.dtype))
+    value = negative.value(value, node.args[0])
     held = as_view(value)
     if held is not None and held == v:
         return into

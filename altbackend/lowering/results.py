@@ -13,7 +13,7 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import View
 from ..ir.value import Value
-from . import extern
+from . import extern, negative
 from .aliases import alias_root
 from .context import Ctx
 from .tensor import Tensor, as_view
@@ -23,16 +23,27 @@ def outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
     """What the output node returns: views of buffers, numbers of the host, constants.
 
     Its meta holds the values that were traced, in `fakes`, and of those that share storage the name and the value of
-    the node whose storage it is, in `roots`.
+    the node whose storage it is, in `roots`. `of_inputs`: per result that is made again of an input, when the graph has
+    run, that input and the value as a view of it.
     """
     flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
     fakes = node.meta.get("fakes") or tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
     taken: dict[str, torch.fx.Node] = {}
-    together = _together(ctx, flat, fakes, node.meta.get("roots") or (None,) * len(flat), taken)
+    placed = {k: _in_input(ctx, base, fake) for k, (base, fake) in (node.meta.get("of_inputs") or {}).items()}
+    flat = tuple(None if k in placed else n for k, n in enumerate(flat))
+    together = placed | _together(ctx, flat, fakes, node.meta.get("roots") or (None,) * len(flat), taken)
     return tuple(
         together[k] if k in together else _output(ctx, n, fake, taken)
         for k, (n, fake) in enumerate(zip(flat, fakes, strict=True))
     )
+
+
+def _in_input(ctx: Ctx, base: torch.fx.Node, fake: torch.Tensor) -> View:
+    """Where a view of an input is, whatever place the input has in its storage."""
+    v = as_view(ctx.env[base])
+    assert v is not None
+    offset = ex.add(v.offset, ctx.index(fake.storage_offset() - base.meta["val"].storage_offset()))
+    return View(v.buffer, ctx.shape(fake.shape), ctx.shape(fake.stride()), offset)
 
 
 def _together(
@@ -44,7 +55,7 @@ def _together(
     """
     shared: dict[torch.fx.Node, list[int]] = {}
     for k, (n, traced) in enumerate(zip(flat, roots, strict=True)):
-        if traced is None or (root := alias_root(n)).op != "call_function":
+        if traced is None or not isinstance(n, torch.fx.Node) or (root := alias_root(n)).op != "call_function":
             continue
         if root.meta.get("root") == traced[0]:  # else a pass made the results otherwise
             shared.setdefault(root, []).append(k)
@@ -62,9 +73,17 @@ def _together(
             own = _own_storage(ctx, root, held, ctx.shape(whole.stride()), 0)
         taken[own.buffer] = root
         for k in numbers:
-            offset = ex.add(own.offset, ctx.index(fakes[k].storage_offset() - whole.storage_offset()))
-            found[k] = View(own.buffer, ctx.shape(fakes[k].shape), ctx.shape(fakes[k].stride()), offset)
+            found[k] = _part(ctx, own, whole, fakes[k])
     return found
+
+
+def _part(ctx: Ctx, own: View, whole: torch.Tensor, fake: torch.Tensor) -> View:
+    """The window on `own`, which lies as `whole` was traced, that a result is; it may read another dtype."""
+    mine, theirs = whole.dtype.itemsize, fake.dtype.itemsize
+    before = ex.mul(ex.sub(own.offset, ctx.index(whole.storage_offset())), mine)
+    offset = ex.add(ex.floordiv(before, theirs), ctx.index(fake.storage_offset()))
+    dtype = None if fake.dtype == whole.dtype else fake.dtype
+    return View(own.buffer, ctx.shape(fake.shape), ctx.shape(fake.stride()), offset, dtype)
 
 
 def _stands(ctx: Ctx, n: torch.fx.Node, fake: torch.Tensor) -> tuple[View, bool]:
@@ -97,6 +116,7 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
         offset = ctx.index(fake.storage_offset()) if _written_back(root) else 0
         v = _own_storage(ctx, n, held, ctx.shape(fake.stride()), offset)
     taken[v.buffer] = root
+    v = negative.with_bit(ctx, v, fake)
     return View(v.buffer, v.sizes, v.strides, v.offset)
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from .. import compat
+from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
 from ..ir.loops import View
+from . import extern, facts
 from . import scalar as s
+from .aliases import alias_root
 from .context import Ctx, memory_order
 from .registry import NotHere, lowers
 from .tensor import Tensor, as_view, expand, full, of_view, points, with_dim
@@ -192,19 +195,43 @@ def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 @lowers("as_strided.default")
 def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    source = ctx.graph_node.args[0].meta["val"]  # type: ignore[union-attr]
-    stored = ctx.realize(x, source)
-    v = as_view(stored, ctx.shape(source.stride()))
-    if v is None or any(
-        a != b for a, b, n in zip(v.strides, ctx.shape(source.stride()), x.sizes, strict=True) if n != 1
-    ):
-        stored = ctx.realize(x, source, fresh=True)
-        v = as_view(stored)
-        assert v is not None
-    base = (
-        v.offset if offset is None else ex.add(v.offset, ex.sub(ctx.index(offset), ctx.index(source.storage_offset())))
-    )
-    return of_view(View(v.buffer, ctx.shape(size), ctx.shape(stride), base), x.dtype)
+    """A window on what the value was traced as a part of: on its own buffer, or on that of the whole value.
+
+    Raises Unsupported for one that reaches beyond both.
+    """
+    node = ctx.graph_node
+    assert node is not None
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    if offset is not None and facts.in_an_input(source):
+        raise NotHere("no guard holds where an input begins in its storage")
+    place = source.meta["val"].storage_offset() if offset is None else offset
+    sizes, strides = ctx.shape(size), ctx.shape(stride)
+    reach = ex.add(0, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(sizes, strides, strict=True)))
+    whole = alias_root(source)
+    known = True
+    for n, held in dict.fromkeys(((source, x), (whole, ctx.env[whole]))):
+        if not isinstance(held, Tensor) or compat.storage_of(n.meta["val"]) != compat.storage_of(source.meta["val"]):
+            continue
+        v = _as_it_lay(ctx, held, n.meta["val"])
+        away = ex.sub(ctx.index(place), ctx.index(n.meta["val"].storage_offset()))
+        first = ex.add(v.offset, away)
+        room = ex.sub(ex.sub(ctx.buffers[v.buffer].extent, 1), ex.add(first, reach))
+        if 0 in sizes or facts.in_an_input(source) or (ex.known_nonnegative(first) and ex.known_nonnegative(room)):
+            return of_view(View(v.buffer, sizes, strides, first), x.dtype)
+        known = isinstance(first, int) and isinstance(room, int)
+    if known:
+        raise Unsupported(node, "a window that reaches beyond the storage of the value that it is laid on")
+    return extern.window(ctx, v, View(v.buffer, sizes, strides, away), x.dtype)
+
+
+def _as_it_lay(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:
+    """A value in a buffer with the strides that were traced."""
+    wanted = ctx.shape(fake.stride())
+    v = as_view(ctx.realize(x, fake), wanted)
+    if v is None or any(a != b for a, b, n in zip(v.strides, wanted, x.sizes, strict=True) if n != 1):
+        return extern.with_strides(ctx, x, wanted)
+    return v
 
 
 @lowers("flip.default")

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from .. import compat_aot
 from . import cost
 from .choose import Chooser, tagged
-from .halves import classify, is_tangent
+from .halves import as_given, classify, is_tangent
 from .reorder import demand_order
 from .repeats import merge_repeats
 
@@ -21,17 +21,24 @@ _EFFECTS = ("copy_", "_assert_scalar", "_assert_async", "sym_constrain_range", "
 
 
 def split(
-    joint: GraphModule, num_fwd_outputs: int, static: Sequence[int] | None, decision: Decision = lambda *a: None
+    joint: GraphModule,
+    num_fwd_outputs: int,
+    static: Sequence[int] | None,
+    decision: Decision = lambda *a: None,
+    replaced: Sequence[int] = (),
 ) -> Split:
     """(forward, backward) of a functional joint graph; the forward's further results are what the backward takes.
 
-    `static`: positions of inputs that outlive the step. The joint graph has no dead code, and loses what it
-    has twice. Raises Unbounded where the backward needs what can be neither saved nor computed again.
+    `static`: positions of inputs that outlive the step. `replaced`: positions of inputs that are written when the
+    forward has run. The joint graph has no dead code, and loses what it has twice. Raises Unbounded where the backward
+    needs what can be neither saved nor computed again.
     """
     if compat_aot.wants_equal_calls_once():
         merge_repeats(joint.graph)
-    halves = classify(joint, num_fwd_outputs)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
+    after = [inputs[k] for k in replaced]
+    as_given(joint, after)
+    halves = classify(joint, num_fwd_outputs, after)
     keep = frozenset(inputs[k] for k in static or () if k < len(inputs))
     choice = Chooser(halves, keep).choose()
     for n, (size, reason) in choice.saved.items():

@@ -21,7 +21,8 @@ class Halves:
 
     `kinds`: of every node. `read`: early nodes that late ones or gradients take. `wanted`: what those are made from.
     `storage`: the node that made a value's storage; for what shares none, the node itself.
-    `written`: inputs that the graph overwrites at its end. `results`: of the forward.
+    `written`: inputs that the graph overwrites at its end, and those that are `replaced` after it. `results`: of the
+    forward.
     """
 
     early: dict[Node, None]
@@ -54,7 +55,7 @@ def results_of(joint: GraphModule) -> list[object]:
     return pytree.tree_leaves(joint.graph.output_node().args)
 
 
-def classify(joint: GraphModule, num_fwd_outputs: int) -> Halves:
+def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] = ()) -> Halves:
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
     results = results_of(joint)
     after = _descendants(n for n in nodes if is_tangent(n))
@@ -74,9 +75,28 @@ def classify(joint: GraphModule, num_fwd_outputs: int) -> Halves:
         frozenset(_ancestors(read)),
         frozenset(read),
         _storages(nodes),
-        frozenset(n.args[0] for n in effects if n.target is aten.copy_.default and isinstance(n.args[0], Node)),
+        frozenset(n.args[0] for n in effects if n.target is aten.copy_.default and isinstance(n.args[0], Node))
+        | frozenset(replaced),
         frozenset(outputs),
     )
+
+
+def as_given(joint: GraphModule, replaced: Iterable[Node]) -> None:
+    """Let what reads an input that is written read a copy of it, which can be saved as the input cannot.
+
+    `replaced`: inputs that are written when the forward has run; those that the graph writes are found. Where nothing
+    saves the copy, it costs nothing.
+    """
+    writes = joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    for n in dict.fromkeys([*replaced, *(w.args[0] for w in writes if w.args[0].op == "placeholder")]):
+        readers = [u for u in n.users if u.op != "output" and not (u.target is aten.copy_.default and u.args[0] is n)]
+        if not readers or not isinstance(n.meta.get("val"), torch.Tensor):
+            continue
+        with joint.graph.inserting_before(min(readers)):
+            copy = joint.graph.call_function(aten.clone.default, (n,))
+        copy.meta["val"] = n.meta["val"].clone()
+        for u in readers:
+            u.replace_input_with(n, copy)
 
 
 def _descendants(start: Iterable[Node]) -> set[Node]:

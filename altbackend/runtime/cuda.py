@@ -142,6 +142,8 @@ def aligned(t: torch.Tensor) -> torch.Tensor:
     """`t`, or a copy with its strides whose address is a multiple of 16, which kernels assume of what they read."""
     if t.data_ptr() % _ALIGNMENT == 0:
         return t
+    if t.is_neg():  # kernels take what is in memory
+        t = torch._neg_view(t)
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 

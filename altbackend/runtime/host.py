@@ -123,6 +123,38 @@ def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) ->
     return out.copy_(t)
 
 
+def check_input(
+    t: torch.Tensor, name: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Raise AssertionError for an input that kernels were not generated for, or that its storage does not hold."""
+    wanted = f"{dtype} {sizes} by {strides}"
+    found = f"{t.dtype} {tuple(t.shape)} by {t.stride()}"
+    same = all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=False))
+    if t.dtype != dtype or t.shape != sizes or not (same or 0 in sizes):
+        raise AssertionError(f"input {name} of a compiled graph is {found}, and it was compiled for {wanted}")
+    last = t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    if t.layout == torch.strided and 0 not in sizes and last * t.itemsize > t.untyped_storage().nbytes():
+        held = t.untyped_storage().nbytes()
+        raise AssertionError(f"input {name} of a compiled graph, {found}, reaches beyond its storage of {held} bytes")
+
+
+def retyped(
+    t: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """The bytes from the first element of `t` on as a tensor of another dtype; `offset` counts its elements.
+
+    Raises RuntimeError where the storage of `t` is too small for that.
+    """
+    begin = t.storage_offset() * t.itemsize // dtype.itemsize + offset
+    last = begin + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    if 0 not in sizes and last * dtype.itemsize > t.untyped_storage().nbytes():
+        raise RuntimeError(
+            f"{sizes} of {dtype} by {strides} from {begin} on do not fit into the result they are read of"
+        )
+    out = torch.empty(0, dtype=dtype, device=t.device)
+    return out.set_(t.untyped_storage(), begin, sizes, strides)
+
+
 def check_error(error: ctypes.c_int32, lines: Sequence[str]) -> None:
     """Raise what eager would when a kernel met an index out of range."""
     if error.value:

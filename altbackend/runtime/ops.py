@@ -7,6 +7,17 @@ from collections.abc import Sequence
 import torch
 
 
+def as_strided(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """torch.as_strided; `offset` counts from the first element of `x`. Raises RuntimeError for one beyond its last."""
+    shapes: list[tuple[Sequence[int], Sequence[int]]] = [(x.shape, x.stride()), (size, stride)]
+    mine, window = (0 if 0 in n else 1 + sum((k - 1) * s for k, s in zip(n, t, strict=True)) for n, t in shapes)
+    if window and not 0 <= offset <= mine - window:
+        raise RuntimeError(
+            f"as_strided of {tuple(size)} by {tuple(stride)} from {offset} on is out of bounds of {mine}"
+        )
+    return x.as_strided(size, stride, x.storage_offset() + offset)
+
+
 def as_strided_scatter(
     x: torch.Tensor,
     src: torch.Tensor,

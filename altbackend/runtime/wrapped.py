@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from .gradients import are_batched, one_by_one, plain
+from .views import Step, replay
+
 Call = Callable[[list[Any]], Sequence[Any]]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
@@ -31,11 +34,16 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Alias:
-    """A result that is a view of an input: the graph gives its geometry, and autograd wants it made of that input."""
+    """A result that is a view of an input, and is made again of that input.
+
+    By `steps` from the input to the result; without them by the geometry that the graph gives, which has symbolic
+    sizes then, and the input's dtype.
+    """
 
     result: int
     base: int
     requires_grad: bool
+    steps: tuple[Step, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,8 @@ class Plan:
     """How a traced call is made of compiled graphs. Numbers count the call's inputs and results.
 
     `same`: per result, the input that it is, or -1. `dynamic`: per result, dimensions that torch marks as varying.
-    `written`: inputs whose version a call advances. `views`: results that are views of inputs.
+    `written`: inputs whose version a call advances. `changed`: inputs whose memory a call writes, those included.
+    `views`: results that are views of inputs.
 
     The rest is of training. `fixed`: results without a gradient.
     `unviewed`: results that autograd must not take for views. `detached`: inputs that no gradient reaches.
@@ -61,6 +70,7 @@ class Plan:
     sizes: int = 0
     tangents: tuple[Tangent, ...] = ()
     views: tuple[Alias, ...] = ()
+    changed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,36 +80,50 @@ class _Hidden:
     tensor: torch.Tensor
 
 
-def inference(call: Call, plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[..., Any]:
-    """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary."""
-    surroundings = _surroundings()
+def inference(
+    call: Call, plan: Plan, mark: Callable[[Any, set[int]], None], before: tuple[Any, ...] = ()
+) -> Callable[..., Any]:
+    """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
+
+    `before`: what the graph takes before the inputs.
+    """
+    surroundings, finish = _surroundings(), _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
-        given = list(args)
+        given = [*before, *args]
         _advance(given, plan)
         inputs = _returned(given, plan)
         with torch.no_grad(), surroundings():
             results = list(call(given))
-        return _finished(results, inputs, plan, mark)
+        return finish(results, inputs)
 
     return _untraced(run)
 
 
 def training(
-    forward: Call, backward: Call, plan: Plan, mark: Callable[[Any, set[int]], None], deterministic: bool
+    forward: Call,
+    backward: Call,
+    plan: Plan,
+    mark: Callable[[Any, set[int]], None],
+    deterministic: bool,
+    before: tuple[Any, ...] = (),
 ) -> Callable[..., Any]:
-    """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for."""
+    """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for.
+
+    `before`: what the graph takes before the inputs.
+    """
     function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
+    finish = _finish(plan, mark)
 
     def run(*args: Any) -> list[Any]:
-        given = list(args)
+        given = [*before, *args]
         _advance(given, plan)
         inputs = _returned(given, plan)
         for k in plan.detached:
             given[k] = given[k].detach()
         with torch.enable_grad():
             results = function.apply(*given)  # type: ignore[no-untyped-call]
-        return _finished(list(results), inputs, plan, mark)
+        return finish(list(results), inputs)
 
     return _untraced(run)
 
@@ -164,14 +188,22 @@ def _backward_of(backward: Call, plan: Plan, deterministic: bool) -> Callable[[A
                 "torch.use_deterministic_algorithms(True) was set between a compiled forward and its backward; "
                 "set it before the forward"
             )
-        tangents = [_laid_out(gradients[t.result], t) for t in plan.tangents]
-        args = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *tangents]
-        del tangents, gradients
+        args = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked]
+        first = len(args)
+        args += [gradients[t.result] for t in plan.tangents]
+        del gradients
+
+        def laid_out(given: list[Any]) -> Sequence[Any]:
+            for k, t in enumerate(plan.tangents, first):
+                given[k] = _laid_out(given[k], t)
+            return backward(given)
 
         def compute() -> Any:
             ctx.maybe_clear_saved_tensors()
             with torch.no_grad(), surroundings():
-                return tuple(backward(args))
+                if are_batched(args[first:]):
+                    return one_by_one(laid_out, args, range(first, len(args)))
+                return tuple(laid_out(args))
 
         if torch.is_grad_enabled():
             return _Once.apply(compute, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
@@ -189,6 +221,7 @@ def _laid_out(gradient: Any, wanted: Tangent) -> Any:
             f"the gradient of result {wanted.result} of a compiled graph is a {type(gradient).__name__}, where a plain "
             "tensor was expected; compile the loss together with what it is computed from"
         )
+    gradient = plain(gradient)
     if wanted.format:
         return gradient.contiguous(memory_format=_FORMATS[wanted.format])
     if gradient.shape == wanted.size and gradient.stride() == wanted.stride:
@@ -220,23 +253,37 @@ def _returned(args: Sequence[Any], plan: Plan) -> dict[int, Any]:
     return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
 
 
-def _view_of(base: torch.Tensor, found: Any, requires_grad: bool) -> torch.Tensor:
-    """`base` with the geometry of `found`, which lies in the same memory, as a view that autograd knows."""
+def _finish(plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[[list[Any], dict[int, Any]], list[Any]]:
+    """What puts inputs and their views among the results, and marks sizes that vary."""
+    views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
+    dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
+
+    def finished(results: list[Any], inputs: dict[int, Any]) -> list[Any]:
+        for k, view, requires_grad in views:
+            inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
+        for k, held in inputs.items():
+            results[k] = held
+        for k, dims in dynamic:
+            mark(results[k], dims)
+        return results
+
+    return finished
+
+
+def _viewer(view: Alias) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    """What makes a result of the input that it is a view of, and of what the graph gives for it."""
+    if view.steps is None:
+        return _placed
+    made = replay(view.steps)
+    return lambda base, _: made(base)
+
+
+def _placed(base: torch.Tensor, found: Any) -> torch.Tensor:
     like = found.tensor if isinstance(found, _Hidden) else found
-    out = base.as_strided(like.shape, like.stride(), like.storage_offset())
+    return base.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def _with_gradient(base: torch.Tensor, view: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     if base.requires_grad and not requires_grad:
-        return out.detach()
-    return out.requires_grad_() if requires_grad and not base.requires_grad else out
-
-
-def _finished(
-    results: list[Any], inputs: dict[int, Any], plan: Plan, mark: Callable[[Any, set[int]], None]
-) -> list[Any]:
-    for view in plan.views:
-        inputs[view.result] = _view_of(inputs[view.result], results[view.result], view.requires_grad)
-    for k, held in inputs.items():
-        results[k] = held
-    for k, dims in enumerate(plan.dynamic):
-        if dims:
-            mark(results[k], set(dims))
-    return results
+        return view.detach()
+    return view.requires_grad_() if requires_grad and not base.requires_grad else view

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import altbackend
 from altbackend import backend, entry_point
-from altbackend.cache import store, traced
+from altbackend.cache import key, store, traced
 from altbackend.config import resolve
 from altbackend.debug import Trace
 from altbackend.kept.remote import remote
 from altbackend.kept.store import Store, open_store
-from altbackend.runtime.wrapped import Plan
+from altbackend.runtime.views import Step
+from altbackend.runtime.wrapped import Alias, Plan
 
 T = torch.Tensor
 ROOT = Path(__file__).parents[2]
@@ -370,7 +372,6 @@ def test_ellipses_are_kept(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
-        (lambda x: x.view(torch.int32), "an input read as another dtype"),
         (lambda x: x.nonzero(), "only data decides"),
         (lambda x: torch.ops.test_traced.own(x), "not an operator of torch's own"),
     ],
@@ -490,6 +491,28 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
     assert watch.seen() == ["hit"]
 
 
+@pytest.mark.parametrize("by", ["context", "setting"])
+def test_compiled_autograd_traces_a_backward_whose_graph_is_kept(watch: Watch, by: str) -> None:
+    """It needs AOTAutograd's graph of the backward, also where the cache would save that work."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(3, 4)
+    want = [g.clone() for g in torch.autograd.grad(net(x).sum(), list(net.parameters()))]
+    watch.compile(net)(x).sum().backward()
+    assert watch.seen() == ["miss", "kept"]
+    net.zero_grad()
+    options = {"strict": True, "cache_graphs": True, "cache_dir": str(watch.folder)}
+    if by == "context":
+        compiler, compiled = torch.compile(backend="alt", fullgraph=True, options=options), watch.compile(net)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            compiled(x).sum().backward()
+    else:
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            step = watch.compile(lambda x: net(x).sum().backward())
+            step(x)
+    assert "hit" not in watch.seen()
+    torch.testing.assert_close([p.grad for p in net.parameters()], want)
+
+
 def test_switched_off(watch: Watch) -> None:
     net, x = nn.Linear(4, 4), torch.randn(2, 4)
     for options in ({"warm_start": False}, {"cache_graphs": False}):
@@ -542,13 +565,69 @@ def test_checkpointed_layers(watch: Watch) -> None:
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
-    from dataclasses import asdict  # noqa: PLC0415
-
-    plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2)
-    assert traced.read_plan(asdict(plan)) == plan
-    for wrong in ({**asdict(plan), "written": [-1]}, {**asdict(plan), "sizes": "2"}, {}):
+    steps = (
+        Step("slice_Tensor", (0, None, sys.maxsize, 1)),
+        Step("view_dtype", ("int32",)),
+        Step("unbind_int", (0,), 2),
+    )
+    views = (Alias(0, 1, False, steps), Alias(1, 1, True))
+    plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2, views=views)
+    held = json.loads(json.dumps(asdict(plan)))
+    assert traced.read_plan(held) == plan
+    strange = [{"name": "copy_", "args": [], "part": -1}], [{"name": "view_dtype", "args": ["load"], "part": -1}]
+    other = [{**held, "views": [{**held["views"][0], "steps": s}]} for s in strange]
+    for wrong in ({**held, "written": [-1]}, {**held, "sizes": "2"}, {}, *other):
         with pytest.raises((ValueError, KeyError)):
             traced.read_plan(wrong)
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.1)),
+    "one by one": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=False),
+}
+
+
+def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: str, watch: Watch | None) -> list[T]:
+    """Parameters after two steps of an optimizer, compiled if there is something that watches."""
+    torch.manual_seed(len(start))
+    sizes = ((8,), (8,), (3, 3))
+    made = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
+    optimizer = make(made)
+    step = (lambda: optimizer.step()) if watch is None else watch.compile(lambda: optimizer.step())
+    for k in range(2):
+        for p in made:
+            p.grad = p.detach() * 0.1 + k
+        step()
+    return [p.detach() for p in made]
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_parameters_that_a_graph_holds_count_by_geometry(
+    watch: Watch, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values that are equal, or differ, are no part of the key, and nobody reads them to make it."""
+    content, seen = key.bytes_of, list[T]()
+    monkeypatch.setattr(key, "bytes_of", lambda held: seen.append(held) or content(held))
+    for k, start in enumerate(("equal", "others", "equal", "still others")):
+        found = stepped(OPTIMIZERS[name], start, watch)
+        torch.testing.assert_close(found, stepped(OPTIMIZERS[name], start, None))
+        assert ("hit" in watch.verdicts) == (k > 0)
+        assert ("miss" in watch.seen()) == (k == 0)
+    assert not [held for held in seen if isinstance(held, nn.Parameter)]
+
+
+def test_tensors_that_the_code_holds_and_writes(watch: Watch) -> None:
+    net = nn.Linear(4, 4)
+    buffer = torch.ones(4)
+
+    def fn(x: T) -> T:
+        buffer.add_(1)
+        return net(x) + buffer
+
+    for _ in range(2):
+        buffer.fill_(1)
+        assert same(watch.compile(fn)(torch.ones(2, 4)), net(torch.ones(2, 4)) + 2)
 
 
 PROGRAM = """

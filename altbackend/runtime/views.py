@@ -1,0 +1,75 @@
+"""Views made again: the view operators between a tensor and a view of it, applied to another tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+# By the names that torch's functionalization has for them.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "_conj": _aten._conj.default,
+    "_neg_view": _aten._neg_view.default,
+    "_reshape_alias": _aten._reshape_alias.default,
+    "_unsafe_view": _aten._unsafe_view.default,
+    "alias": _aten.alias.default,
+    "as_strided": _aten.as_strided.default,
+    "detach": _aten.detach.default,
+    "diagonal": _aten.diagonal.default,
+    "expand": _aten.expand.default,
+    "permute": _aten.permute.default,
+    "select_int": _aten.select.int,
+    "slice_Tensor": _aten.slice.Tensor,
+    "split_Tensor": _aten.split.Tensor,
+    "split_with_sizes": _aten.split_with_sizes.default,
+    "squeeze": _aten.squeeze.default,
+    "squeeze_dim": _aten.squeeze.dim,
+    "squeeze_dims": _aten.squeeze.dims,
+    "t": _aten.t.default,
+    "transpose_int": _aten.transpose.int,
+    "unbind_int": _aten.unbind.int,
+    "unfold": _aten.unfold.default,
+    "unsqueeze": _aten.unsqueeze.default,
+    "view": _aten.view.default,
+    "view_as_complex": _aten.view_as_complex.default,
+    "view_as_real": _aten.view_as_real.default,
+    "view_dtype": _aten.view.dtype,
+}
+_IMPLICIT = {"expand": ("implicit",)}  # arguments that only keywords give
+
+
+@dataclass(frozen=True)
+class Step:
+    """A view operator by its name in `OPERATORS`. `part`: which of its several results is meant, -1 for the only one.
+
+    `args` follow the tensor: numbers, lists of numbers, None, and dtypes by name.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    part: int = -1
+
+
+def replay(steps: Sequence[Step]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes of a tensor the view that the steps lead to. Raises KeyError for a step that is no view operator."""
+    calls = [_call(s) for s in steps]
+
+    def made(base: torch.Tensor) -> torch.Tensor:
+        for call in calls:
+            base = call(base)
+        return base
+
+    return made
+
+
+def _call(s: Step) -> Callable[[torch.Tensor], torch.Tensor]:
+    op = OPERATORS[s.name]
+    args = [getattr(torch, a) if isinstance(a, str) else a for a in s.args]
+    names = _IMPLICIT.get(s.name, ())
+    given = {name: args.pop() for name in names}
+    if s.part >= 0:
+        return lambda base: op(base, *args, **given)[s.part]
+    return lambda base: op(base, *args, **given)
