@@ -46,11 +46,9 @@ def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
 
     def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         trace = Trace(f"graph{number}_joint", cfg)
-        for user_pass in cfg.joint_custom_pre_pass:
-            user_pass(joint.graph)
+        fx_passes.run_users(cfg.joint_custom_pre_pass, joint)
         _joint_passes(joint, cfg, trace)
-        for user_pass in cfg.joint_custom_post_pass:
-            user_pass(joint.graph)
+        fx_passes.run_users(cfg.joint_custom_post_pass, joint)
         halves = split_joint(joint, inputs, kwargs, cfg, trace)
         trace.finish()
         return halves
@@ -88,7 +86,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     try:
         with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
             fx_passes.joint_statistics(joint, trace)
-            fx_passes.joint_random(joint, cfg)
+            fx_passes.joint_random(joint, cfg, trace)
             if fx_passes.on_gpu(joint):
                 fx_passes.cuda_joint(joint, cfg, trace)
     except Exception as cause:
@@ -119,6 +117,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
             return library_calls_only(held, trace, error)
 
         try:
+            if kind == "inference":  # a graph that is not split stands for the joint one
+                fx_passes.run_users((*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass), gm)
             with compat.no_collection():
                 return compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
         except Exception as cause:
