@@ -425,8 +425,12 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
 
 
 def _output(p: Program, o: Any) -> str:
+    if isinstance(o, Constant):
+        return f"const[{str(o)!r}]"
+    if isinstance(o, (Opaque, HostNumber)):
+        return str(o)
     if not isinstance(o, View):
-        return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
+        return ex.show(o) if isinstance(o, ex.Expr) else repr(o)
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:

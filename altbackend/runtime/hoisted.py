@@ -29,8 +29,6 @@ class Hoisted:
     take the storage of the old ones, whose addresses a CUDA graph holds.
     """
 
-    _boxed_call = True
-
     def __init__(
         self,
         main: Callable[[list[Any]], Sequence[Any]],
@@ -39,6 +37,7 @@ class Hoisted:
         watched: tuple[int, ...],
         in_place: bool = False,
     ) -> None:
+        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
         self.main, self.prologue, self.kept, self.watched = main, prologue, kept, watched
         self.in_place = in_place
         self.stored: Sequence[Any] = ()
