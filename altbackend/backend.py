@@ -14,7 +14,7 @@ from .binding import Job
 from .cache.traced import Recording
 from .config import Config
 from .debug import Trace
-from .errors import AltError, FallbackWarning, InternalError, internal_error
+from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, remembered
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
@@ -24,7 +24,17 @@ from .runtime.cuda_graphs import ALL
 def trace_and_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
+    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called.
+
+    One whose input has oneDNN's own layout runs as captured, since tracing takes that for a strided tensor.
+    """
+    if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):
+        todo = "convert the input with to_dense() before the compiled function"
+        error = Unsupported(None, "an input has oneDNN's own layout, which tracing does not know", todo=todo)
+        if cfg.strict:
+            raise error
+        warnings.warn(f"graph{number} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
+        return gm.forward
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),

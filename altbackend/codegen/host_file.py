@@ -19,7 +19,15 @@ def tuple_text(xs: Sequence[Index]) -> str:
     return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
 
 
-def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
+def file_text(
+    p: Program,
+    names: _Names,
+    segments: list[list[int]],
+    cfg: Config,
+    w: _Python,
+    source: str,
+    imports: Sequence[str] = (),
+) -> str:
     blocks, windows = [], []
     taken: dict[str, list[str]] = {}
     for c, root in names.home.items():
@@ -43,6 +51,7 @@ def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config,
     lines = [
         "import torch",
         "from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view",
+        *imports,
         "",
         "",
         f"def layout({', '.join(names.symbols)}):",
