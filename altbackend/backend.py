@@ -27,7 +27,17 @@ from .runtime.variants import Variants, transformed
 def trace_and_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called."""
+    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called.
+
+    One whose input has oneDNN's own layout runs as captured, since tracing takes that for a strided tensor.
+    """
+    if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):
+        todo = "convert the input with to_dense() before the compiled function"
+        error = Unsupported(None, "an input has oneDNN's own layout, which tracing does not know", todo=todo)
+        if cfg.strict:
+            raise error
+        warnings.warn(f"graph{number} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
+        return gm.forward
     captured = remembered(gm.graph)
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
@@ -95,11 +105,9 @@ def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
 
     def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         trace = Trace(f"graph{number}_joint", cfg)
-        for user_pass in cfg.joint_custom_pre_pass:
-            user_pass(joint.graph)
+        fx_passes.run_users(cfg.joint_custom_pre_pass, joint)
         _joint_passes(joint, cfg, trace)
-        for user_pass in cfg.joint_custom_post_pass:
-            user_pass(joint.graph)
+        fx_passes.run_users(cfg.joint_custom_post_pass, joint)
         halves = split_joint(joint, inputs, kwargs, cfg, trace)
         trace.finish()
         return halves
@@ -138,7 +146,7 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     try:
         with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
             fx_passes.joint_statistics(joint, trace)
-            fx_passes.joint_random(joint, cfg)
+            fx_passes.joint_random(joint, cfg, trace)
             if fx_passes.on_gpu(joint):
                 fx_passes.cuda_joint(joint, cfg, trace)
     except Exception as cause:
@@ -176,6 +184,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
             return library_calls_only(held, trace, error)
 
         try:
+            if kind == "inference":  # a graph that is not split stands for the joint one
+                fx_passes.run_users((*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass), gm)
             with compat.no_collection():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
                 return taking_any(call, gradients.start, gradients.stop) if gradients else call

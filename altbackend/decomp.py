@@ -229,6 +229,28 @@ def _before(mask: torch.Tensor) -> torch.Tensor:
     return counted - 1
 
 
+def _nll_loss_backward(steps: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's steps with +0 in rows that count for nothing, where they have -1 * 0 at the class they took instead."""
+
+    def backward(grad: Any, x: torch.Tensor, target: torch.Tensor, weight: Any, how: int, ignore: Any, n: Any) -> Any:
+        where = aten.reshape(target, []) if x.dim() == 1 else aten.unsqueeze(target, 1)
+        return aten.where(aten.ne(where, ignore), steps(grad, x, target, weight, how, ignore, n), 0)
+
+    return backward
+
+
+def _smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, how: int, beta: float) -> Any:
+    """torch's steps, but NaN where the difference is: they take its sign, which is 0."""
+    difference = aten.sub(x, target)
+    steps = _SMOOTH_L1(grad, x, target, how, beta)
+    return aten.where(aten.ne(difference, difference), difference, steps)
+
+
+_SMOOTH_L1, _NLL, _NLL_2D = (
+    get_decompositions([op])[op.default]
+    for op in (aten.smooth_l1_loss_backward, aten.nll_loss_backward, aten.nll_loss2d_backward)
+)
+
 # Ours, in place of torch's.
 _OWN: dict[Any, Callable[..., Any]] = {
     aten.index_fill.int_Scalar: _index_fill,
@@ -237,7 +259,11 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+    aten.nll_loss_backward.default: _nll_loss_backward(_NLL),
+    aten.nll_loss2d_backward.default: _nll_loss_backward(_NLL_2D),
 }
+# And where pointwise operators are taken apart.
+_OWN_PARTS: dict[Any, Callable[..., Any]] = {aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward}
 
 
 @functools.cache
@@ -247,6 +273,7 @@ def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     chosen.update(get_decompositions(added))
     chosen.update(_foreach())
+    chosen.update(_OWN_PARTS)
     for name in _KEPT:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)

@@ -172,10 +172,13 @@ def _complete_interpreter() -> None:
     for name in _LIBDEVICE:
         reference = getattr(torch, _TORCH_NAMES.get(name, name), None) or torch.special.i1
         setattr(libdevice, name, _elementwise(reference))
+    libdevice.fmod = _elementwise(_fmod)
     triton.language.inline_asm_elementwise = _inline_asm
     interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter.InterpreterBuilder.create_add = _add
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    interpreter.InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
@@ -225,6 +228,11 @@ def _as_float32(x: Any) -> Any:
     if x.data.dtype == np.uint16:
         return (x.data.astype(np.uint32) << 16).view(np.float32)
     return x.data.astype(np.float32)
+
+
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """C's; torch's vectors have NaN where the quotient overflows."""
+    return torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
 
 
 def _elementwise(reference: Callable[..., torch.Tensor]) -> Callable[..., Any]:

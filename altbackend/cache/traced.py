@@ -56,6 +56,8 @@ def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
     """The question, or why the graph is not looked up. Takes the graph as captured, before any pass."""
     if not cfg.warm_start:
         return "option warm_start is off"
+    if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in inputs):
+        return "an input has oneDNN's own layout"
     if reason := graphs.switched_off(cfg):
         return reason
     try:

@@ -16,8 +16,9 @@ from ..schedule.place import Placed
 from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
 from .short_rows import with_short_rows
 
-SUM_BLOCK = 4096  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
+SUM_BLOCK = 256  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
 COLUMN_BLOCK = SUM_BLOCK // 16  # and this long where each has one lane
+STREAM = 1 << 12  # elements that do not come from the nearest cache: waiting for them hides float64 additions
 
 
 @dataclass
@@ -140,6 +141,8 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
         Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
         for total, part in s.blocked
     ]
+    if _known_at_most(v.args[1], SUM_BLOCK):
+        return [*parts, Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit), *folds]
     inner = Loop(v, "block", "block_end", tuple(body), simd=not s.serial, sums=tuple(s.sums))
     return [Loop(v, begin, end, (*parts, inner, *folds), step=SUM_BLOCK)]
 
@@ -302,19 +305,43 @@ def _accumulate(e: Emitter, s: Scope, q: Placed, level: int) -> Value:
     value = _bind(e, s, q.value)
     depth = len(s.stage.inner)
     acc = e.fresh("r")
-    long = depth and s.stage.inner[-1] in q.reduced and not _known_at_most(s.stage.inner[-1].args[1], SUM_BLOCK)
-    if node.op == "sum" and value.dtype == torch.float32 and long:
-        part = e.fresh("r")
+    if node.op == "sum" and value.dtype == torch.float32 and (wide := _wide(s, q)):
         s.before[level].append(Declare(acc, torch.float64, va.const(0.0, torch.float64)))
-        s.blocked.append((acc, part))
-        s.sums.append(("sum", part))
-        s.before[depth].append(Update(part, None, "sum", value))
+        if wide == "blocks":
+            part = e.fresh("r")
+            s.blocked.append((acc, part))
+            s.sums.append(("sum", part))
+            s.before[depth].append(Update(part, None, "sum", value))
+        else:
+            s.before[depth].append(Update(acc, None, "sum", _widen(value, torch.float64)))
+            if level < depth:
+                s.sums.append(("sum", acc))
         return va.make("cast", (name(acc, torch.float64),), torch.float32)
     s.before[level].append(Declare(acc, value.dtype, identity(node.op, value.dtype)))
     s.before[depth].append(Update(acc, None, node.op, value))
     if depth and level < depth:
         s.sums.append((node.op, acc))
     return name(acc, value.dtype)
+
+
+def _wide(s: Scope, q: Placed) -> str:
+    """How a float32 sum gets a float64 total: "blocks" of vectors, "steps" for each element, "" for a short one."""
+    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    if _one_lane(s.stage):
+        return "" if _known_at_most(length, COLUMN_BLOCK) else "steps"
+    if isinstance(length, int) and length >= STREAM:
+        return "steps"
+    return "" if _known_at_most(length, SUM_BLOCK) else "blocks"
+
+
+def _one_lane(stage: Stage) -> bool:
+    """Whether the stage's innermost loop runs in order, so that its sums have no lanes."""
+    return any(
+        q.kind in ("scan", "scatter")
+        or any(v.op == "wrap_index" for v in va.walk(q.value))
+        or (bool(q.reduced) and _kept_first(q) is None and stage.inner[-1] in q.reduced)
+        for q in stage.members
+    )
 
 
 def _known_at_most(size: Index, limit: int) -> bool:
@@ -406,7 +433,8 @@ def _across_rows(e: Emitter, s: Scope, q: Placed) -> None:
     lead = _kept_first(q)
     if lead is not None and any(v in q.reduced for v in q.inner):
         result = _accumulate(e, s, q, lead)
-        s.after[lead].append(Update(acc, slot, node.op, _widen(result, wide)))
+        total = result.args[0] if result.op == "cast" and result.args[0].dtype == wide else _widen(result, wide)
+        s.after[lead].append(Update(acc, slot, node.op, total))
         return
     value = _bind(e, s, q.value)
     s.before[len(s.stage.inner)].append(Update(acc, slot, node.op, _widen(value, wide)))

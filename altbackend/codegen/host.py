@@ -280,7 +280,7 @@ def _python(
     w.add(f"spaces.give({', '.join(['ws', *_early(p, names)])})")
     outs = ", ".join(_output(p, o) for o in p.outputs)
     w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
-    return file_text(p, names, segments, cfg, w, source)
+    return file_text(p, names, segments, cfg, w, source, promise_imports(p))
 
 
 class _Liveness:
@@ -379,10 +379,33 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
     for o in s.outs:
         if o in p.buffers:
             b = p.buffers[o]
-            if b.sizes and not s.aliases:  # a view has the strides that were traced, and must stay one
+            if is_foreign(s.target):
+                w.add(promise(p, s.target, o))
+            elif b.sizes and not s.aliases:  # a view has the strides that were traced, and must stay one
                 w.add(f"{o} = expect({o}, {tuple_text(b.sizes)}, {tuple_text(b.strides)})")
             if o in names.slots:
                 w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
+
+
+_OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
+
+
+def is_foreign(target: Any) -> bool:
+    """Whether a call runs an operator that is not torch's own, whose fake kernel nobody has compared with it."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OWN_OPERATORS
+
+
+def promise(p: Program, target: Any, o: str) -> str:
+    """The check of a result of such a call; a comparison of three attributes at run time."""
+    b = p.buffers[o]
+    facts = f"{str(target)!r}, {b.dtype}, {tuple_text(b.sizes)}, {tuple_text(b.strides)}"
+    return f"{o} = promised({o}, {facts})"
+
+
+def promise_imports(p: Program) -> list[str]:
+    """The import of what checks results, if a call needs that."""
+    needed = any(isinstance(n, Extern) and is_foreign(n.target) for n in p.nodes)
+    return ["from altbackend.runtime.promises import promised"] * needed
 
 
 def _target_name(w: _Python, target: Any) -> str:
@@ -432,8 +455,12 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
 
 
 def _output(p: Program, o: Any) -> str:
+    if isinstance(o, Constant):
+        return f"const[{str(o)!r}]"
+    if isinstance(o, (Opaque, HostNumber)):
+        return str(o)
     if not isinstance(o, View):
-        return ex.show(o) if isinstance(o, ex.Expr) else str(o) if isinstance(o, HostNumber) else repr(o)
+        return ex.show(o) if isinstance(o, ex.Expr) else repr(o)
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
     if o.dtype not in (None, b.dtype):

@@ -15,7 +15,19 @@ from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _Names, _output, _provenance, _Python, _target_name, bind_late, bind_sizes
+from .host import (
+    _arg,
+    _Names,
+    _output,
+    _provenance,
+    _Python,
+    _target_name,
+    bind_late,
+    bind_sizes,
+    is_foreign,
+    promise,
+    promise_imports,
+)
 from .host_file import describe, seldom, tuple_text
 from .triton import TritonKernel
 
@@ -235,6 +247,8 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         assert o is not None
         w.targets[o] = o
         b = p.buffers[o]
+        if is_foreign(s.target):
+            w.add(promise(p, s.target, o))
         if b.device.type == "cpu":
             if o in names.slots:
                 _bring(w, p, names, o)
@@ -268,6 +282,7 @@ def _file(
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",
         *(f"from altbackend.runtime.host import {name}" for name in seldom(w)),
+        *promise_imports(p),
         "",
         f"DEVICE = {device}",
         "",

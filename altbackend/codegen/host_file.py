@@ -27,7 +27,15 @@ def tuple_text(xs: Sequence[Index]) -> str:
     return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
 
 
-def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config, w: _Python, source: str) -> str:
+def file_text(
+    p: Program,
+    names: _Names,
+    segments: list[list[int]],
+    cfg: Config,
+    w: _Python,
+    source: str,
+    imports: Sequence[str] = (),
+) -> str:
     blocks, windows = [], []
     taken: dict[str, list[str]] = {}
     for c, root in names.home.items():
@@ -51,6 +59,7 @@ def file_text(p: Program, names: _Names, segments: list[list[int]], cfg: Config,
     lines = [
         "import torch",
         f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *seldom(w)]))}",
+        *imports,
         "",
         "",
         f"def layout({', '.join(names.symbols)}):",

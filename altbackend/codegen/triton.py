@@ -366,7 +366,7 @@ def scalar(v: Value, weak: bool = False) -> str:
         case "name":
             return str(v.attr)
         case "const":
-            return number(v) if weak and v.dtype in _WEAK_TYPES else _constant(v)
+            return number(v) if weak and v.dtype in _WEAK_TYPES and not _is_minus_zero(v) else _constant(v)
         case "tile_load":
             return _load(v)
         case "tile_index":
@@ -410,8 +410,14 @@ def scalar(v: Value, weak: bool = False) -> str:
     return text.format(*(scalar(a, weak_ones) for a in v.args), T=TYPES[v.dtype], bits=v.dtype.itemsize * 8)
 
 
+def _is_minus_zero(v: Value) -> bool:
+    return v.dtype.is_floating_point and v.attr == 0 and math.copysign(1, v.attr) < 0
+
+
 def _constant(v: Value) -> str:
     """A constant of just the dtype: a plain number would take the dtype that Triton finds fitting."""
+    if _is_minus_zero(v):  # of a number that equals 0 Triton makes +0
+        return f"(tl.full([], 0.0, {TYPES[v.dtype]}) * -1.0)"
     if v.dtype in LOW_PRECISION:
         return f"tl.cast({number(v)}, {TYPES[v.dtype]})"
     return f"tl.full([], {number(v)}, {TYPES[v.dtype]})"

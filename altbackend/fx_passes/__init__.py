@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from .. import compat, freezing
-from ..config import Config
+from ..config import Config, Passes
 from ..debug import Trace
 from . import (
     addcdiv,
@@ -32,7 +32,7 @@ from . import (
     verify,
     wide_products,
 )
-from .graph import drop_dead
+from .graph import complete, drop_dead
 
 
 def pre_grad(gm: GraphModule, cfg: Config) -> None:
@@ -42,6 +42,14 @@ def pre_grad(gm: GraphModule, cfg: Config) -> None:
     attention_mask.run(gm)
     if cfg.numerics == "eager":
         addcdiv.run(gm)
+
+
+def run_users(passes: Passes, gm: GraphModule) -> None:
+    """A user's passes over an ATen graph, which need not know about fake values."""
+    for user_pass in passes:
+        user_pass(gm.graph)
+    if passes:
+        complete(gm)
 
 
 def on_gpu(gm: GraphModule) -> bool:
@@ -57,10 +65,11 @@ def joint_statistics(joint: GraphModule, trace: Trace) -> None:
     drop_dead(joint.graph)
 
 
-def joint_random(joint: GraphModule, cfg: Config) -> None:
-    """Dropouts in parts, unless eager's own numbers are wanted."""
+def joint_random(joint: GraphModule, cfg: Config, trace: Trace) -> None:
+    """Dropouts in parts, and what checkpointed regions draw from seeds, unless eager's own numbers are wanted."""
     if not cfg.fallback_random:
         random.expose_dropout(joint)
+        random.expose_checkpointed(joint, trace)
 
 
 def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
@@ -82,8 +91,8 @@ def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     """Run the passes on a forward, backward or inference graph; the graph is changed in place."""
-    for user_pass in cfg.post_grad_custom_pre_pass:
-        user_pass(gm.graph)
+    run_users(cfg.post_grad_custom_pre_pass, gm)
+    complete(gm)
     drop_dead(gm.graph)
     remember_output_strides(gm)
     if not cfg.fallback_random:
@@ -98,8 +107,7 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
 
 
 def finish(gm: GraphModule, cfg: Config) -> GraphModule:
-    for user_pass in cfg.post_grad_custom_post_pass:
-        user_pass(gm.graph)
+    run_users(cfg.post_grad_custom_post_pass, gm)
     if cfg.verify_ir:
         gm.graph.lint()
     return gm

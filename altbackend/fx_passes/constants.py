@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     Not among them: casts that widen numbers of 8 bits. Weights are stored so to save memory.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _writes(n) and n.args}
+    written = {a for n in gm.graph.nodes if n.op == "call_function" and _writes(n) for a in _aliased(n, written=True)}
     found = {
         placeholders[k]
         for k in static
@@ -65,6 +64,18 @@ def move_up(gm: GraphModule, constant: set[Node]) -> None:
 def _writes(n: Node) -> bool:
     schema = getattr(n.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def _aliased(n: Node, written: bool = False) -> list[Node]:
+    """The operands whose storage the results of a call may have, by its schema, or those that it writes."""
+    schema = getattr(n.target, "_schema", None)
+    if schema is None:
+        return n.all_input_nodes
+    found: list[Node] = []
+    for k, a in enumerate(schema.arguments):
+        if a.alias_info and (a.alias_info.is_write or not written):
+            torch.fx.node.map_arg(n.args[k] if k < len(n.args) else n.kwargs.get(a.name), found.append)
+    return found
 
 
 def worth(n: Node) -> bool:
@@ -118,7 +129,7 @@ def _returned(gm: GraphModule) -> set[Node]:
         n = stack.pop()
         if n.op == "call_function" and n not in found:
             found.add(n)
-            stack.extend(n.all_input_nodes if not worth(n) or n.target is operator.getitem else [])
+            stack.extend(_aliased(n))
     return found
 
 

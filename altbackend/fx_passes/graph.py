@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -95,6 +96,28 @@ def fake_call(n: Node) -> Any:
             return n.target(*args, **kwargs)  # type: ignore[operator]
         with mode:
             return n.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def complete(gm: GraphModule) -> None:
+    """Give every node that has none its fake value: torch's partitioner and users' passes add nodes without."""
+    mode = fake_mode(gm.graph)
+    for n in gm.graph.nodes:
+        held = val(n)
+        if n.op == "get_attr" and "val" not in n.meta:
+            held = attribute(gm, str(n.target))
+        if n.op == "call_function" and "val" not in n.meta:
+            # one of several results is the value among them, not an alias of it
+            n.meta["val"] = val(n.args[0])[n.args[1]] if n.target is operator.getitem else fake_call(n)
+        elif mode is not None and isinstance(held, torch.Tensor) and not hasattr(held, "fake_mode"):
+            n.meta["val"] = mode.from_tensor(held)
+
+
+def attribute(gm: GraphModule, path: str) -> Any:
+    """What a `get_attr` node stands for."""
+    held: Any = gm
+    for part in path.split("."):
+        held = getattr(held, part)
+    return held
 
 
 def fake_mode(graph: Graph) -> Any:

@@ -22,15 +22,20 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def expose_dropout(gm: GraphModule) -> int:
-    """Dropouts as a uniform draw and a pointwise rest, so that a backward may keep the mask alone. Gives how many.
-
-    Those of a checkpointed region stay whole: they are drawn again there by restoring the generator.
-    """
+    """Dropouts as a uniform draw and a pointwise rest, so that a backward may keep the mask alone. Gives how many."""
     found = [n for n in gm.graph.nodes if is_call(n, aten.native_dropout.default)]
-    plain = [n for n in found if isinstance(n.args[1], (int, float)) and "recompute" not in n.meta]
+    plain = [n for n in found if isinstance(n.args[1], (int, float))]
     for n in plain:
         _dropout(gm, n)
     return len(plain)
+
+
+def expose_checkpointed(joint: GraphModule, trace: Trace) -> None:
+    """What checkpointed regions draw as functions of seeds, which are kept: so it is computed again like anything else.
+
+    The generator would have to be set back for operators that stay.
+    """
+    _from_seeds(joint, [n for n in joint.graph.nodes if _draws(n) and "recompute" in n.meta], trace)
 
 
 def _dropout(gm: GraphModule, n: Node) -> None:
@@ -39,7 +44,7 @@ def _dropout(gm: GraphModule, n: Node) -> None:
     x, p, train = operands
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
-        return insert(gm.graph, n, target, args, kwargs)
+        return _part_of(n, insert(gm.graph, n, target, args, kwargs))
 
     if train is False or p == 0:
         kept, out = call(aten.ones_like.default, x, dtype=torch.bool), call(aten.clone.default, x)
@@ -56,8 +61,20 @@ def _dropout(gm: GraphModule, n: Node) -> None:
 def run(gm: GraphModule, trace: Trace) -> None:
     """Replace what the graph draws by functions of seeds; what does not fit stays a library call, with a reason."""
     expose_dropout(gm)
+    _from_seeds(gm, [n for n in gm.graph.nodes if _draws(n)], trace)
+
+
+_CHECKPOINT = ("recompute", "ac_graph_id")
+
+
+def _part_of(old: Node, new: Node) -> Node:
+    """`new`, under the checkpoint policy of the node that it is a part of."""
+    new.meta.update({k: old.meta[k] for k in _CHECKPOINT if k in old.meta})
+    return new
+
+
+def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
     device = _device(gm)
-    random = [n for n in gm.graph.nodes if _draws(n)]
     fit: list[Node] = []
     for n in random:
         reason = _refusal(n, device)
@@ -112,7 +129,7 @@ class _At:
         self.dtype: torch.dtype = val(node).dtype
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        return insert(self.gm.graph, self.node, target, args, kwargs)
+        return _part_of(self.node, insert(self.gm.graph, self.node, target, args, kwargs))
 
     def arg(self, k: int, name: str, default: Any) -> Any:
         n = self.node

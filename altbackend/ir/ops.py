@@ -159,7 +159,8 @@ _ROWS: list[OpSpec] = [
         decided=ALWAYS,
     ),
     _row("gcd", 2, torch.gcd, triton="", flops=40, decided=ALWAYS),
-    _row("neg", 1, torch.neg, "(-{0})", "(-{0})", decided=ALWAYS),
+    # Triton's -x is 0 - x, which loses the sign of 0
+    _row("neg", 1, torch.neg, "(-{0})", "({0} * -1.0)", triton_int="(-{0})", decided=ALWAYS),
     _row("abs", 1, torch.abs, triton="tl.abs({0})", decided=ALWAYS),
     _row(
         "sign",

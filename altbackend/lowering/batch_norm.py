@@ -15,7 +15,7 @@ from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
 from .pointwise import finish
-from .reduction import _result, as_number, count, drop_dims, inverse_std, moments, reduce, shared
+from .reduction import _result, as_number, count, drop_dims, inverse_std, moments, reduce, shared, statistics
 from .registry import lowers
 from .tensor import Tensor, axes, expand, points
 
@@ -115,7 +115,7 @@ def _moments(ctx: Ctx, x: Tensor, acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     cut = _pieces(ctx, [x])
     if cut is None:
-        return moments(ctx, x, _reduced(x), acc)
+        return statistics(ctx, x, _reduced(x), acc)
     (parts,), inner = cut
     mean, m2 = moments(ctx, parts, inner, acc)  # [C, pieces, 1, ...]
     whole = tuple(range(1, len(mean.sizes)))
@@ -160,15 +160,15 @@ def batch_norm_training(
     where = _reduced(x)
     x = shared(ctx, x, acc)
     mu, m2 = _moments(ctx, x, acc)
-    mu = ctx.realize(mu)
-    n = as_number(count(x, where), acc)
-    rstd = ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, n, eps)))
+    mu = ctx.realize(Tensor(mu.sizes, acc, va.cast(mu.value, acc)))
+    n = as_number(count(x, where), m2.value.dtype)
+    rstd = ctx.realize(inverse_std(ctx, m2, count(x, where), eps, acc))
     y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
     y = _affine(y, _of_channel(weight, x, acc), _of_channel(bias, x, acc))
     mu1, m21, rstd1 = (drop_dims(t, where, False) for t in (mu, m2, rstd))
     # running = (1 - momentum) * running + momentum * batch statistic; the variance is the unbiased one
     new_mean = s.add(s.mul(running_mean.computed(acc), 1 - momentum), s.mul(mu1.value, momentum))
-    unbiased = s.div(m21.value, s.binary("maximum", s.sub(n, 1.0), 0.0))
+    unbiased = va.cast(s.div(m21.value, s.binary("maximum", s.sub(n, 1.0), 0.0)), acc)
     new_var = s.add(s.mul(running_var.computed(acc), 1 - momentum), s.mul(unbiased, momentum))
     return (
         finish(ctx, x.sizes, out.dtype, y),

@@ -164,9 +164,9 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     if node.meta.get("opaque"):
         ctx.inputs.append(node.name)
         return Opaque(node.name)
+    # the printed host program uses input names as variables
+    name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(_RESERVED_STARTS) else node.name
     if isinstance(val, torch.Tensor):
-        # the printed host program uses input names as variables
-        name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(_RESERVED_STARTS) else node.name
         b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input", val.is_neg())
         ctx.buffers[name] = b
         ctx.inputs.append(name)
@@ -179,6 +179,9 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
         ctx.inputs.append(name if bare else f"_{node.name}")
         ctx.known.add(name)
         return index
+    if not isinstance(val, _PRINTED):  # an object that only library calls and the caller understand
+        ctx.inputs.append(name)
+        return Opaque(name)
     ctx.inputs.append(f"_{node.name}")
     return val
 
@@ -200,7 +203,11 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
 
 
 class Opaque(str):
-    """The name of an input that only library calls understand (a weight in a library's own layout)."""
+    """The name of an input that only library calls understand (a weight in a library's own layout, a mesh)."""
+
+
+# What the host program has as text.
+_PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.SymFloat, torch.SymBool)
 
 
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:

@@ -226,6 +226,8 @@ def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
         if not ctx.graph_node.meta["val"].is_floating_point():  # type: ignore[union-attr]
             raise NotHere("an integer to the power of a size")
         return pow_tensor(ctx, a, b)
+    if not ctx.gpu and a.dtype == torch.float16 and b in (0.5, -0.5):
+        return pow_tensor(ctx, a, b)  # eager's roots of other types differ from its powers at -0 and -infinity
     return elementwise(ctx, lambda x: power(x, b), a)
 
 
@@ -277,14 +279,14 @@ def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
 
 
 def at_least(ctx: Ctx, v: Value, low: Value) -> Value:
-    # a zero at a bound of zero keeps its sign; beside a tensor that is left open
-    if exact.wanted(ctx) and low.op == "const" and low.attr == low.attr:
+    # a zero at a bound of zero keeps its sign on a CPU; beside a tensor that is left open
+    if (exact.wanted(ctx) or not ctx.gpu) and low.op == "const" and low.attr == low.attr:
         return s.where(s.binary("lt", v, low), low, v)
     return va.apply("maximum", v, low)
 
 
 def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
-    if exact.wanted(ctx) and high.op == "const" and high.attr == high.attr:
+    if (exact.wanted(ctx) or not ctx.gpu) and high.op == "const" and high.attr == high.attr:
         return s.where(s.binary("gt", v, high), high, v)
     return va.apply("minimum", v, high)
 

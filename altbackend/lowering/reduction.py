@@ -222,12 +222,40 @@ lowers("min.dim")(_with_position("min"))
 
 
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(mean, sum of squared deviations) with keepdim, two passes: exact where E[x^2] - mean^2 cancels."""
-    n = as_number(count(x, dims), acc)
-    total = reduce(ctx, "sum", x, dims, acc, acc)
-    mu = Tensor(total.sizes, acc, s.div(total.value, n))
-    centred = Tensor(x.sizes, acc, s.square(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)))
+    """(mean, sum of squared deviations) with keepdim, two passes: exact where E[x^2] - mean^2 cancels.
+
+    The mean is a sum in float64 on a CPU, rounded to `acc`.
+    """
+    wide = acc if ctx.gpu else torch.float64
+    total = reduce(ctx, "sum", x, dims, wide, wide)
+    mu = Tensor(total.sizes, acc, va.cast(s.div(total.value, as_number(count(x, dims), wide)), acc))
+    centred = Tensor(x.sizes, acc, s.square(deviation(x, mu, acc)))
     return mu, reduce(ctx, "sum", centred, dims, acc, acc)
+
+
+def deviation(x: Tensor, mu: Tensor, acc: torch.dtype) -> Value:
+    return s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)
+
+
+def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`moments` that are results themselves, not what a normalisation rounds anyway.
+
+    On a CPU in float64, as eager takes them. On a GPU what rounded the mean is taken off: with d = x - mean,
+    m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample
+    Variance", 1983, the corrected two-pass algorithm.
+    """
+    if not ctx.gpu:
+        return moments(ctx, x, dims, torch.float64)
+    mu, m2 = moments(ctx, x, dims, acc)
+    left = reduce(ctx, "sum", Tensor(x.sizes, acc, deviation(x, mu, acc)), dims, acc, acc)
+    off = s.div(left.value, as_number(count(x, dims), acc))
+    m2_left = s.binary("maximum", s.sub(m2.value, s.mul(left.value, off)), 0.0)
+    return Tensor(mu.sizes, acc, s.add(mu.value, off)), Tensor(m2.sizes, acc, m2_left)
+
+
+def centre(mu: Tensor, m2: Tensor, acc: torch.dtype) -> Tensor:
+    """A mean as a result: eager's recurrences give NaN where deviations from it are none."""
+    return Tensor(mu.sizes, acc, va.cast(s.where(s.unary("isnan", m2.value), m2.value, mu.value), acc))
 
 
 def _variance(
@@ -235,10 +263,10 @@ def _variance(
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     where = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
-    mu, m2 = moments(ctx, x, where, acc)
-    n = as_number(count(x, where), acc)
+    mu, m2 = statistics(ctx, x, where, acc)
+    n = as_number(count(x, where), m2.dtype)
     free = n if not correction else s.binary("maximum", s.sub(n, float(correction)), 0.0)
-    return Tensor(m2.sizes, acc, s.div(m2.value, free)), mu, where
+    return Tensor(m2.sizes, acc, va.cast(s.div(m2.value, free), acc)), centre(mu, m2, acc), where
 
 
 @lowers("var.correction")
@@ -297,19 +325,21 @@ def native_layer_norm(
     where = tuple(range(rank - len(shape), rank))
     x = shared(ctx, x, acc)
     mu, m2 = moments(ctx, x, where, acc)
-    rstd = ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, as_number(count(x, where), acc), eps)))
+    rstd = ctx.realize(inverse_std(ctx, m2, count(x, where), eps, acc))
     y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
     if weight is not None:
         y = s.mul(y, expand(weight, x.sizes).computed(acc))
     if bias is not None:
         y = s.add(y, expand(bias, x.sizes).computed(acc))
-    stats = [finish(ctx, t.sizes, mean_out.dtype, t.value) for t in (mu, rstd)]
+    stats = [finish(ctx, t.sizes, mean_out.dtype, t.value) for t in (centre(mu, m2, acc), rstd)]
     return finish(ctx, x.sizes, out.dtype, y), *stats
 
 
-def inverse_std(m2: Value, n: Value, eps: float) -> Value:
-    # 1 / sqrt(m2 / n + eps)
-    return s.unary("rsqrt", s.add(s.div(m2, n), eps))
+def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) -> Tensor:
+    """1 / sqrt(m2 / n + eps), rounded to `acc` once on a CPU."""
+    wide = m2.value.dtype if ctx.gpu else torch.float64
+    variance = s.div(va.cast(m2.value, wide), as_number(n, wide))
+    return Tensor(m2.sizes, acc, va.cast(s.unary("rsqrt", s.add(variance, eps)), acc))
 
 
 @lowers("native_group_norm.default")
@@ -326,7 +356,7 @@ def native_group_norm(
     g = Tensor(split, acc, va.cast(x.at([p[0], ex.add(ex.mul(p[1], per_group), p[2]), *p[3:]]), acc))
     where = tuple(range(2, len(split)))
     mu, m2 = moments(ctx, g, where, acc)
-    rstd = ctx.realize(Tensor(m2.sizes, acc, inverse_std(m2.value, as_number(count(g, where), acc), eps)))
+    rstd = ctx.realize(inverse_std(ctx, m2, count(g, where), eps, acc))
     q = points(x.sizes)
     group = [q[0], ex.floordiv(q[1], per_group), *([0] * (len(split) - 2))]
     y = s.mul(s.sub(va.cast(x.value, acc), mu.at(group)), rstd.at(group))
@@ -334,7 +364,7 @@ def native_group_norm(
         if param is not None:
             y = op(y, va.cast(param.at([q[1]]), acc))
     stats = []
-    for t in (mu, rstd):
+    for t in (centre(mu, m2, acc), rstd):
         r = points((batch, groups))
         stats.append(finish(ctx, (batch, groups), mean_out.dtype, t.at([*r, *([0] * (len(split) - 2))])))
     return finish(ctx, x.sizes, out.dtype, y), *stats

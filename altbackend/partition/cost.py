@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch.fx import Node
 
+from ..runtime import philox
+
 # "view": shares its argument's storage. "point": fuses into what reads it. "row": a normalisation over rows, which
 # does too. "total": a reduction. "size": a number. "call": a library call, which is never run twice.
 Kind = Literal["view", "point", "row", "total", "size", "call"]
@@ -36,6 +38,7 @@ _COSTLY = _words(
     "exp expm1 log log1p log2 tanh sigmoid erf erfc gelu gelu_backward silu silu_backward pow sin cos tan softplus",
     "mish tanh_backward sigmoid_backward rsqrt sqrt div",
 )
+_DRAWS: frozenset[Any] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})  # from a seed
 _UNTAGGED_VIEWS = _words("_unsafe_view reshape")
 
 
@@ -55,6 +58,8 @@ def kind_of(n: Node) -> Kind:
     if n.target is operator.getitem or n.op == "get_attr":
         return "view"
     target, name = n.target, name_of(n)
+    if target in _DRAWS:
+        return "point"
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or is_random(n):
         return "call"
     if name in _UNTAGGED_VIEWS or any(r.alias_info is not None for r in target._schema.returns):
@@ -95,5 +100,6 @@ def again(n: Node, kind: Kind) -> int:
     name = name_of(n)
     read = max((numel(a) for a in n.all_input_nodes), default=0)
     steps = {"row": 12, "total": 2}.get(kind, 4 if name in _COSTLY or name in _LOOKUPS else 1)
+    steps = 60 if n.target in _DRAWS else steps
     elements = max(numel(n), read) if kind in ("row", "total") else numel(n)
     return elements * steps // OPERATIONS_PER_BYTE

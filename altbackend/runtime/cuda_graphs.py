@@ -134,9 +134,8 @@ alive: weakref.WeakSet[Recorded] = weakref.WeakSet()
 class Recorded:
     """`call`, replayed. Takes one list of inputs, which it empties. `reason`: why recording was given up, or ''."""
 
-    _boxed_call = True
-
     def __init__(self, call: Call, signature: Signature, capture: Capture) -> None:
+        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
         self.call, self.signature, self.capture = call, signature, capture
         self.check: Callable[[], None] | None = getattr(call, "check", None)
         self.recordings: dict[Any, list[Recording]] = {}

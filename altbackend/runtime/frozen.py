@@ -121,8 +121,6 @@ class Frozen:
     `reason`: why results are not kept, or "".
     """
 
-    _boxed_call = True
-
     def __init__(
         self,
         main: Callable[[list[Any]], Sequence[Any]],
@@ -132,6 +130,7 @@ class Frozen:
         watch: Watch,
         in_place: bool = False,
     ) -> None:
+        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
         self.main, self.prologue, self.kept, self.watch, self.in_place = main, prologue, kept, watch, in_place
         first, *more = watched
         pick = operator.itemgetter(first, *more)

@@ -23,9 +23,8 @@ class Step:
 class Several:
     """`inputs`: names of the graph's inputs. `results`: names of what it returns, or constants in a tuple of one."""
 
-    _boxed_call = True
-
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step], results: Sequence[str | tuple[Any]]) -> None:
+        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
         self.inputs, self.steps, self.results = tuple(inputs), tuple(steps), tuple(results)
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:

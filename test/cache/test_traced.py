@@ -564,6 +564,24 @@ def test_checkpointed_layers(watch: Watch) -> None:
     assert same(first, second)
 
 
+@pytest.mark.parametrize("eagers", [False, True])
+def test_a_checkpointed_dropout(watch: Watch, eagers: bool) -> None:
+    def fn(x: T) -> T:
+        region = lambda t: nn.functional.dropout(t * 2, 0.5)  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)
+
+    def run(compiled: Callable[..., Any]) -> list[Any]:
+        x = torch.arange(1.0, 33.0).requires_grad_()
+        torch.manual_seed(3)
+        y = compiled(x)
+        y.sum().backward()
+        return [y, x.grad]
+
+    first, second = twice(watch, run, fn, options={"fallback_random": eagers})
+    assert same(first, second)
+    assert torch.equal(second[0].detach(), second[1] * torch.arange(1.0, 33.0))
+
+
 def test_a_plan_is_read_as_it_was_written() -> None:
     steps = (
         Step("slice_Tensor", (0, None, sys.maxsize, 1)),

@@ -432,8 +432,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
     } else {
       for (int64_t o = begin; o < end; ++o) {
         double r1 = 0.0;
-        for (int64_t block = 0; block < s98; block += 4096) {
-          const int64_t block_end = alt::min64(block + 4096, s98);
+        for (int64_t block = 0; block < s98; block += 256) {
+          const int64_t block_end = alt::min64(block + 256, s98);
           float r2 = 0.0f;
           #pragma omp simd reduction(+: r2)
           for (int64_t i0 = block; i0 < block_end; ++i0) {

@@ -65,6 +65,36 @@ def test_residuals_of_one_pixel() -> None:
     close(model, compile_(model), torch.randn(2, 8, 4, 4))
 
 
+class InPlaceResidual(nn.Module):
+    """A convolution that is added to a value nobody reads afterwards, as a result of the graph."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.a, self.b, self.end = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        z = self.b(torch.relu(y)) + y
+        return {"sum": z, "relu": torch.relu(z), "view": z.flatten(1), "twice": self.b(torch.relu(z)) + z}[self.end]
+
+
+@pytest.mark.parametrize("end", ["sum", "relu", "view", "twice"])
+def test_a_result_that_a_convolution_was_added_to_in_place(end: str, tmp_path: Path) -> None:
+    model = InPlaceResidual(end).eval()
+    compiled = compile_(model, tmp_path)
+    x = torch.randn(2, 3, 16, 16)
+    close(model, compiled, x)
+    with torch.no_grad():
+        held = compiled(x)
+        want = held.clone()
+        compiled(x + 1)
+    assert torch.equal(held, want)
+    programs = "\n".join(p.read_text() for p in tmp_path.rglob("*host*.py"))
+    call = programs[programs.index("def call(") : programs.index("SOURCE")]
+    assert "_convolution_pointwise_" in call
+    assert "op__reorder" not in call, "a packed weight is made by every call"
+
+
 def test_channels_last_input_and_output_strides() -> None:
     model = Residual().eval()
     close(model, compile_(model), torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last))

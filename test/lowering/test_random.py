@@ -253,3 +253,52 @@ def test_what_has_no_form_in_kernels_keeps_the_generator() -> None:
         ("rand", "in kernels"),
     }
     assert "2147483648" in reasons["randint"][1]
+
+
+def _of_every_kind(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.rand_like(x),
+        torch.randn_like(x.t()),
+        torch.rand_like(x[:, ::2], dtype=torch.float64),
+        torch.rand_like(x.expand(2, *x.shape)),
+        torch.randint_like(x, 10),
+        torch.empty_like(x).uniform_(-1, 1),
+        torch.nn.functional.dropout(x, 0.5),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_eagers_numbers_in_every_layout(dynamic: bool) -> None:
+    options = {"strict": True, "fallback_random": True}
+    run = torch.compile(_of_every_kind, backend="alt", dynamic=dynamic, options=options)
+    for rows in (6, 10):
+        x = torch.randn(rows, 8)
+        torch.manual_seed(3)
+        got = run(x)
+        torch.manual_seed(3)
+        for mine, want in zip(got, _of_every_kind(x), strict=True):
+            assert torch.equal(mine, want)
+            assert mine.stride() == want.stride()
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_seed_that_is_set_inside(fallback: bool) -> None:
+    def draw(x: torch.Tensor) -> list[torch.Tensor]:
+        first = torch.rand_like(x)
+        torch.manual_seed(7)
+        second = torch.rand_like(x)
+        torch.default_generator.manual_seed(7)
+        return [first, second, torch.rand_like(x)]
+
+    run = torch.compile(draw, backend="alt", options={"strict": True, "fallback_random": fallback})
+    x, seen = torch.randn(8), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        first, second, third = run(x)
+        assert torch.equal(second, third)
+        seen.append((first, second))
+        if fallback:
+            torch.manual_seed(seed)
+            assert all(torch.equal(a, b) for a, b in zip((first, second, third), draw(x), strict=True))
+    assert torch.equal(seen[0][1], seen[1][1])
+    assert not torch.equal(seen[0][0], seen[1][0])

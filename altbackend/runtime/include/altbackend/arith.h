@@ -22,12 +22,14 @@ ALT_FLOATS(T) ALT_FN T reciprocal(T x) { return T(1) / x; }
 // a / d for many a: the caller keeps d*s, with s = divisor_scale(d), and its reciprocal y. The quotient is corrected by
 // its exact residual, which rounds it as a division does unless the residual is subnormal (P. Markstein, "Computation of
 // elementary functions on the IBM RISC System/6000 processor", 1990). Where d or a is 0, infinite or NaN the residual is
-// 0 or NaN, and the product already the result. A vector of it costs a third of a vector division.
+// 0 or NaN, where the quotient overflows it is infinite, and the product already the result. A vector of it costs a
+// third of a vector division.
 ALT_FN float divisor_scale(float d) { return detail::magnitude(d) < 0x1p-100f ? 0x1p64f : 1.0f; }
 ALT_FN float divide_by(float a, float scale, float d, float y) {
 #if ALT_HAS_FMA
   const float b = a * scale, q = b * y, residual = detail::fma(-q, d, b);
-  return __builtin_islessgreater(residual, 0.0f) ? detail::fma(residual, y, q) : q;
+  const bool correctable = __builtin_islessgreater(residual, 0.0f) & (detail::magnitude(residual) < __builtin_inff());
+  return correctable ? detail::fma(residual, y, q) : q;
 #else
   (void)y;
   return a * scale / d;
