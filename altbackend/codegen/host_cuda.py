@@ -15,7 +15,18 @@ from ..ir import expr as ex
 from ..ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
 from ..schedule.deps import Deps
 from .ast import Param
-from .host import _arg, _Names, _output, _provenance, _Python, _target_name, bind_late, bind_sizes
+from .host import (
+    _arg,
+    _Names,
+    _output,
+    _provenance,
+    _Python,
+    _target_name,
+    bind_late,
+    bind_numbers,
+    bind_sizes,
+    number_imports,
+)
 from .host_file import describe, tuple_text
 from .triton import TritonKernel
 
@@ -163,6 +174,7 @@ def _prologue(w: _Python, p: Program, names: _Names, written: set[str], flagged:
     if flagged:
         w.add("flag.check()")
     bind_sizes(w, p, any_strides)
+    bind_numbers(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
     late = late_symbols(p)
@@ -244,6 +256,7 @@ def _file(
     sources = [f"SOURCE{n} = r'''\n{text}'''\n" for n, text in enumerate(functions)]
     which = [functions.index(s.kernel.source) for s in found]
     lines = [
+        *number_imports(p),
         "import torch",
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",
