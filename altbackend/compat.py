@@ -10,6 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
+from torch.fx.experimental import symbolic_shapes
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -228,3 +230,67 @@ def mark_dynamic(t: Any, dims: set[int]) -> None:
     """Tell Dynamo which dimensions of a result vary, if the result goes into another compiled graph."""
     name = "_dynamo_propagated_dynamic_indices" if version() >= (2, 13) else "_dynamo_weak_dynamic_indices"
     setattr(t, name, getattr(t, name, set()) | dims)
+
+
+def defined_symbols(node: torch.fx.Node) -> dict[sympy.Symbol, tuple[Any, ...]]:
+    """Symbols that only data decides and that a traced call gives: each with the path to it in the call's result."""
+    found = node.meta.get("unbacked_bindings")
+    if not found:
+        return {}
+    env = shape_env_of(node)
+    return dict(symbolic_shapes.resolve_unbacked_bindings(env, found) or {})
+
+
+def shape_env_of(node: torch.fx.Node) -> Any:
+    """What tracing has concluded of the sizes in a node's value, or in its arguments'; None where all are plain."""
+    for n in (node, *node.all_input_nodes):
+        for x in torch.utils._pytree.tree_leaves(n.meta.get("val")):
+            if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return x.node.shape_env
+            if isinstance(x, FakeTensor) and x.fake_mode.shape_env is not None:
+                return x.fake_mode.shape_env
+    return None
+
+
+def path_steps(path: Sequence[Any]) -> list[tuple[str, Any]]:
+    """A path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("storage_offset", ""), ("//", d), ..."""
+    steps: list[tuple[str, Any]] = []
+    for key in path:
+        match type(key).__name__:
+            case "SequenceKey":
+                steps.append(("item", key.idx))
+            case "CallMethodKey":
+                steps.append((str(key.name), ""))
+            case "DivideByKey":
+                steps.append(("//", key.divisor))
+            case "ConvertIntKey":
+                steps.append(("int", ""))
+            case other:
+                steps.append((other, ""))
+    return steps
+
+
+@dataclass(frozen=True)
+class LateFacts:
+    """What a graph assumes of one symbol that data decides: its range, what it equals, conditions on it."""
+
+    least: int | None
+    greatest: int | None
+    equals: sympy.Expr
+    conditions: tuple[sympy.Expr, ...]
+
+
+def late_facts(shape_env: Any, symbol: sympy.Symbol) -> LateFacts:
+    """What tracing has assumed of a symbol that data decides; `equals` is the symbol where it is nothing else."""
+    held = shape_env.var_to_range.get(symbol)
+    least = int(held.lower) if held is not None and held.lower.is_Integer else None
+    greatest = int(held.upper) if held is not None and held.upper.is_Integer else None
+    natural = sys.maxsize - 1
+    checks = [c.expr for cs in shape_env.deferred_runtime_asserts.values() for c in cs]
+    renamed = shape_env.unbacked_renamings
+    return LateFacts(
+        least if least is not None and least > -natural else None,
+        greatest if greatest is not None and greatest < natural else None,
+        shape_env.replace(symbol),
+        tuple(c.xreplace(renamed) for c in checks if symbol in c.xreplace(renamed).free_symbols),
+    )

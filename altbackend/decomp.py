@@ -68,6 +68,11 @@ _KEPT = (
     "squeeze.default",
     "squeeze.dim",
     "take.default",  # the decomposition reads the value of a single index while it traces
+    # the decompositions take negative indices, or write where there is no element, and eager raises
+    "index_add.default",
+    "index_copy.default",
+    "max_unpool2d.default",
+    "max_unpool3d.default",
     # their indices need no check, so that their loops run as vectors
     "_unsafe_index.Tensor",
     "_unsafe_index_put.default",

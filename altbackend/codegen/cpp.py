@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..ir import expr as ex
+from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.ops import OPS
 from ..ir.value import Value
@@ -71,7 +72,7 @@ def function(f: Function, identifier: str, threshold: int) -> str:
     ]
     params += [f"const int64_t {s}" for s in f.symbols] + ["const int max_threads"]
     if f.checks:
-        params.append("int32_t* error")
+        params.append("int64_t* error")
     w.open(f"static void {identifier}({', '.join(params)})")
     _threads(w, f, threshold)
     for p in f.partials:
@@ -328,7 +329,12 @@ def scalar(v: Value) -> str:
             cond, value, other = (scalar(a) for a in v.args)
             return f"({cond} ? {value} : {other})"
         case "wrap_index":
-            return f"alt::wrap_index({scalar(v.args[0])}, {index(v.attr)}, error)"
+            code = int(v.args[1].attr) if len(v.args) > 1 else va.INDEX_ERROR
+            name = "index_from_zero" if code & va.FROM_ZERO else "wrap_index"
+            more = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
+            return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{more})"
+        case "nonzero":
+            return f"alt::nonzero({scalar(v.args[0])}, error)"
         case "divisor_scale" | "divide_by":
             return f"alt::{v.op}({', '.join(scalar(a) for a in v.args)})"
         case _:

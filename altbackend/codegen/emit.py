@@ -202,6 +202,9 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
         return va.make(v.op, args, v.dtype, at), max([level, *(_level(e, s, a) for a in args)])
     args = tuple(_bind(e, s, a) for a in v.args)
     level = max((_level(e, s, a) for a in args), default=0)
+    if v.op == "nonzero":
+        e.checks = True
+        s.serial |= level == len(s.stage.inner) and bool(s.stage.inner)
     if (
         v.op == "truediv"
         and not e.exact
@@ -227,7 +230,7 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
 
 def _inline(e: Emitter, s: Scope, v: Value) -> Value:
     """A tree that is evaluated only under its mask: loads stay inside the expression."""
-    if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
+    if not any(x.op in ("load", "wrap_index", "nonzero") for x in va.walk(v)):
         return _bind(e, s, v)
     if v.op == "load":
         existing = _existing(e, s, v)
@@ -237,6 +240,8 @@ def _inline(e: Emitter, s: Scope, v: Value) -> Value:
         e.checks |= v.op == "wrap_index"
         s.serial |= v.op == "wrap_index"
         return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, at)
+    e.checks |= v.op == "nonzero"
+    s.serial |= v.op == "nonzero"
     return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, v.attr)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from ..ir.loops import (
     Origin,
     Program,
     View,
-    defined_by,
     late_symbols,
+    names_in,
     reads,
     results_text,
     views,
@@ -59,7 +59,11 @@ class Host:
 
 @dataclass
 class _Names:
-    """Where each buffer lives in the printed program."""
+    """Where each buffer lives in the printed program.
+
+    `symbols`: of the table that kernels read. The first `laid` of them decide the layout of temporaries; the others may
+    differ in every call.
+    """
 
     slots: dict[str, int]
     windows: dict[View, int]
@@ -67,6 +71,11 @@ class _Names:
     home: dict[str, str]
     fresh: set[str]
     symbols: tuple[str, ...]
+    laid: int = 0
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        return self.symbols[: self.laid]
 
 
 def build(
@@ -75,7 +84,7 @@ def build(
     """Print the host program and the translation unit of its kernels. `any_strides`: inputs may have other strides."""
     names = _place(p, deps, steps, cfg)
     steps = [_unrestrict(s, names) for s in steps]
-    segments = _segments(steps)
+    segments = _segments(steps, {b.name for b in p.buffers.values() if b.kind == "temp"})
     text_cpp = _translation_unit(steps, segments, names, cfg)
     text_py = _python(p, deps, steps, segments, names, cfg, text_cpp, any_strides)
     launches = sum(isinstance(s, Launch) for s in steps)
@@ -91,6 +100,7 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
     windows: dict[View, int] = {}
     under: dict[str, tuple[str, ...]] = {}
     symbols: set[str] = set()
+    laid: set[str] = set()
     for k, s in enumerate(steps):
         touched = s.buffers if isinstance(s, Launch) else tuple(dict.fromkeys((*reads(s), *writes(s))))
         if isinstance(s, Extern):
@@ -111,15 +121,15 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
     arena = {b: (first[b], last[b]) for b in first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh}
     for b in arena:
         slots.setdefault(b, len(slots))
-        symbols.update(a.key for a in ex.syms_of(p.buffers[b].extent))
+        laid.update(a.key for a in ex.syms_of(p.buffers[b].extent))
     for s in steps:
         if isinstance(s, Extern):
             for v in _extern_views(p, s):
                 if v.buffer in arena:
                     windows.setdefault(v, len(windows))
-                    symbols.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
+                    laid.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
     home = _share_storage(steps, arena, cfg.reuse_memory)
-    return _Names(slots, windows, arena, home, fresh, tuple(sorted(symbols)))
+    return _Names(slots, windows, arena, home, fresh, (*sorted(laid), *sorted(symbols - laid)), len(laid))
 
 
 def _sized_late(p: Program, steps: Sequence[Step]) -> set[str]:
@@ -136,13 +146,54 @@ def _sized_late(p: Program, steps: Sequence[Step]) -> set[str]:
     return found | {v.buffer for v in seen if p.buffers[v.buffer].kind == "temp" and depends(*v.sizes, v.offset)}
 
 
+def bind_numbers(w: _Python, p: Program) -> list[str]:
+    """Compute the numbers of the program whose sources are known by now, each once; gives their names."""
+    late = late_symbols(p) if p.numbers else frozenset()
+    ready = []
+    for n in p.numbers:  # one may need another before it
+        if n.name not in w.known and not names_in(n.text) & late - w.known:
+            w.add(f"{n.name} = {n.text}")
+            w.known.add(n.name)
+            ready.append(n.name)
+    return ready
+
+
 def bind_late(w: _Python, p: Program, names: _Names, s: Extern) -> None:
-    """The sizes that a call has decided, under their names and in the table that kernels read."""
-    for symbol, b, axis in defined_by(p, s):
-        w.add(f"{symbol} = {b}.size({axis})")
-    for symbol in s.defines:
+    """The sizes that a call has decided, what must hold of them, and all under their names in the kernels' table."""
+    for symbol, text in s.binds:
+        w.add(f"{symbol} = {text}")
+    for condition, message in s.requires:
+        values = ", ".join(f"{name!r}: {name}" for name in sorted(names_in(condition)))
+        w.add(f"if not ({condition}):")
+        w.add(f"    failed({message!r}, {{{values}}})")
+    w.known.update(s.defines)
+    for symbol in (*s.defines, *bind_numbers(w, p)) if s.defines else ():
         if symbol in names.symbols:
             w.add(f"S[{names.symbols.index(symbol)}] = {symbol}")
+
+
+def number_imports(p: Program) -> list[str]:
+    """Imports of what the texts of numbers and checks name."""
+    calls = [s for s in p.nodes if isinstance(s, Extern)]
+    if (
+        not p.numbers
+        and not any(s.requires for s in calls)
+        and not any(_host_numbers((s.args, s.kwargs)) for s in calls)
+    ):
+        return _host_numbers(p.outputs) * _NUMBER_IMPORTS
+    return _NUMBER_IMPORTS
+
+
+_NUMBER_IMPORTS = [
+    "import math",
+    "from altbackend.runtime.checks import bits_of, failed, indexed_size, position, slice_begin",
+]
+
+
+def _host_numbers(x: Any) -> bool:
+    if isinstance(x, (tuple, list)):
+        return any(map(_host_numbers, x))
+    return isinstance(x, HostNumber)
 
 
 def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
@@ -186,15 +237,22 @@ def _extern_views(p: Program, s: Extern) -> list[View]:
     return views(s) + ([whole(p, o) for o in s.outs if o] if s.out_variant is not None else [])
 
 
-def _segments(steps: Sequence[Step]) -> list[list[int]]:
+def _segments(steps: Sequence[Step], temporary: Collection[str]) -> list[list[int]]:
     """Runs of consecutive kernels; each run is one call from the host."""
     out: list[list[int]] = []
+    checking = False
     for k, s in enumerate(steps):
         if isinstance(s, Launch):
-            if out and k and isinstance(steps[k - 1], Launch):
+            # what a kernel has met is raised before an input is written
+            apart = checking and any(
+                q.written and b not in temporary for q, b in zip(s.function.params, s.buffers, strict=True)
+            )
+            if out and k and isinstance(steps[k - 1], Launch) and not apart:
                 out[-1].append(k)
+                checking |= s.function.checks
             else:
                 out.append([k])
+                checking = s.function.checks
     return out
 
 
@@ -223,7 +281,7 @@ def _translation_unit(steps: Sequence[Step], segments: list[list[int]], names: _
     for n, segment in enumerate(segments):
         head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{n}'
         lines = [
-            f"{head}(void** p, const int64_t* s, int threads, int32_t* error) {{",
+            f"{head}(void** p, const int64_t* s, int threads, int64_t* error) {{",
             "  (void)s; (void)threads; (void)error;",
             *(calls[k] for k in segment),
             "}\n",
@@ -236,6 +294,7 @@ class _Python:
     def __init__(self) -> None:
         self.body: list[str] = []
         self.targets: dict[str, str] = {}
+        self.known: set[str] = set()  # symbols that calls have given, and numbers
 
     def add(self, line: str) -> None:
         self.body.append("        " + line)
@@ -256,14 +315,11 @@ def _python(
     live = _Liveness(p, deps, steps)
     segment_of = {ks[0]: (n, ks) for n, ks in enumerate(segments)}
     covered = {k for ks in segments for k in ks[1:]}
-    checks: list[str] = []
     for k, s in enumerate(steps):
         if isinstance(s, Extern):
             _extern(w, p, names, s)
             live.drop(w, k)
             continue
-        if s.function.checks:
-            checks += [o.line for o in s.origins if o.line]
         if k in covered:
             continue
         n, ks = segment_of[k]
@@ -273,14 +329,20 @@ def _python(
             assert isinstance(launch, Launch)
             w.add(f"# {launch.kernel}: {_provenance(launch.origins)}")
         w.add(f"segment{n}(P, S, threads, E)")
+        if lines := _checked_lines([steps[j] for j in ks]):
+            w.add(f"check_error(ws.error, {lines[0]!r})")
         for j in ks:
             live.drop(w, j)
-    if any(isinstance(s, Launch) and s.function.checks for s in steps):
-        w.add(f"check_error(ws.error, {sorted(set(checks))!r})")
-    w.add(f"spaces.give({', '.join(['ws', *_early(p, names)])})")
+    w.add(f"spaces.give({', '.join(['ws', *names.layout])})")
     outs = ", ".join(_output(p, o) for o in p.outputs)
     w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
-    return file_text(p, names, segments, cfg, w, source, promise_imports(p))
+    return file_text(p, names, segments, cfg, w, source, [*number_imports(p), *promise_imports(p)])
+
+
+def _checked_lines(steps: Sequence[Step]) -> list[list[str]]:
+    """The user's lines of the kernels that check, as a list of one; [] where none does."""
+    checking = [s for s in steps if isinstance(s, Launch) and s.function.checks]
+    return [sorted({o.line for s in checking for o in s.origins if o.line})] if checking else []
 
 
 class _Liveness:
@@ -329,19 +391,18 @@ def bind_sizes(w: _Python, p: Program, any_strides: bool, checked: bool = False)
             w.add(f"{b} = expect({b}, {tuple_text(p.buffers[b].sizes)}, {tuple_text(p.buffers[b].strides)})")
 
 
-def _early(p: Program, names: _Names) -> list[str]:
-    """The table of sizes as it is when the call begins."""
-    late = late_symbols(p)
-    return ["0" if s in late else s for s in names.symbols]
-
-
 def _prologue(w: _Python, p: Program, names: _Names, any_strides: bool, checked: bool) -> None:
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
     bind_sizes(w, p, any_strides, checked and not any_strides)
-    w.add(f"ws = spaces.take({', '.join(_early(p, names))})")
+    bind_numbers(w, p)
+    w.add(f"ws = spaces.take({', '.join(names.layout)})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
+    late = late_symbols(p)
+    for k, s in enumerate(names.symbols):
+        if k >= names.laid and s not in late:
+            w.add(f"S[{k}] = {s}")
     w.add("threads = num_threads()")
     for b in p.inputs:
         if b in names.slots:

@@ -23,8 +23,10 @@ from .host import (
     _Python,
     _target_name,
     bind_late,
+    bind_numbers,
     bind_sizes,
     is_foreign,
+    number_imports,
     promise,
     promise_imports,
 )
@@ -194,6 +196,7 @@ def _prologue(w: _Python, p: Program, names: _Names, inputs: _Inputs, flagged: b
     if flagged:
         w.add("flag.check()")
     bind_sizes(w, p, inputs.any_strides, inputs.checked)
+    bind_numbers(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
     late = late_symbols(p)
@@ -278,6 +281,7 @@ def _file(
     sources = [f"SOURCE{n} = r'''\n{text}'''\n" for n, text in enumerate(functions)]
     which = [functions.index(s.kernel.source) for s in found]
     lines = [
+        *number_imports(p),
         "import torch",
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, expect, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",

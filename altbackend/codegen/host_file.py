@@ -36,6 +36,7 @@ def file_text(
     source: str,
     imports: Sequence[str] = (),
 ) -> str:
+    """The file; `imports` are of what the texts of numbers name."""
     blocks, windows = [], []
     taken: dict[str, list[str]] = {}
     for c, root in names.home.items():
@@ -56,13 +57,14 @@ def file_text(
         windows.append(f"        ({fields}),  # {v.buffer}")
     fixed = {names.slots[b]: b for b in names.slots if p.buffers[b].kind == "const"}
     fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
+    others = f", {len(names.symbols) - names.laid}" if len(names.symbols) > names.laid else ""
     lines = [
+        *imports,
         "import torch",
         f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *seldom(w)]))}",
-        *imports,
         "",
         "",
-        f"def layout({', '.join(names.symbols)}):",
+        f"def layout({', '.join(names.layout)}):",
         '    """Temporaries as (slots, bytes, first step, last step); windows on them for library calls."""',
         "    blocks = [",
         *blocks,
@@ -75,7 +77,7 @@ def file_text(
         "",
         "def bind(library, const, num_threads):",
         f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
-        f"{cfg.persistent_workspace})",
+        f"{cfg.persistent_workspace}{others})",
         "    spaces.constants = const  # whose addresses the workspaces hold",
         *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),

@@ -88,6 +88,8 @@ def why_not(p: Program) -> str:
         if isinstance(o, View) and p.buffers[o.buffer].device.type != "cuda":
             return f"result {o.buffer} is on the {p.buffers[o.buffer].device.type}"
     for n in p.nodes:
+        if isinstance(n, Extern) and n.defines:
+            return f"data decides {', '.join(n.defines)}"
         if isinstance(n, Extern) and n.target in control_flow.DATA_DECIDES:
             return f"data decides what {n.origins[-1].node if n.origins else n.target.__name__} does"
         if isinstance(n, Extern) and any(o in p.buffers and p.buffers[o].device.type != "cuda" for o in n.outs if o):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from . import expr as ex
 from . import value as va
 from .expr import Atom, Index
-from .loops import Extern, HostNumber, Loop, Program, Reduction, Scan, Scatter, View, defined_by, loop_vars
+from .host_functions import FUNCTIONS
+from .loops import Extern, HostNumber, Loop, Program, Reduction, Scan, Scatter, View, loop_vars, names_in
 from .ops import OPS
 from .value import Value
 
@@ -27,6 +29,27 @@ class State:
 
     def size(self, e: Index) -> int:
         return int(evaluate_index(e, {}, self))
+
+    def bind_sizes(self, inputs: Sequence[Any]) -> None:
+        """Give the symbols that are sizes of inputs their values."""
+        for name, x in zip(self.program.inputs, inputs, strict=True):
+            for n, size in (
+                zip(self.program.buffers[name].sizes, x.shape, strict=True) if name in self.program.buffers else ()
+            ):
+                if isinstance(n, ex.Expr) and len(n.syms) == 1 and ex.show(n) == next(iter(n.syms)).key:
+                    self.symbols.setdefault(ex.show(n), int(size))
+
+    def number(self, text: str, more: Mapping[str, Any] | None = None) -> Any:
+        """The value of a Python expression over the symbols, and `more`."""
+        return eval(text, {"math": math, **FUNCTIONS}, {**self.symbols, **(more or {})})
+
+    def compute_numbers(self) -> None:
+        """Compute the program's numbers whose sources are known."""
+        numbers = {n.name for n in self.program.numbers}
+        late = {s for node in self.program.nodes if isinstance(node, Extern) for s in node.defines}
+        for n in self.program.numbers:
+            if n.name not in self.symbols and not names_in(n.text) & (late | numbers) - self.symbols.keys():
+                self.symbols[n.name] = self.number(n.text)
 
     def allocate(self, name: str) -> torch.Tensor:
         b = self.program.buffers[name]
@@ -48,6 +71,8 @@ def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | 
     """
     symbols = {n: x for n, x in zip(program.inputs, inputs, strict=True) if not isinstance(x, torch.Tensor)}
     state = State(program, symbols)
+    state.bind_sizes(inputs)
+    state.compute_numbers()
     held = [(n, x) for n, x in (constants or {}).items() if n in program.buffers]
     for name, x in [*zip(program.inputs, inputs, strict=True), *held]:
         if isinstance(x, torch.Tensor):
@@ -132,7 +157,12 @@ def _run_extern(node: Extern, state: State) -> None:
     results = torch.utils._pytree.tree_leaves(result) if node.multi else (result,)
     state.symbols |= {n: r for n, r in zip(node.outs, results, strict=False) if n in node.defines}
     held = dict(zip(node.outs, results, strict=False))
-    state.symbols |= {s: held[b].shape[axis] for s, b, axis in defined_by(state.program, node)}
+    for symbol, text in node.binds:
+        state.symbols[symbol] = state.number(text, {k: r for k, r in held.items() if k})
+    state.compute_numbers()
+    for condition, message in node.requires:
+        if not state.number(condition):
+            raise RuntimeError(message)
     for name, r in zip(node.outs, results, strict=False):
         if name is None or not isinstance(r, torch.Tensor):
             continue
@@ -145,7 +175,7 @@ def _concrete(x: Any, state: State) -> Any:
     if isinstance(x, View):
         return state.view(x)
     if isinstance(x, HostNumber):
-        return eval(x, {}, state.symbols)
+        return state.number(x)
     if isinstance(x, ex.Expr):
         return state.size(x)
     if isinstance(x, tuple):
@@ -213,5 +243,7 @@ def _evaluate_one(v: Value, args: list[Any], env: Env, state: State) -> Any:
         case "wrap_index":
             size = state.size(v.attr)
             return torch.where(args[0] < 0, args[0] + size, args[0])
+        case "nonzero":
+            return args[0]
         case _:
             return OPS[v.op].ref(*args)

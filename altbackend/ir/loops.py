@@ -12,6 +12,7 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 
 from __future__ import annotations
 
+import keyword
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from . import expr as ex
 from . import value as va
 from .expr import Atom, Index
+from .host_functions import FUNCTIONS
 from .value import Value
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
@@ -134,6 +136,17 @@ class HostNumber(str):
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number that the host program computes as soon as the names in `text`, a Python expression, have values.
+
+    Kernels take integers only, as symbols; an integer that is the bits of a float64 is one too.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Extern:
     """`target(*args, **kwargs)`; leaves of the argument trees are View, Index, or plain constants.
 
@@ -141,7 +154,8 @@ class Extern:
     `lists`: where such a list begins among them and how long it is, unless all results are one list.
     `out_variant`: the operator's form that writes into the planned buffer.
     `defines`: symbols that are known once the call returned. One that is in `outs` is a result itself (a number),
-    the others are sizes of results.
+    the others are in `binds`: (symbol, Python expression of the results' names). `requires`: (condition, message) of
+    what kernels and later calls count on; the host program raises RuntimeError where one does not hold.
     `mutates`: buffers written through arguments. `aliases`: buffers that the results may share storage with.
     """
 
@@ -155,6 +169,8 @@ class Extern:
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
+    binds: tuple[tuple[str, str], ...] = ()
+    requires: tuple[tuple[str, str], ...] = ()
     origins: tuple[Origin, ...] = ()
 
 
@@ -171,6 +187,7 @@ class Program:
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Any, ...]
+    numbers: tuple[Number, ...] = ()
 
 
 def loop_vars(node: Loop) -> tuple[Atom, ...]:
@@ -208,20 +225,39 @@ def writes(node: Node) -> tuple[str, ...]:
 
 
 def symbols_of(p: Program, node: Node) -> frozenset[str]:
-    """Symbols that must be known before the node runs: of its loops, its indices, and the buffers that it touches."""
+    """Symbols that must be known before the node runs: of its loops, its indices, and the buffers that it touches.
+
+    With a number goes what it is computed from.
+    """
     found = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
     if isinstance(node, Extern):
-        _argument_symbols((node.args, node.kwargs), found)
-        return frozenset(found) - set(node.defines)
+        _argument_symbols((node.args, node.kwargs, tuple(HostNumber(text) for text, _ in node.requires)), found)
+        return frozenset(_with_sources(p, found)) - set(node.defines)
     syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
-    return frozenset(found.union(a.key for s in syms for a in s))
+    return frozenset(_with_sources(p, found.union(a.key for s in syms for a in s)))
+
+
+_WORDS = frozenset([*FUNCTIONS, *keyword.kwlist, *"abs bool float int math max min round sum torch".split()])  # noqa: SIM905
+
+
+def names_in(text: str) -> set[str]:
+    """The names of numbers in a Python expression: no attributes, and no words of the language or functions."""
+    return set(re.findall(r"(?<![\w.])[^\W\d]\w*", text)) - _WORDS
+
+
+def _with_sources(p: Program, names: set[str]) -> set[str]:
+    """`names` and, of the numbers among them, those in their texts; a number's sources stand before it."""
+    for number in reversed(p.numbers):
+        if number.name in names:
+            names |= names_in(number.text)
+    return names
 
 
 def _argument_symbols(x: Any, found: set[str]) -> None:
     if isinstance(x, ex.Expr):
         found.update(a.key for a in x.syms)
     elif isinstance(x, HostNumber):
-        found.update(re.findall(r"[^\W\d]\w*", x))
+        found |= names_in(x)
     elif isinstance(x, View):
         _argument_symbols((x.sizes, x.strides, x.offset), found)
     elif isinstance(x, (tuple, list)):
@@ -229,19 +265,13 @@ def _argument_symbols(x: Any, found: set[str]) -> None:
             _argument_symbols(y, found)
 
 
-def defined_by(p: Program, node: Extern) -> list[tuple[str, str, int]]:
-    """(symbol, buffer, axis) of the symbols that are sizes of the call's results."""
-    out: list[tuple[str, str, int]] = []
-    for name in writes(node):
-        for axis, n in enumerate(p.buffers[name].sizes):
-            if (text := ex.show(n)) in node.defines and text not in [s for s, _, _ in out]:
-                out.append((text, name, axis))
-    return out
-
-
 def late_symbols(p: Program) -> frozenset[str]:
     """Symbols that no input gives."""
-    return frozenset(s for node in p.nodes if isinstance(node, Extern) for s in node.defines)
+    late = {s for node in p.nodes if isinstance(node, Extern) for s in node.defines}
+    for number in p.numbers if late else ():
+        if not late.isdisjoint(names_in(number.text)):
+            late.add(number.name)
+    return frozenset(late)
 
 
 def without_dead(p: Program) -> Program:
@@ -253,7 +283,16 @@ def without_dead(p: Program) -> Program:
         if isinstance(node, Extern) or needed.intersection(writes(node)):
             kept.append(node)
             needed.update(reads(node))
-    return replace(p, nodes=tuple(reversed(kept)))
+    return _without_unused_numbers(replace(p, nodes=tuple(reversed(kept))))
+
+
+def _without_unused_numbers(p: Program) -> Program:
+    if not p.numbers:
+        return p
+    used = {a.key for b in p.buffers.values() for x in (*b.sizes, *b.strides) for a in ex.syms_of(x)}
+    _argument_symbols(p.outputs, used)
+    used = _with_sources(p, used).union(*(symbols_of(p, node) for node in p.nodes))
+    return replace(p, numbers=tuple(n for n in p.numbers if n.name in used))
 
 
 def views(node: Extern) -> list[View]:

@@ -24,13 +24,13 @@ import torch
 
 from . import philox
 
-SAME, BOOL, FLOAT32 = "same", "bool", "float32"
+SAME, BOOL, FLOAT32, FLOAT64 = "same", "bool", "float32", "float64"
 ALWAYS, WIDE = "always", "wide"
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One scalar operator. `result`: SAME as the arguments, BOOL or FLOAT32.
+    """One scalar operator. `result`: SAME as the arguments, BOOL, FLOAT32 or FLOAT64.
 
     `flops`: rough cost of one evaluation, in float additions.
     """
@@ -159,6 +159,16 @@ _ROWS: list[OpSpec] = [
         decided=ALWAYS,
     ),
     _row("gcd", 2, torch.gcd, triton="", flops=40, decided=ALWAYS),
+    _row(  # how kernels take a float of the host program
+        "float64_of_bits",
+        1,
+        lambda bits: bits.view(torch.float64),
+        "alt::detail::bit_cast<double>({0})",
+        "",
+        FLOAT64,
+        triton_int="tl.cast({0}, tl.float64, bitcast=True)",
+        decided=ALWAYS,
+    ),
     # Triton's -x is 0 - x, which loses the sign of 0
     _row("neg", 1, torch.neg, "(-{0})", "({0} * -1.0)", triton_int="(-{0})", decided=ALWAYS),
     _row("abs", 1, torch.abs, triton="tl.abs({0})", decided=ALWAYS),
@@ -255,7 +265,7 @@ ATOMIC: dict[str, tuple[torch.dtype, ...]] = {
 
 def result_dtype(spec: OpSpec, argument: torch.dtype) -> torch.dtype:
     """What the operator gives for arguments of a dtype."""
-    return {SAME: argument, BOOL: torch.bool, FLOAT32: torch.float32}[spec.result]
+    return {SAME: argument, BOOL: torch.bool, FLOAT32: torch.float32, FLOAT64: torch.float64}[spec.result]
 
 
 def triton_spelling(op: str, dtype: torch.dtype) -> str:

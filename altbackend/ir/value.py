@@ -3,7 +3,8 @@
 Operators beside the table rows of `ir.ops`:
 `const` (attr: Python number), `load` (attr: (buffer name, linear element index)), `index` (attr: Index, int64),
 `cast` (one argument), `masked` (condition, value, other: loads under the value happen only where the condition
-holds) and `wrap_index` (attr: size; -size <= x < size becomes 0 <= x < size, anything else is an IndexError).
+holds), `wrap_index` (attr: size; -size <= x < size becomes 0 <= x < size, anything else is an IndexError; a second
+argument, a constant, is another code: see `INDEX_ERROR`) and `nonzero` (a divisor; zero raises as it does in torch).
 """
 
 from __future__ import annotations
@@ -135,14 +136,18 @@ def masked(cond: Value, value: Value, other: Value) -> Value:
     return make("masked", (cond, value, other), value.dtype)
 
 
-def wrap_index(x: Value, size: Index) -> Index:
-    """A data-dependent index into a dimension of `size`, negative values counted from the end."""
-    if x.op == "const" and isinstance(size, int) and -size <= x.attr < size:
+INDEX_ERROR, RUNTIME_ERROR, FROM_ZERO = 1, 3, 4  # what eager raises; added: negative values are out of range too
+
+
+def wrap_index(x: Value, size: Index, code: int = INDEX_ERROR) -> Index:
+    """A data-dependent index into a dimension of `size`, negative values counted from the end unless `code` says no."""
+    if x.op == "const" and isinstance(size, int) and (0 if code & FROM_ZERO else -size) <= x.attr < size:
         return int(x.attr) % size
     if x.op == "index" and ex.known_nonnegative(x.attr) and ex.known_less(x.attr, size):
         e: Index = x.attr
         return e
-    checked = make("wrap_index", (cast(x, torch.int64),), torch.int64, size)
+    more = () if code == INDEX_ERROR else (const(code, torch.int64),)
+    checked = make("wrap_index", (cast(x, torch.int64), *more), torch.int64, size)
     return ex.lookup(checked, 0, max(ex.bounds(size)[1] - 1, 0))
 
 

@@ -15,11 +15,13 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Extern, HostNumber, Node, Origin, Pointwise, View
+from ..ir.loops import Buffer, Extern, HostNumber, Node, Number, Origin, Pointwise, View
 from ..ir.value import Value
+from ..runtime import checks
 from ..runtime import ops as runtime_ops
 from . import sizes as sz
 from .facts import user_line
+from .python_text import python_text
 from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
@@ -38,6 +40,9 @@ class Ctx:
     inputs: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     numbers: dict[Value, HostNumber] = field(default_factory=dict)
+    computed: dict[str, Number] = field(default_factory=dict)  # by its text
+    verified: set[str] = field(default_factory=set)  # conditions that the host program has required so far
+    pending: list[sympy.Basic] = field(default_factory=list)  # those that wait for a symbol
     constants: dict[str, Any] = field(default_factory=dict)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
@@ -48,8 +53,31 @@ class Ctx:
     returned: Counter[Any] = field(default_factory=Counter)  # how many of the graph's results a node is
 
     def index(self, x: Any) -> Index:
-        """An int or SymInt as an index expression."""
-        return sz.to_index(x, self.shape_memo)
+        """An int or SymInt as an index expression, by way of a number of the host program where need be."""
+        return sz.to_index(x, self.shape_memo, self._other)
+
+    def _other(self, e: sympy.Expr, shape_env: Any) -> Index:
+        """A symbol for an integer expression that the index algebra has no node for. Raises Unsupported."""
+        missing = {str(s) for s in e.free_symbols} - self.known
+        if missing:
+            raise Unsupported(f"size expression {e}", f"nothing gives {', '.join(sorted(missing))}")
+        return ex.sym(self.number(python_text(e)), *sz.bounds(e, shape_env))
+
+    def number(self, text: str) -> str:
+        """The name of a number that the host program computes by `text`, each text once."""
+        if text not in self.computed:
+            name = f"number{len(self.computed)}"
+            self.computed[text] = Number(name, text)
+            self.known.add(name)
+        return self.computed[text].name
+
+    def real(self, text: str) -> Value:
+        """A float64 of the host program as a scalar of kernels, and for library calls the number itself."""
+        name = text if text in self.known else self.number(text)
+        bits = ex.sym(self.number(f"bits_of({name})"), -ex.UNBOUNDED, ex.UNBOUNDED)
+        value = va.apply("float64_of_bits", va.index(bits))
+        self.numbers[value] = HostNumber(name)
+        return value
 
     def shape(self, xs: Sequence[Any]) -> tuple[Index, ...]:
         return tuple(self.index(x) for x in xs)
@@ -85,6 +113,11 @@ class Ctx:
 
     def emit(self, node: Node) -> None:
         self.nodes.append(node)
+
+    def require(self, text: str, message: str, as_index_error: bool = False) -> None:
+        """Have the host program raise RuntimeError, or IndexError, with `message` unless `text` holds."""
+        check = checks.require_index if as_index_error else checks.require
+        self.emit(Extern((None,), check, (HostNumber(text), message), origins=self.origins()))
 
     def realize(self, t: Tensor, like: Any = None, *, fresh: bool = False) -> Tensor:
         """`t` as a load from a buffer. `like`: a fake tensor whose stride order the new buffer takes."""

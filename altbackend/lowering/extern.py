@@ -13,12 +13,11 @@ from ..ir.loops import Buffer, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
-from . import negative
+from . import late, negative
 from .bodies import operands_in_results
 from .context import Ctx, cpu_beside_gpu
 from .facts import in_an_input
 from .registry import SUPPORTED_DTYPES, overload
-from .sizes import late_symbol
 from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes straight into the given storage.
@@ -61,12 +60,13 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     for name in mutated:
         ctx.before_write(name)
     val = node.meta.get("val")
-    results = _Results(ctx, node)
+    results = _Results(ctx, node, late.given(ctx, node))
     # operators with bodies are replaced in the form that all versions of torch share
     bodies = target in control_flow.FUNCTIONS and not kwargs
     runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
     aliases = operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named)
+    results.given.bind(results.outs)
     ctx.emit(
         Extern(
             outs=tuple(results.outs),
@@ -78,7 +78,9 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             out_variant=_OUT.get(target),
             mutates=mutated,
             aliases=aliases,
-            defines=tuple(results.defines),
+            defines=tuple(dict.fromkeys([*results.defines, *results.given.names()])),
+            binds=tuple(results.given.binds),
+            requires=tuple(results.given.requires),
             origins=ctx.origins(),
         )
     )
@@ -138,9 +140,10 @@ def _offset_in_storage(
 class _Results:
     """The results of one call as they are added: their names, and the symbols that they define."""
 
-    def __init__(self, ctx: Ctx, node: torch.fx.Node) -> None:
+    def __init__(self, ctx: Ctx, node: torch.fx.Node, given: late.Given) -> None:
         self.ctx = ctx
         self.node = node
+        self.given = given
         self.outs: list[str | None] = []
         self.defines: list[str] = []
 
@@ -151,24 +154,19 @@ class _Results:
             b = ctx.new_buffer(
                 r.dtype, ctx.shape(r.shape), ctx.shape(r.stride()), r.device, r.is_neg() and not r.is_complex()
             )
-            self.defines += [n for n in dict.fromkeys(map(late_symbol, r.shape)) if n and n not in ctx.known]
-            ctx.known.update(self.defines)
             self.outs.append(b.name)
             return of_buffer(b)
-        if isinstance(r, torch.SymInt) and not late_symbol(r) and self._is_known(r):
-            self.outs.append(None)
-            return ctx.index(r)
-        if isinstance(r, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            name = str(r.node.expr) if r.node.expr.is_Symbol else f"number_{self.node.name}"
-            ctx.known.add(name)
-            self.defines.append(name)
+        name = self.given.numbers.get(len(self.outs))
+        if isinstance(r, torch.SymInt):
             self.outs.append(name)
-            return ctx.index(r) if isinstance(r, torch.SymInt) and r.node.expr.is_Symbol else HostNumber(name)
-        self.outs.append(None)
+            return ctx.index(r)
+        if isinstance(r, (torch.SymFloat, torch.SymBool)):
+            self.outs.append(name or f"number_{self.node.name}_{len(self.outs)}")
+            ctx.known.add(str(self.outs[-1]))
+            self.defines.append(str(self.outs[-1]))
+            return HostNumber(str(self.outs[-1]))
+        self.outs.append(name)
         return r
-
-    def _is_known(self, size: torch.SymInt) -> bool:
-        return {str(s) for s in size.node.expr.free_symbols} <= self.ctx.known
 
 
 def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:

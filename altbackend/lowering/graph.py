@@ -15,8 +15,8 @@ from ..config import Config
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.loops import Buffer, Constant, HostNumber, Program, without_dead
-from ..ir.value import Value
+from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
+from ..runtime import checks
 from . import (
     activations,
     batch_norm,
@@ -26,6 +26,7 @@ from . import (
     grid_sampler,
     host_numbers,
     indexing,
+    late,
     negative,
     padding_backward,
     pointwise,
@@ -36,9 +37,9 @@ from . import (
     results,
     scatter,
     search,
+    sizes,
     view,
 )
-from . import scalar as s
 from .aliases import is_view
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
@@ -89,6 +90,18 @@ RESERVED = frozenset(
         "max",
         "min",
         "DEVICE",
+        "abs",
+        "bits_of",
+        "bool",
+        "failed",
+        "indexed_size",
+        "float",
+        "int",
+        "math",
+        "position",
+        "round",
+        "slice_begin",
+        "sum",
         "L",
         "aligned",
         "current_stream",
@@ -102,29 +115,11 @@ RESERVED = frozenset(
         "tables",
     ]
 ) | frozenset(keyword.kwlist)
-_RESERVED_STARTS = ("buf", "const", "kernel", "op_", "parts", "segment")
+_RESERVED_STARTS = ("buf", "const", "kernel", "number", "op_", "parts", "segment")
 _SHAPE_ONLY = frozenset(
     [f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros")]
     + ["philox_uniform", "philox_normal", "philox_integers"]
 )
-_SCALAR_OPS: dict[Any, Callable[..., Any]] = {
-    operator.add: ex.add,
-    operator.sub: ex.sub,
-    operator.mul: ex.mul,
-    operator.floordiv: ex.floordiv,
-    operator.mod: ex.mod,
-}
-
-
-# On a number that depends on symbolic sizes: a float64 scalar, which kernels compute.
-_REAL_OPS: dict[Any, Callable[..., Value]] = {
-    torch.sym_float: lambda x: x,
-    operator.add: s.add,
-    operator.sub: s.sub,
-    operator.mul: s.mul,
-    operator.truediv: s.div,
-    operator.neg: s.neg,
-}
 
 
 def lower_graph(
@@ -155,7 +150,7 @@ def lower_graph(
                 outputs = results.outputs(ctx, node)
             case _:
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
-    program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs)
+    program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, tuple(ctx.computed.values()))
     return without_dead(program), ctx.constants
 
 
@@ -173,17 +168,22 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
         ctx.known.update(map(ex.show, b.sizes))
         return of_buffer(b)
     if isinstance(val, torch.SymInt):
-        index = ctx.index(val)
+        try:
+            index = sizes.to_index(val, ctx.shape_memo)
+        except Unsupported:  # an input of its own to a backward graph
+            limits = sizes.bounds(val.node.expr, val.node.shape_env)
+            index = ctx.shape_memo[val.node.expr] = ex.sym(f"_{node.name}", *limits)
         name = ex.show(index)
         bare = not isinstance(index, int) and len(index.syms) == 1 and name == next(iter(index.syms)).key
         ctx.inputs.append(name if bare else f"_{node.name}")
-        ctx.known.add(name)
+        ctx.known.add(ctx.inputs[-1])
         return index
     if not isinstance(val, _PRINTED):  # an object that only library calls and the caller understand
         ctx.inputs.append(name)
         return Opaque(name)
     ctx.inputs.append(f"_{node.name}")
-    return val
+    ctx.known.add(ctx.inputs[-1])
+    return ctx.real(ctx.inputs[-1]) if isinstance(val, torch.SymFloat) else val
 
 
 def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
@@ -270,10 +270,16 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
     return False
 
 
+# They look at sizes and positions though there is no result to compute, and may raise.
+_REFUSES_EMPTY = frozenset(
+    ["index.Tensor", "amax.default", "amin.default", "argmax.default", "argmin.default", "max.dim", "min.dim"]
+)
+
+
 def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
     """The result when it has no elements: nothing is computed, whatever the operator."""
     fake = node.meta["val"]
-    if not isinstance(fake, torch.Tensor) or cpu_beside_gpu(ctx, node):
+    if not isinstance(fake, torch.Tensor) or cpu_beside_gpu(ctx, node) or target_name(node.target) in _REFUSES_EMPTY:
         return None
     sizes = ctx.shape(fake.shape)
     return Tensor(sizes, fake.dtype, va.const(0, fake.dtype)) if 0 in sizes else None
@@ -286,32 +292,37 @@ def _dtypes_ok(node: torch.fx.Node) -> bool:
 
 
 def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Size arithmetic: tracing already knows the result as an expression."""
+    """Arithmetic on numbers, and calls that give none: checks."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:
         return _item(ctx, node, args[0])
-    if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-        return host_numbers.integer(ctx, node, args)
     if isinstance(val, (float, bool)):
         return val
-    if _only_checked(node):
-        return None
-    if isinstance(val, torch.SymFloat) and node.target in _REAL_OPS:
-        return _REAL_OPS[node.target](*map(_real, args))
+    if isinstance(val, (int, torch.SymInt)):
+        return host_numbers.integer(ctx, node, args)
     if isinstance(val, (torch.SymBool, torch.SymFloat)):
-        return host_numbers.text(ctx, node, args)
+        if (known := host_numbers.constant(val)) is not None:
+            return known
+        of_kind = host_numbers.real if isinstance(val, torch.SymFloat) else host_numbers.text
+        return of_kind(ctx, node, args)
+    if node.target is torch.ops.aten._assert_scalar.default:
+        return _assert_scalar(ctx, node, *args)
+    if target_name(node.target) in _TRACED_CHECKS:
+        return None
     return extern.call(ctx, node, args, dict(kwargs))
 
 
-_CHECKS = ("assert", "sym_constrain")
+# What they say of a number is required where the call that gives it returns; what of a tensor, tracing has seen.
+_TRACED_CHECKS = frozenset(
+    ["sym_constrain_range.default", "sym_constrain_range_for_size.default", "_assert_tensor_metadata.default"]
+)
 
 
-def _only_checked(node: torch.fx.Node) -> bool:
-    """A check of sizes, or a condition that only such checks read: tracing has drawn its conclusions from it."""
-    name = target_name(node.target)
-    if node.meta.get("val") is None:
-        return any(c in name for c in _CHECKS)
-    return isinstance(node.meta["val"], torch.SymBool) and all(_only_checked(u) for u in node.users)
+def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: Any, message: str = "") -> None:
+    """A check of numbers, in its place among the calls that have effects; none where it is known to hold by then."""
+    text = host_numbers.operand(ctx, node, holds)
+    if holds is not True and not late.is_verified(ctx, node.args[0]):
+        ctx.emit(Extern((None,), checks.require, (HostNumber(text), message), origins=ctx.origins()))
 
 
 def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
@@ -322,12 +333,6 @@ def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
     value = va.cast(x.at([0] * len(x.sizes)), torch.float64)
     ctx.numbers[value] = number
     return value
-
-
-def _real(a: Any) -> Value:
-    if isinstance(a, Value):
-        return a
-    return va.cast(va.index(a), torch.float64) if isinstance(a, ex.Expr) else va.const(a, torch.float64)
 
 
 def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
-"""Numbers that only data decides: sizes where the index algebra has a node, else Python text of the host program."""
+"""Arithmetic on numbers that the host program has: index expressions where the algebra has a node, else Python text.
+
+A node's text follows the traced operator, as eager computes it: an expression that tracing has simplified may round
+elsewhere. Only a value without a node of its own is spelled from its expression.
+"""
 
 from __future__ import annotations
 
+import builtins
+import math
 import operator
 from typing import Any
 
+import sympy
 import torch
 
 from ..errors import Unsupported
@@ -12,7 +19,9 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 from ..ir.loops import HostNumber
 from ..ir.value import Value
+from . import sizes as sz
 from .context import Ctx
+from .python_text import python_text
 
 _TEXT: dict[Any, str] = {
     operator.add: "({} + {})",
@@ -22,7 +31,14 @@ _TEXT: dict[Any, str] = {
     operator.floordiv: "({} // {})",
     operator.mod: "({} % {})",
     operator.pow: "({} ** {})",
+    builtins.pow: "({} ** {})",
+    operator.lshift: "({} << {})",
+    operator.rshift: "({} >> {})",
     operator.neg: "(-{})",
+    operator.pos: "(+{})",
+    operator.abs: "abs({})",
+    builtins.abs: "abs({})",
+    operator.invert: "(~{})",
     operator.lt: "({} < {})",
     operator.le: "({} <= {})",
     operator.gt: "({} > {})",
@@ -31,6 +47,8 @@ _TEXT: dict[Any, str] = {
     operator.ne: "({} != {})",
     operator.and_: "({} & {})",
     operator.or_: "({} | {})",
+    operator.xor: "({} ^ {})",
+    operator.not_: "(not {})",
     torch.sym_ite: "({1} if {0} else {2})",
     torch.sym_not: "(not {})",
     torch.sym_max: "max({}, {})",
@@ -38,33 +56,89 @@ _TEXT: dict[Any, str] = {
     torch.sym_float: "float({})",
     torch.sym_int: "int({})",
 }
+_ANY_NUMBER = {torch.sym_sum: "sum({})", builtins.round: "round({})", builtins.max: "max({})", builtins.min: "min({})"}
+_SYM = "_sym_"  # torch's names for functions of the module `math`
 
 
-def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index | HostNumber:
-    """The value of a node of size arithmetic. Raises Unsupported if it has no form here."""
+def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index:
+    """The value of a node of integer arithmetic. Raises Unsupported if it has no form here."""
+    val = node.meta["val"]
     try:
-        return ctx.index(node.meta["val"])
+        return sz.to_index(val, ctx.shape_memo)
     except Unsupported:
-        if node.target not in _TEXT:
-            raise
-        return text(ctx, node, args)
+        form = _form(node, args)
+    if form is None:
+        return ctx.index(val)
+    e = val.node.expr
+    name = ctx.number(_filled(ctx, node, form, args))
+    ctx.shape_memo[e] = ex.sym(name, *sz.bounds(e, val.node.shape_env))
+    return ctx.shape_memo[e]
 
 
 def text(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> HostNumber:
-    """A node of arithmetic on numbers, as Python. Raises Unsupported for an operator that is not in the table."""
-    form = _TEXT.get(node.target)
-    if form is None:
-        raise Unsupported(node, f"{type(node.meta['val']).__name__} arithmetic")
-    return HostNumber(form.format(*(_operand(ctx, node, a) for a in args)))
+    """The float or bool that a node computes, as Python. Raises Unsupported if it has no form here."""
+    val = node.meta["val"]
+    form = _form(node, args)
+    if form is not None:
+        found = _filled(ctx, node, form, args)
+        return HostNumber(f"float({found})" if isinstance(val, torch.SymFloat) and node.target in _KEEP_TYPE else found)
+    e = val.node.expr
+    missing = {str(s) for s in e.free_symbols} - ctx.known
+    if missing:
+        raise Unsupported(node, f"{type(val).__name__} arithmetic on {', '.join(sorted(missing))}")
+    return HostNumber(python_text(e))
 
 
-def _operand(ctx: Ctx, node: torch.fx.Node, a: Any) -> str:
+# of an integer and a float, which torch makes floats both
+_KEEP_TYPE = {torch.sym_max, torch.sym_min, torch.sym_ite, builtins.max, builtins.min}
+
+
+def real(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Value:
+    """The float that a node computes, as a scalar of kernels. Raises Unsupported if it has no form here."""
+    return ctx.real(text(ctx, node, args))
+
+
+def constant(val: Any) -> Any:
+    """The Python number that a symbolic one is known to be, else None."""
+    e = val.node.expr
+    if e in (sympy.true, sympy.false):
+        return bool(e)
+    return float(e) if isinstance(val, torch.SymFloat) and e.is_number else None
+
+
+def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
+    """How Python spells the node's operator, with a hole for each argument; None for one that it has no word for."""
+    target: Any = node.target
+    name = getattr(target, "__name__", "")
+    if target in _TEXT:
+        return _TEXT[target]
+    if target is builtins.round and args[1:] in ((), (None,)):
+        return "round({})"
+    if target in _ANY_NUMBER:
+        return _ANY_NUMBER[target].format(", ".join("{}" for _ in args))
+    if getattr(target, "__module__", "") == "math" or (name.startswith(_SYM) and hasattr(torch, name)):
+        function = name.removeprefix(_SYM)
+        return f"math.{function}({', '.join('{}' for _ in args)})" if hasattr(math, function) else None
+    return None
+
+
+def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[Any, ...]) -> str:
+    holes = len(args) if "{1}" in form else form.count("{}")  # what is left is an argument that torch leaves out
+    return form.format(*(operand(ctx, node, a) for a in args[:holes]))
+
+
+def operand(ctx: Ctx, node: torch.fx.Node, a: Any) -> str:
+    """An argument of arithmetic as Python text. Raises Unsupported for what is no number."""
     if isinstance(a, HostNumber):
         return str(a)
     if isinstance(a, ex.Expr):
         return f"({ex.show(a)})"
+    if isinstance(a, float) and not math.isfinite(a):
+        return f"float('{a}')"
     if isinstance(a, (bool, int, float)):
-        return repr(a)
+        return repr(a) if a >= 0 else f"({a!r})"
     if isinstance(a, Value) and a in ctx.numbers:
         return str(ctx.numbers[a])
+    if isinstance(a, (tuple, list)):
+        return "(" + "".join(f"{operand(ctx, node, x)}, " for x in a) + ")"
     raise Unsupported(node, f"arithmetic on {type(a).__name__}")

@@ -14,14 +14,23 @@ from ..ir.value import Value
 from . import scalar as s
 from .context import Ctx
 from .registry import NotHere, lowers
-from .tensor import Tensor, expand, points, with_dim
+from .tensor import Tensor, axes, expand, points, with_dim
 from .view import out_sizes
 
 
-def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = False, checked: bool = True) -> Index:
+def position(
+    ctx: Ctx,
+    t: Tensor,
+    at: Sequence[Index],
+    size: Index,
+    *,
+    from_end: bool = False,
+    checked: bool = True,
+    code: int = va.INDEX_ERROR,
+) -> Index:
     """The index that `t` holds at a point, for a dimension of `size`.
 
-    `from_end`: negative ones are allowed. `checked`: one out of range raises IndexError at run time; a loop that
+    `from_end`: negative ones are allowed. `checked`: one out of range raises at run time what `code` says; a loop that
     checks does not run as vectors.
     """
     if t.dtype in (torch.bool, torch.uint8):
@@ -32,9 +41,25 @@ def position(t: Tensor, at: Sequence[Index], size: Index, *, from_end: bool = Fa
     if not checked and i.op not in ("const", "index"):
         wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
         return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
+    if ex.bounds(size)[0] < 1:
+        # an empty dimension has no element that a position out of range could stand for
+        least = ctx.number(f"indexed_size({ex.show(size)}, {ex.show(ex.prod(t.sizes))})")
+        size = ex.sym(least, 1, max(ex.bounds(size)[1], 1))
     if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+        if not ctx.gpu:
+            return va.wrap_index(i, size, code | va.FROM_ZERO)
         i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
-    return va.wrap_index(i, size)
+    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else code)
+
+
+def read(x: Tensor, where: Sequence[Index]) -> Value:
+    """The scalar of `x` at positions, all of which are looked at: also those along which `x` does not vary."""
+    value = x.at(where)
+    for axis, at in zip(axes(x.sizes), where, strict=True):
+        if axis not in x.value.vars and ex.lookups(at):
+            here = va.apply("ge", va.index(at), va.const(0, torch.int64))
+            value = va.where(here, value, va.const(0, value.dtype))
+    return value
 
 
 def _nonnegative(v: Value) -> bool:
@@ -55,8 +80,8 @@ def _nonnegative(v: Value) -> bool:
 def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = points(sizes)
-    row = position(indices, p[:-1], weight.sizes[0])
-    return Tensor(sizes, weight.dtype, weight.at([row, p[-1]]))
+    row = position(ctx, indices, p[:-1], weight.sizes[0])
+    return Tensor(sizes, weight.dtype, read(weight, [row, p[-1]]))
 
 
 @lowers("index_select.default")
@@ -64,8 +89,8 @@ def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
     sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
     p = list(points(sizes)) or [0]
-    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
-    return Tensor(sizes, x.dtype, x.at(p))
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
+    return Tensor(sizes, x.dtype, read(x, p))
 
 
 @lowers("gather.default")
@@ -73,32 +98,41 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
     sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
-    p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
-    return Tensor(sizes, x.dtype, x.at(p))
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=_gather_code(ctx))
+    return Tensor(sizes, x.dtype, read(x, p))
+
+
+def _gather_code(ctx: Ctx) -> int:
+    """What gather raises; where it stands for a loss, what that raises for a class that there is not."""
+    node = ctx.graph_node
+    whole = str(node.meta.get("original_aten", "")) if node is not None else ""
+    return va.INDEX_ERROR if "nll_loss" in whole else va.RUNTIME_ERROR
 
 
 @lowers("take.default")
 def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
     x = with_dim(x)
-    at = position(indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
-    return Tensor(indices.sizes, x.dtype, x.at(ex.unflatten(at, x.sizes)))
+    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
+    return Tensor(indices.sizes, x.dtype, read(x, ex.unflatten(at, x.sizes)))
 
 
 @lowers("index.Tensor")
 def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""
     sizes = out_sizes(ctx)
-    return Tensor(sizes, x.dtype, x.at(advanced(x, indices, sizes)))
+    return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
 
 
 @lowers("_unsafe_index.Tensor")
 def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Advanced indexing whose indices a decomposition computed, and promises to be in range."""
     sizes = out_sizes(ctx)
-    return Tensor(sizes, x.dtype, x.at(advanced(x, indices, sizes, checked=False)))
+    return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
 
 
-def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True) -> list[Index]:
+def advanced(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
+) -> list[Index]:
     """Per dimension of `x` the index at a point of the result, whose shape is `sizes`."""
     given = [k for k, t in enumerate(indices) if t is not None]
     if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
@@ -113,7 +147,8 @@ def advanced(x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, che
     where: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
-            where.append(position(expand(indices[k], shape), common, x.sizes[k], from_end=True, checked=checked))
+            at = expand(indices[k], shape)
+            where.append(position(ctx, at, common, x.sizes[k], from_end=True, checked=checked))
         else:
             where.append(next(rest))
     return where

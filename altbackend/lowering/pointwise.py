@@ -15,7 +15,7 @@ from ..ir.value import Value
 from . import exact
 from . import scalar as s
 from .context import Ctx
-from .registry import LOWERINGS, NotHere, lowers, overload
+from .registry import LOWERINGS, NotHere, lowers
 from .tensor import Tensor, expand
 
 # aten name -> row of the scalar table; overloads are tried by signature.
@@ -162,6 +162,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
             return args[0]  # type: ignore[no-any-return]
         if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
             return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
+        if op in ("fmod", "remainder"):
+            return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), *args[:arity], common=common)
         return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], common=common)
 
     lower.__name__ = name
@@ -207,12 +209,21 @@ def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
 @lowers("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(ctx: Ctx, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     op = {None: "truediv", "floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
-    return elementwise(ctx, lambda x, y: va.apply(op, x, y), a, b)
+    return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), a, b)
 
 
 @lowers("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(ctx: Ctx, a: Any, b: Any) -> Tensor:
-    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, y), a, b)
+    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, _divisor(ctx, y)), a, b)
+
+
+def _divisor(ctx: Ctx, x: Value) -> Value:
+    """A divisor; an integer that may be zero is checked on a CPU, where eager raises. A GPU divides by it."""
+    if ctx.gpu or x.dtype.is_floating_point or (x.op == "const" and x.attr):
+        return x
+    if x.op == "index" and (ex.bounds(x.attr)[0] > 0 or ex.bounds(x.attr)[1] < 0):
+        return x
+    return va.make("nonzero", (x,), x.dtype)
 
 
 @lowers("pow.Tensor_Tensor", "pow.Scalar")
@@ -378,14 +389,14 @@ def full(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
     return Tensor(ctx.shape(out.shape), out.dtype, value)
 
 
-@lowers("arange.start_step", "prims::iota.default")
-def arange(ctx: Ctx, a: Any, b: Any = None, step: Any = 1, **kwargs: Any) -> Tensor:
-    node = ctx.graph_node
-    assert node is not None
-    out = node.meta["val"]
-    start: Any = a
-    if node.target is overload("prims::iota.default"):
-        start, step = kwargs["start"], kwargs["step"]
+@lowers("prims::iota.default")
+def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any) -> Tensor:
+    return arange(ctx, start, None, step)
+
+
+@lowers("arange.start_step")
+def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes = ctx.shape(out.shape)
     i = ex.ix(ex.var("d0", sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):

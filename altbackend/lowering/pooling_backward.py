@@ -90,7 +90,7 @@ def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> T
     lead, p = len(x.sizes) - rank, points(grad.sizes)
     plane = (*x.sizes[:lead], ex.prod(x.sizes[lead:]))
     zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
-    where = [*p[:lead], position(at, p, plane[-1])]
+    where = [*p[:lead], position(ctx, at, p, plane[-1])]
     strides = _flat_strides(ctx, x, lead)
     got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
     q = points(x.sizes)

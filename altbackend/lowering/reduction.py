@@ -146,11 +146,31 @@ def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: 
 def _extremum(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
         where = norm_dims(dims, len(x.sizes))
+        _require_elements(ctx, x, where, bool(dims))
         acc = compute_dtype(x.dtype)
         got = drop_dims(reduce(ctx, op, x, where, acc, acc), where, keepdim)
         return finish(ctx, got.sizes, x.dtype, got.value)
 
     return lower
+
+
+def _require_elements(ctx: Ctx, x: Tensor, dims: Sequence[int], named: bool, as_index_error: bool = False) -> None:
+    """The extremum of nothing is an error: RuntimeError or IndexError over all of `x`, IndexError over dims `named`.
+
+    Raises NotHere where it is certain that there is nothing: the library says so.
+    """
+    wanted = [x.sizes[k] for k in dims] if named else list(x.sizes)
+    if 0 in wanted:
+        raise NotHere("the extremum of nothing")
+    open_ = [ex.show(n) for n in wanted if ex.bounds(n)[0] < 1]
+    if not open_:
+        return
+    text = " and ".join(f"{n} > 0" for n in open_)
+    message = f"Expected reduction dims {tuple(dims)} to have non-zero size." if named else _NO_ELEMENTS
+    ctx.require(text, message, named or as_index_error)
+
+
+_NO_ELEMENTS = "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim."
 
 
 lowers("amax.default", "max.default")(_extremum("max"))
@@ -195,6 +215,7 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
 def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         where = norm_dims(dim, len(x.sizes))
+        _require_elements(ctx, x, where, dim is not None, as_index_error=True)
         _, at = extremum_position(ctx, op, shared(ctx, x, x.dtype), where)
         at = drop_dims(at, where, keepdim)
         return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
@@ -209,6 +230,7 @@ lowers("argmin.default")(_position("min"))
 def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         where = norm_dims(dim, len(x.sizes))
+        _require_elements(ctx, x, where, True)
         best, at = (drop_dims(t, where, keepdim) for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), where))
         return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
             at.sizes, torch.int64, va.cast(at.value, torch.int64)

@@ -55,10 +55,10 @@ def scatter(
     return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
 
 
-def _along(dim: int, indices: Tensor, x: Tensor) -> list[Index]:
+def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:
     """Positions of a scatter along `dim`: every other coordinate is the point's own."""
     p = list(points(indices.sizes))
-    p[dim] = position(indices, points(indices.sizes), x.sizes[dim])
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=va.RUNTIME_ERROR)
     return p
 
 
@@ -74,7 +74,7 @@ def _scatter_along(mode: str) -> Callable[..., Tensor]:
             return x
         x, indices = with_dim(x), with_dim(indices)
         dim %= len(x.sizes)
-        where = _along(dim, indices, x)
+        where = _along(ctx, dim, indices, x)
         if mode == "set" and indices.sizes == tuple(1 if k == dim else n for k, n in enumerate(x.sizes)):
             filled = one_hot(x, dim, where[dim], _source(src, indices, x))
             if filled is not None:
@@ -104,7 +104,7 @@ def scatter_reduce(
     if 0 in indices.sizes:
         return x
     x, indices = with_dim(x), with_dim(indices)
-    where = _along(dim % len(x.sizes), indices, x)
+    where = _along(ctx, dim % len(x.sizes), indices, x)
     return combine(ctx, x, reduce, indices.sizes, where, _source(src, indices, x), include_self)
 
 
@@ -137,11 +137,13 @@ def _identity(mode: str, dtype: torch.dtype) -> Value:
     return va.const(limits.max if mode == "min" else limits.min, dtype)
 
 
-def _index_along(x: Tensor, dim: int, indices: Tensor, src: Tensor) -> tuple[tuple[Index, ...], list[Index]]:
+def _index_along(
+    ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, code: int = va.INDEX_ERROR
+) -> tuple[tuple[Index, ...], list[Index]]:
     """(shape of the source, positions) of an index_add or index_copy."""
     dim %= len(x.sizes)
     p = list(points(src.sizes))
-    p[dim] = position(indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], code=code)
     return src.sizes, p
 
 
@@ -150,7 +152,9 @@ def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, al
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
-    sizes, where = _index_along(x, dim, indices, src)
+    # of matrices eager makes a scatter_add
+    code = va.RUNTIME_ERROR if len(x.sizes) == 2 and indices.dtype == torch.int64 else va.INDEX_ERROR
+    sizes, where = _index_along(ctx, x, dim, indices, src, code)
     value = src.computed()
     return scatter(ctx, x, "add", sizes, where, value if alpha == 1 else s.mul(value, alpha))
 
@@ -160,7 +164,7 @@ def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> T
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
-    sizes, where = _index_along(x, dim, indices, src)
+    sizes, where = _index_along(ctx, x, dim, indices, src)
     return scatter(ctx, x, "set", sizes, where, va.cast(src.value, src.dtype))
 
 
@@ -171,7 +175,7 @@ def index_reduce(
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
-    sizes, where = _index_along(x, dim, indices, src)
+    sizes, where = _index_along(ctx, x, dim, indices, src)
     return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
 
 
@@ -184,7 +188,7 @@ def index_put(
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x
-    where = advanced(x, indices, sizes, checked=checked)
+    where = advanced(ctx, x, indices, sizes, checked=checked)
     value = expand(values, sizes)
     return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
 
@@ -238,4 +242,4 @@ def embedding_backward(
     if padding >= 0:
         row = va.cast(indices.at(p[:-1]), torch.int64)
         value = s.where(s.binary("eq", row, padding), 0, value)
-    return scatter(ctx, zero, "add", grad.sizes, [position(indices, p[:-1], sizes[0]), p[-1]], value)
+    return scatter(ctx, zero, "add", grad.sizes, [position(ctx, indices, p[:-1], sizes[0]), p[-1]], value)

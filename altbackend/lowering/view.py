@@ -114,14 +114,21 @@ def unsqueeze(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
 @lowers("select.int")
 def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
     dim %= len(x.sizes)
-    index = ctx.index(at)
-    if isinstance(index, int) and index < 0:
-        index = ex.add(index, x.sizes[dim])
-    elif not ex.known_nonnegative(index):
-        raise NotHere("the selected position may be negative")
+    index = _selected(ctx, at, x.sizes[dim], dim)
     sizes = x.sizes[:dim] + x.sizes[dim + 1 :]
     p = points(sizes)
     return Tensor(sizes, x.dtype, x.at([*p[:dim], index, *p[dim:]]))
+
+
+def _selected(ctx: Ctx, at: Any, size: Index, dim: int) -> Index:
+    """A position that the user's program computes, of either sign, as one from the front; the host checks it."""
+    index = ctx.index(at)
+    if isinstance(index, int) and isinstance(size, int):
+        return index % size
+    if ex.known_nonnegative(index) and ex.known_less(index, size):
+        return index
+    name = ctx.number(f"position({ex.show(index)}, {ex.show(size)}, {dim})")
+    return ex.sym(name, 0, max(ex.bounds(size)[1] - 1, 0))
 
 
 @lowers("slice.Tensor")
@@ -139,7 +146,8 @@ def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
     if isinstance(begin, int) and begin < 0:
         begin = ex.maximum(ex.add(begin, size), 0)
     elif not ex.known_nonnegative(begin):
-        raise NotHere("the start of the slice may be negative")
+        name = ctx.number(f"slice_begin({ex.show(begin)}, {ex.show(size)})")
+        return ex.sym(name, 0, ex.bounds(size)[1])
     return ex.minimum(begin, size)
 
 
@@ -330,9 +338,7 @@ def _slice_length(ctx: Ctx, dim: int) -> Index:
 @lowers("select_scatter.default")
 def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tensor:
     dim %= len(x.sizes)
-    index = ctx.index(at)
-    if isinstance(index, int) and index < 0:
-        index = ex.add(index, x.sizes[dim])
+    index = _selected(ctx, at, x.sizes[dim], dim)
     p = points(x.sizes)
     here = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
     value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)

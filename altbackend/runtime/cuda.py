@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .host import wrong_sizes
+
 _guards: Any = torch._C._dynamo.guards
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", torch.empty_strided)
@@ -189,8 +191,11 @@ class ErrorFlag:
 def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """A library result with the strides and the alignment that the kernels were generated for.
 
-    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some.
+    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some. Raises RuntimeError for other sizes
+    than tracing was promised.
     """
+    if t.shape != sizes:
+        raise wrong_sizes(t, sizes)
     same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
     if same and not t._is_zerotensor() and t.data_ptr() % _ALIGNMENT == 0:
         return t

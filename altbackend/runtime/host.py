@@ -33,7 +33,7 @@ class Workspace:
     arena: torch.Tensor
     pointers: Any
     views: list[torch.Tensor]
-    error: ctypes.c_int32
+    error: Any  # three integers, of which kernels set the first: see `check_error`
     error_pointer: Any
     scalars: Any
 
@@ -42,9 +42,13 @@ class Workspaces:
     """Workspaces of one graph, handed out one per running call, so that concurrent calls never share.
 
     `slots`: length of the pointer table. `fixed`: constants, kept alive here. `keep`: keep workspaces between calls.
+    `others`: how many numbers kernels read beyond the sizes that decide the layout; a call writes them itself.
     """
 
-    def __init__(self, layout: Layout, slots: int, fixed: dict[int, torch.Tensor], reuse: bool, keep: bool) -> None:
+    def __init__(
+        self, layout: Layout, slots: int, fixed: dict[int, torch.Tensor], reuse: bool, keep: bool, others: int = 0
+    ) -> None:
+        self.others = others
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
         self.lock = threading.Lock()
@@ -79,8 +83,8 @@ class Workspaces:
         for slot, constant in self.fixed.items():
             pointers[slot] = constant.data_ptr()
         views = [_window(arena, at[w[0]], w) for w in windows]
-        scalars = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
-        error = ctypes.c_int32(0)
+        scalars = (ctypes.c_int64 * max(len(symbols) + self.others, 1))(*symbols)
+        error = (ctypes.c_int64 * 3)()
         return Workspace(arena, pointers, views, error, ctypes.addressof(error), scalars)
 
 
@@ -114,8 +118,11 @@ class Library:
 def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """A library result with the strides that the kernels were generated for; copies only when they differ.
 
-    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some.
+    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some. Raises RuntimeError for other sizes
+    than tracing was promised: kernels would leave the tensor.
     """
+    if t.shape != sizes:
+        raise wrong_sizes(t, sizes)
     same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
     if same and not t._is_zerotensor():
         return t
@@ -155,9 +162,25 @@ def retyped(
     return out.set_(t.untyped_storage(), begin, sizes, strides)
 
 
-def check_error(error: ctypes.c_int32, lines: Sequence[str]) -> None:
-    """Raise what eager would when a kernel met an index out of range."""
-    if error.value:
-        error.value = 0
-        where = "; ".join(lines) or "an indexing operation"
-        raise IndexError(f"index out of range in {where}")
+def wrong_sizes(t: torch.Tensor, sizes: tuple[int, ...]) -> RuntimeError:
+    """What is raised for a result of a library call whose sizes are not those that its fake kernel gave."""
+    return RuntimeError(
+        f"a library call gave a tensor of size {tuple(t.shape)} where its fake kernel had said {sizes}; the line "
+        "of the host program above names the call. What to do: correct the fake (meta) kernel of that operator"
+    )
+
+
+def check_error(error: Any, lines: Sequence[str]) -> None:
+    """Raise what eager would for what a kernel met: `error` is (code, index, size), code 0 where there was nothing.
+
+    Raises IndexError (1) or RuntimeError (3) for an index out of range, RuntimeError (2) for a division by zero.
+    """
+    code, index, size = error
+    if not code:
+        return
+    error[0] = 0
+    where = "; ".join(lines) or "an indexing operation"
+    if code == 2:
+        raise RuntimeError(f"ZeroDivisionError in {where}")
+    kind = IndexError if code == 1 else RuntimeError
+    raise kind(f"index {index} is out of bounds for a dimension of size {size} in {where}")

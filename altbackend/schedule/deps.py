@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.loops import Extern, Pointwise, Program, View, reads, symbols_of, writes
+from ..runtime.checks import require
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,13 @@ def analyse(p: Program) -> Deps:
             if not disjoint:
                 edges.update(writers.get(name, ()))
             edges.update(readers.get(name, ()))
+            if last_effect >= 0 and p.buffers[name].kind == "input":
+                edges.add(last_effect)  # it may be a check that raises
             writers.setdefault(name, []).append(k)
         if isinstance(node, Extern):
             defined.update(dict.fromkeys(node.defines, k))
+            if node.target is require:  # what comes later counts on it
+                defined.update(dict.fromkeys((s for s in symbols_of(p, node) if s in defined), k))
             for out in node.outs:
                 if out and node.aliases:
                     alias[out] = tuple(dict.fromkeys(b for a in node.aliases for b in (a, *alias.get(a, ()))))

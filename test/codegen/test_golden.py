@@ -362,7 +362,7 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
         self.assertExpectedInline(
             source(lambda a, i: a[i] * 2, x(5, 8), torch.zeros(3, dtype=torch.int64)),
             """\
-static void kernel0(const int64_t* __restrict p0, const float* __restrict p1, float* __restrict p2, const int max_threads, int32_t* error) {
+static void kernel0(const int64_t* __restrict p0, const float* __restrict p1, float* __restrict p2, const int max_threads, int64_t* error) {
   const int threads = max_threads;
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {

@@ -84,8 +84,8 @@ def operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [a, b][: 2 if name == "where" else OPS[name].arity]
 
 
-# functions of a seed that torch does not have: test/ir/test_philox.py
-DRAWN = frozenset(n for n in OPS if n.startswith("philox_"))
+# functions that torch does not have, of a seed (test/ir/test_philox.py) or of a number's bits (test_numbers.py)
+DRAWN = frozenset(n for n in OPS if n.startswith("philox_")) | {"float64_of_bits"}
 
 
 def takes(name: str, dtype: torch.dtype) -> bool:

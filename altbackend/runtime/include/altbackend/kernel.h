@@ -52,14 +52,41 @@ template <class T> struct Heap {
   Heap& operator=(const Heap&) = delete;
 };
 
-// -n <= x < n becomes 0 <= x < n; anything else sets *error and reads element 0.
-ALT_FN int64_t wrap_index(int64_t x, int64_t n, int32_t* error) {
+// What a kernel met that eager raises for: {code, index, size}, the first of it. Codes: runtime/host.py, check_error.
+ALT_FN void report(int64_t* error, int64_t code, int64_t x, int64_t n) {
+  int64_t none = 0;
+  if (__atomic_compare_exchange_n(error, &none, code, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    error[1] = x;
+    error[2] = n;
+  }
+}
+
+// -n <= x < n becomes 0 <= x < n; anything else is reported and reads element 0. n is above 0.
+ALT_FN int64_t wrap_index(int64_t x, int64_t n, int64_t* error, int64_t code = 1) {
   const int64_t i = x < 0 ? x + n : x;
-  if (uint64_t(i) >= uint64_t(n)) {
-    __atomic_store_n(error, 1, __ATOMIC_RELAXED);
+  if (__builtin_expect(uint64_t(i) >= uint64_t(n), 0)) {
+    report(error, code, x, n);
     return 0;
   }
   return i;
+}
+
+// The same for positions that count from 0 only.
+ALT_FN int64_t index_from_zero(int64_t x, int64_t n, int64_t* error, int64_t code = 1) {
+  if (__builtin_expect(uint64_t(x) >= uint64_t(n), 0)) {
+    report(error, code, x, n);
+    return 0;
+  }
+  return x;
+}
+
+// A divisor of integers; zero is reported and divides as 1.
+template <class T> ALT_FN T nonzero(T x, int64_t* error) {
+  if (__builtin_expect(x == T(0), 0)) {
+    report(error, 2, 0, 0);
+    return T(1);
+  }
+  return x;
 }
 
 ALT_FN int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) & ((a < 0) != (b < 0))); }
