@@ -27,7 +27,6 @@ from .runtime import control_flow
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.frozen import Frozen
-from .runtime.host import Library
 from .runtime.late import Late, late
 from .runtime.page_guard import NotGuardable
 
@@ -96,21 +95,27 @@ def _not_bound(args: list[Any]) -> Sequence[Any]:
 def _frozen(code: Code, cfg: Config, main: Compiled) -> Frozen:
     assert code.prologue is not None
     in_place = code.device.type == "cuda" and cfg.cudagraphs
-    built = workers.aside(lambda: cpp.load(_PAGE_GUARD, cfg), cfg) if code.device.type == "cpu" else None
+    on_cpu = code.device.type == "cpu"
+    built = workers.aside(lambda: page_guard_library(cfg), cfg) if on_cpu else None  # beside the kernels
     watch = freezing.watch_of(cfg, lambda: _page_guard(built))
     return Frozen(main, code.prologue, code.kept, code.watched, watch, in_place=in_place)
 
 
-def _page_guard(built: Future[Library] | None) -> ctypes.CDLL:
-    """The compiled check of guarded pages. Raises NotGuardable where it cannot be built."""
+def page_guard_library(cfg: Config) -> ctypes.CDLL:
+    """The compiled check of guarded pages, from the cache folder or built. Raises CompilerMissing, CompilerFailed."""
+    dll: ctypes.CDLL = cpp.load(_PAGE_GUARD, cfg).dll
+    dll.alt_guard_changed.restype = ctypes.c_int64
+    return dll
+
+
+def _page_guard(built: Future[ctypes.CDLL] | None) -> ctypes.CDLL:
+    """The check that was built. Raises NotGuardable where it could not be."""
     if built is None:
         raise NotGuardable("its check is built for CPUs only")
     try:
-        dll: ctypes.CDLL = built.result().dll
+        return built.result()
     except AltError as cause:
         raise NotGuardable(f"its check cannot be built: {cause.headline}") from cause
-    dll.alt_guard_changed.restype = ctypes.c_int64
-    return dll
 
 
 def show(code: Code, cfg: Config, trace: Trace) -> None:
