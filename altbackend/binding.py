@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import linecache
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from .debug import Trace
 from .errors import AltError
 from .kept.store import open_store
 from .report import stats
-from .runtime import control_flow
+from .runtime import control_flow, layouts
 from .runtime import cuda as cuda_runtime
 from .runtime.cuda_graphs import ALL
 from .runtime.frozen import Frozen
@@ -54,7 +54,7 @@ def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> Compiled:
     with trace.stage("build"):
         built = build(code, cfg)
     main = _main(code, built, cfg, trace, job)
-    return main if code.prologue is None else _frozen(code, cfg, main)
+    return layouts.kept(main if code.prologue is None else _frozen(code, cfg, main), code.layouts)
 
 
 def bind_later(
@@ -85,7 +85,8 @@ def bind_later(
         return frozen
 
     built = workers.aside(build_, cfg)
-    return late(Late(built, lambda: build(code, cfg), bind_, failed, None if frozen is None else frozen.results))
+    left = Late(built, lambda: build(code, cfg), bind_, failed, None if frozen is None else frozen.results)
+    return layouts.kept(late(left), code.layouts)
 
 
 def _not_bound(args: list[Any]) -> Sequence[Any]:
@@ -97,7 +98,17 @@ def _frozen(code: Code, cfg: Config, main: Compiled) -> Frozen:
     in_place = code.device.type == "cuda" and cfg.cudagraphs
     on_cpu = code.device.type == "cpu"
     built = workers.aside(lambda: page_guard_library(cfg), cfg) if on_cpu else None  # beside the kernels
-    watch = freezing.watch_of(cfg, lambda: _page_guard(built))
+    owner = os.getpid()
+
+    def library() -> ctypes.CDLL:
+        if built is None:
+            raise NotGuardable("its check is built for CPUs only")
+        try:  # a fork has not the thread that builds
+            return built.result() if built.done() or os.getpid() == owner else page_guard_library(cfg)
+        except AltError as cause:
+            raise NotGuardable(f"its check cannot be built: {cause.headline}") from cause
+
+    watch = freezing.watch_of(cfg, library)
     return Frozen(main, code.prologue, code.kept, code.watched, watch, in_place=in_place)
 
 
@@ -106,16 +117,6 @@ def page_guard_library(cfg: Config) -> ctypes.CDLL:
     dll: ctypes.CDLL = cpp.load(_PAGE_GUARD, cfg).dll
     dll.alt_guard_changed.restype = ctypes.c_int64
     return dll
-
-
-def _page_guard(built: Future[ctypes.CDLL] | None) -> ctypes.CDLL:
-    """The check that was built. Raises NotGuardable where it could not be."""
-    if built is None:
-        raise NotGuardable("its check is built for CPUs only")
-    try:
-        return built.result()
-    except AltError as cause:
-        raise NotGuardable(f"its check cannot be built: {cause.headline}") from cause
 
 
 def show(code: Code, cfg: Config, trace: Trace) -> None:

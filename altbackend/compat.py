@@ -155,6 +155,11 @@ def traced_metadata() -> Any:
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
+def guards_layouts() -> bool:
+    """Whether Dynamo compiles again when a parameter gets other strides."""
+    return version() >= (2, 13)
+
+
 def donate_nothing() -> None:
     """Let a second backward run (`retain_graph=True`): no kernel of ours writes what was saved for the first.
 

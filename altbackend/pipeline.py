@@ -28,6 +28,7 @@ from .lowering.bodies import require_closed, require_functional
 from .lowering.facts import device_of
 from .lowering.graph import lower_graph
 from .runtime import several
+from .runtime.layouts import Layouts
 from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
 from .schedule import target as targets
@@ -120,6 +121,7 @@ def translate(
     `submit` is given each Triton kernel as soon as its text is known, which may be before the others'.
     """
     frozen = None
+    layouts = () if compat.guards_layouts() else layouts_of(gm, job)
     device = device_of(gm)
     cuda = device.type == "cuda"
     if job.kind == "body":
@@ -156,10 +158,21 @@ def translate(
         loose = job.kind == "body" or job.any_strides
         parts = (program, edges, kernels, target, constants, device, cfg, trace, loose)
         code = _cuda(*parts, submit) if cuda else _cpu(*parts)
-    code = bodies.attached(code, inner)
+    code = replace(bodies.attached(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
     return replace(code, prologue=frozen.prologue, kept=frozen.kept, watched=frozen.watched)
+
+
+def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
+    """The strides of a graph's static inputs, as they were traced."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    static = [(k, inputs[k], inputs[k].meta.get("val")) for k in job.static_inputs if k < len(inputs)]
+    return tuple(
+        (k, tuple(val.stride()), any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
+        for k, n, val in static
+        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not compat.has_symbolic_geometry(val)
+    )
 
 
 def _cpu(

@@ -47,6 +47,7 @@ def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
         "kept": code.kept,
         "watched": code.watched,
         "prologue": None if code.prologue is None else encode_calls(code.prologue),
+        "layouts": code.layouts,
         "bodies": [{"names": body.names, "code": write(body.code, paths)} for body in code.bodies],
     }
 
@@ -76,6 +77,7 @@ def _read(held: Any, gm: GraphModule) -> Code:
         tuple(map(_number, held["watched"])),
         None if held["prologue"] is None else decode_calls(held["prologue"]),
         tuple(Body(tuple(map(_text, b["names"])), _read(b["code"], gm)) for b in held["bodies"]),
+        tuple((_number(k), tuple(map(_number, strides)), _of(bool, w)) for k, strides, w in held["layouts"]),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..codegen.replay import Facts
+from ..runtime.layouts import Layouts
 from .cuda import Job
 
 
@@ -21,7 +22,7 @@ class Code:
     that a call can raise name lines of the user. `recording`: on a GPU.
 
     `prologue`, if any, takes the inputs numbered `watched`; the host program takes those numbered `kept`, then what the
-    prologue returned. `bodies`: graphs that library calls take.
+    prologue returned. `bodies`: graphs that library calls take. `layouts`: of parameters, where torch guards none.
     """
 
     device: torch.device
@@ -37,6 +38,7 @@ class Code:
     watched: tuple[int, ...] = ()
     prologue: torch.fx.GraphModule | None = None
     bodies: tuple[Body, ...] = ()
+    layouts: Layouts = ()
 
     def whole(self) -> Iterator[Code]:
         """This code and that of all bodies, theirs included."""

@@ -173,7 +173,7 @@ def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:
     gm.recompile()
     torch.testing.assert_close(gm(x, w, b), fn(x, w, b))
     gm = traced(fn, x, w, b)
-    split = cuda_inference(gm, (1, 2), resolve(), Trace("inference", resolve()))
+    split = cuda_inference(gm, (1, 2), cfg := resolve(options={"freezing": True}), Trace("inference", cfg))
     assert split is not None
     s = schedule(gm, resolve(), triton_run.TARGET)
     assert (s.kernels, s.calls) == (1, 0)  # no kernel is left that turns a weight
