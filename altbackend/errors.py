@@ -269,6 +269,17 @@ class CacheFolderUnusable(AltError):
 
 
 @dataclass(eq=False, repr=False)
+class NoRoom(AltError):
+    """Neither the temporary folder nor the cache folder has room for a build."""
+
+    folders: str
+    mib: int
+
+    message: ClassVar[str] = "no room to build kernels: {folders} have less than {mib} MiB, or no file, left"
+    action: ClassVar[str] = "make room there, or name a folder with some by the environment variable TMPDIR"
+
+
+@dataclass(eq=False, repr=False)
 class SharedStoreUnusable(AltError):
     """The server of option `cache_url` does not answer, or refuses what it is asked."""
 

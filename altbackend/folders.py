@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from altbackend.config import Config
-from altbackend.errors import CacheFolderUnusable, CacheFolderWarning
+from altbackend.errors import CacheFolderUnusable, CacheFolderWarning, NoRoom
 
 
 def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
@@ -30,10 +30,18 @@ def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
         return Path(cfg.cache_dir).expanduser()
     if env.get("XDG_CACHE_HOME"):
         return Path(env["XDG_CACHE_HOME"]) / "altbackend"
-    try:
-        return Path.home() / ".cache" / "altbackend"
-    except RuntimeError:  # a user without a home folder
-        return temporary_folder()
+    home = _home()
+    return temporary_folder() if home is None else home / ".cache" / "altbackend"
+
+
+def _home() -> Path | None:
+    """The user's home folder, None for a user without one. An empty HOME would stand for the root folder."""
+    with contextlib.suppress(RuntimeError, KeyError, OSError):
+        if os.environ.get("HOME") != "":
+            return Path.home()
+        listed = Path(os.path.expanduser(f"~{getpass.getuser()}"))
+        return listed if listed.is_absolute() else None
+    return None
 
 
 def temporary_folder() -> Path:
@@ -64,6 +72,32 @@ def readable(folder: Path) -> bool:
         return stat.S_ISDIR(folder.stat().st_mode) and not _why_not_trusted(folder.stat(), (0,))
     except OSError:
         return False
+
+
+BUILD_BYTES = 32 << 20  # that a build may take: texts, objects, and the compiler's own files
+
+
+def build_folder(kept: Path) -> Path:
+    """Where files of a build go: the system's temporary folder, or `kept` where that is full. Raises NoRoom."""
+    try:
+        usual = Path(tempfile.gettempdir())
+    except OSError:  # no folder of those that it tries takes a file
+        usual = kept
+    found = next((folder for folder in (usual, kept) if _has_room(folder)), None)
+    if found is None:
+        raise NoRoom(" and ".join(dict.fromkeys((str(usual), str(kept)))), BUILD_BYTES >> 20)
+    return found
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        make_folder(folder)
+        held = os.statvfs(folder)
+    except OSError:
+        return False
+    except AttributeError:  # Windows
+        return True
+    return held.f_bavail * held.f_frsize >= BUILD_BYTES and (held.f_favail > 0 or held.f_files == 0)
 
 
 def make_folder(path: Path) -> None:

@@ -134,6 +134,14 @@ def test_cache_folder_order(tmp_path: Path) -> None:
     assert temporary_folder().name.startswith("altbackend-")
 
 
+def test_an_empty_home_is_not_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "/"):
+        monkeypatch.setenv("HOME", name)
+        found = cache_folder(Config(), {})
+        assert (found == Path("/.cache/altbackend")) == (name == "/")
+        assert found.is_absolute()
+
+
 def test_a_usable_folder_is_made_and_left_empty(tmp_path: Path) -> None:
     assert why_unusable(tmp_path / "a" / "b") == ""
     assert list((tmp_path / "a" / "b").iterdir()) == []

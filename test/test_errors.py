@@ -17,6 +17,7 @@ from altbackend.errors import (
     CompilerFailed,
     CompilerMissing,
     InternalError,
+    NoRoom,
     SharedStoreUnusable,
     UnknownMode,
     UnknownOption,
@@ -35,6 +36,7 @@ EXAMPLES: list[AltError] = [
     Unsupported("aten.foo", "complex input", "model.py:3"),
     InternalError("lowering", "aten.add", "model.py:3", "/tmp/folder"),
     CacheFolderUnusable("/noexec", "it is mounted noexec"),
+    NoRoom("/tmp and /cache", 32),
     BadBundle("kernels.zip", "it is damaged"),
     SharedStoreUnusable("redis://host:6379", "it does not answer"),
 ]

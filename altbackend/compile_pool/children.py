@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 EXIT_S = 0.5  # that the end of the interpreter waits for killed children, all of them together
@@ -37,10 +37,11 @@ class Child:
 
     What keeps it from outliving this process, however that ends, is a pipe whose writing end only this process has:
     when it closes, the kernel kills the child's group, busy or not. Nothing has to be done at exit, and nobody has to
-    look for a parent that is gone. Raises OSError where the process cannot be started.
+    look for a parent that is gone. `more`: its environment beyond this process's. Raises OSError where the process
+    cannot be started.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
         if _ending.is_set():
             raise OSError("the interpreter is ending")
         self.command, self.owner = list(command), os.getpid()
@@ -53,7 +54,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=environ(),
+                env=environ() | dict(more or {}),
                 start_new_session=True,
                 pass_fds=(held,),
             )
@@ -145,12 +146,12 @@ class Batch:
     def __init__(self) -> None:
         self._lock, self._running, self._ended = threading.Lock(), set[Child](), False
 
-    def run(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
-        """As `run`; raises ChildFailed also where the batch has ended before."""
+    def run(self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """As `run`, with `more` in the environment; raises ChildFailed also where the batch has ended before."""
         with self._lock:
             if self._ended:
                 raise ChildFailed("it was not started, since others like it failed")
-            child = Child(command)
+            child = Child(command, more)
             self._running.add(child)
         try:
             return _outcome(child, seconds)

@@ -16,13 +16,15 @@ from pathlib import Path
 from .. import compat
 from ..config import Config, resolve
 from ..errors import CompilerFailed, CompilerMissing
+from ..folders import build_folder
 from ..kept.store import Store, open_store
 from ..runtime import isa
 from ..runtime.host import Library
 from . import children, workers
 
 TIMEOUT = 300  # seconds for one compiler run
-VERSION_TIMEOUT = 30
+TIMEOUT_AFTER = 30  # of one that has taken longer than that before, so that many graphs do not wait in turn
+VERSION_TIMEOUT = 10
 MOST_UNITS = 16  # that a text is compiled as
 KILLED = "Killed signal terminated program"  # what g++ says when that happens to a part of it
 
@@ -46,10 +48,23 @@ def find_compiler(cxx: str = "") -> str:
     return found
 
 
-@functools.cache
-def _compiler_version(path: str) -> str:
-    _, said = children.run([path, "-dumpfullversion", "-dumpversion"], VERSION_TIMEOUT)
+_hung: set[str] = set()  # compilers that have not answered in time, and have answered nothing since
+
+
+def compiler_version(path: str) -> str:
+    """What the compiler at `path` says of itself. Raises CompilerFailed, at once if it did not answer before."""
+    said = _compiler_version(path)
+    if isinstance(said, children.ChildFailed):
+        raise CompilerFailed(f"{path} -dumpfullversion -dumpversion", str(said), "")
     return said
+
+
+@functools.cache
+def _compiler_version(path: str) -> str | children.ChildFailed:
+    try:
+        return children.run([path, "-dumpfullversion", "-dumpversion"], VERSION_TIMEOUT)[1]
+    except children.ChildFailed as cause:
+        return cause
 
 
 @functools.cache
@@ -81,7 +96,7 @@ def identity(cfg: Config) -> dict[str, str]:
         "flags": "\0".join(f for f in flags(cfg) if not f.startswith("-I")),
         "isa": isa.detect() if cfg.isa == "auto" else cfg.isa,
         "cpu": _cpu_name(),
-        "compiler": _compiler_version(find_compiler(cfg.cxx)),
+        "compiler": compiler_version(find_compiler(cfg.cxx)),
         "headers": _header_hash(),
     }
 
@@ -114,13 +129,14 @@ def load(source: str, cfg: Config | None = None) -> Library:
     """The shared library of a translation unit, from the cache folder or built now, opened.
 
     Where it cannot be kept it is opened from where it was built; that it is gone then does no harm. Raises
-    CompilerMissing, or CompilerFailed with the command, the compiler's words and the source path.
+    CompilerMissing, NoRoom, or CompilerFailed with the command, the compiler's words and the source path.
     """
     cfg = cfg or resolve()
     name, store = name_of(source, cfg), open_store(cfg)
     if (library := _kept(name, store)) is not None:
         return library
-    with tempfile.TemporaryDirectory(prefix="altbackend-build-") as folder:
+    room = build_folder(store.folder)
+    with tempfile.TemporaryDirectory(prefix="altbackend-build-", dir=room) as folder:
         text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         text.write_text(source)
         command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
@@ -174,11 +190,16 @@ def _why_failed(commands: Sequence[list[str]], cfg: Config) -> str:
 
 def _reason(batch: children.Batch, command: list[str]) -> str:
     """Run a compiler, once more if it was killed, as by a system that is out of memory; "" if it has succeeded."""
+    compiler, made = command[0], Path(command[command.index("-o") + 1])
+    beside = {"TMPDIR": str(made.parent)}  # for the compiler's own files, where there is room
     for last in (False, True):
         try:
-            status, said = batch.run(command, TIMEOUT)
+            status, said = batch.run(command, TIMEOUT_AFTER if compiler in _hung else TIMEOUT, beside)
         except (OSError, children.ChildFailed) as cause:
+            if isinstance(cause, children.ChildFailed) and cause.late:
+                _hung.add(compiler)
             return str(cause)
+        _hung.discard(compiler)
         if status and not last and (status < 0 or KILLED in said):
             continue
         break

@@ -9,7 +9,7 @@ import torch
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import Buffer, Extern, HostNumber, View
+from ..ir.loops import Buffer, Constant, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
@@ -27,6 +27,13 @@ _AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
 _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
+
+
+# What the host program spells, as numbers and names of others.
+_HAS_TEXT = (
+    *(int, float, complex, str, bytes, slice, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch.SymFloat, torch.SymBool),
+)
 
 
 def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,6 +59,10 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             return ctx.numbers[x]
         if isinstance(x, Value):
             raise Unsupported(node, "a library call on a float computed from sizes")
+        if not isinstance(x, _HAS_TEXT):  # an object that only the operator understands
+            name = f"const_{node.name}_{len(ctx.constants)}"
+            ctx.constants[name] = x
+            return Constant(name)
         return x
 
     converted = tuple(_map(a, leaf) for a in args)

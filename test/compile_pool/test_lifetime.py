@@ -8,15 +8,18 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from altbackend import folders
 from altbackend.compile_pool import children, cores, cpp
 from altbackend.config import resolve
-from altbackend.errors import CompilerFailed
+from altbackend.errors import CompilerFailed, NoRoom
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at processes in /proc")
 
@@ -228,6 +231,59 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     with pytest.raises(CompilerFailed, match="no result after 2 s"):
         cpp.load("int hangs;", resolve(None, {"cxx": slow_compiler, "cache_dir": str(tmp_path)}))
     assert gone(written(tmp_path / "group"))
+
+
+def test_many_graphs_do_not_wait_for_a_compiler_that_hangs(
+    slow_compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp, "TIMEOUT", 2)
+    monkeypatch.setattr(cpp, "TIMEOUT_AFTER", 0.25)
+    monkeypatch.setattr(cpp, "_hung", set())
+    cfg = resolve(None, {"cxx": slow_compiler, "cache_dir": str(tmp_path)})
+    for n, limit in enumerate(("2 s", "0.25 s", "0.25 s")):
+        with pytest.raises(CompilerFailed, match=f"no result after {limit}"):
+            cpp.load(f"int hangs{n};", cfg)
+
+
+def test_a_compiler_that_does_not_say_its_version_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "silent-g++"
+    path.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nsleep 100\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(cpp, "VERSION_TIMEOUT", 0.5)
+    for _ in range(3):
+        with pytest.raises(CompilerFailed, match=r"no result after 0\.5 s"):
+            cpp.load("int silent;", resolve(None, {"cxx": str(path), "cache_dir": str(tmp_path / "cache")}))
+    assert (tmp_path / "asked").read_text().split() == ["asked"]
+
+
+def test_a_build_goes_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of folders without room the compiler sees none: a build there would fail half-way, or be cut short."""
+    cfg = resolve(None, {"cache_dir": str(tmp_path / "cache")})
+    full = {tempfile.gettempdir()}
+    room = os.statvfs
+
+    def statvfs(path: Any) -> Any:
+        held = room(path)
+        return os.statvfs_result((*held[:4], 0, *held[5:])) if str(path) in full else held
+
+    monkeypatch.setattr(folders.os, "statvfs", statvfs)
+    seen: list[tuple[str, str]] = []
+    start = children.Batch.run
+
+    def noted(self: Any, command: Any, seconds: float, more: Any = None) -> Any:
+        seen.append((command[command.index("-o") + 1], more["TMPDIR"]))
+        return start(self, command, seconds, more)
+
+    monkeypatch.setattr(children.Batch, "run", noted)
+    cpp.load("int room;", cfg)
+    assert all(place.startswith(str(tmp_path / "cache")) for pair in seen for place in pair)
+    seen.clear()
+    full.add(str(tmp_path / "cache"))
+    with pytest.raises(NoRoom, match="TMPDIR"):
+        cpp.load("int none;", cfg)
+    assert not seen
 
 
 def test_a_compiler_that_was_killed_is_run_once_more(tmp_path: Path) -> None:

@@ -136,3 +136,10 @@ def test_half_powers_of_half_precision() -> None:
     x = torch.tensor([0.0, -0.0, 4.0, -1.0, INF, -INF] * 8, dtype=torch.float16)
     for power in (0.5, -0.5):
         _same_bits(compiled(lambda x, power=power: x**power)(x), x**power)
+
+
+def test_the_table_is_printed_and_says_whether_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert accuracy.main(["--cases", "mean of columns", "--most", "100"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| mean")]
+    assert row.count("|") == len(accuracy.RATIOS) + 4
+    assert accuracy.main(["--cases", "mean of columns", "--most", "100", "--limit", "0.01"]) == 1
