@@ -30,6 +30,12 @@ FOUND: dict[str, Program] = {
         5, (("tensors", "set", (0, 0, 0)), ("tensors", "element", (0, 0, 0))), True
     ),
     "take of one element": Program(5, (("tensors", "total", (0, 0, 0)), ("tensors", "take", (2, 0, 0))), True),
+    "a scatter into nothing": Program(
+        4638, (("tensors", "zeros", (59, 6, 33)), ("tensors", "scatter", (56, 30, 14))), None
+    ),
+    "a number that is flipped": Program(
+        3, (("tensors", "largest element", (0, 0, 0)), ("tensors", "flipped", (2, 0, 0)))
+    ),
     "classes that there are not": Program(1, (("positions", "one_hot", (0, 0, 0)),)),
 }
 

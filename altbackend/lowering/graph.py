@@ -279,7 +279,16 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
 
 # They look at sizes and positions though there is no result to compute, and may raise.
 _REFUSES_EMPTY = frozenset(
-    ["index.Tensor", "amax.default", "amin.default", "argmax.default", "argmin.default", "max.dim", "min.dim"]
+    f"{name}.{overload}"
+    for name, overloads in {
+        **dict.fromkeys(("index_put", "index_add", "index_copy", "index_reduce", "scatter_add"), ("default",)),
+        **dict.fromkeys(("amax", "amin", "argmax", "argmin"), ("default",)),
+        **dict.fromkeys(("max", "min"), ("dim",)),
+        "index": ("Tensor",),
+        "scatter": ("src", "value", "reduce", "value_reduce"),
+        "scatter_reduce": ("two",),
+    }.items()
+    for overload in overloads
 )
 
 

@@ -217,6 +217,8 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
 
 @lowers("flip.default")
 def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
+    if not x.sizes:  # torch lets a 0-d tensor have a dimension 0
+        return x
     p = list(points(x.sizes))
     for d in dims:
         p[d] = ex.sub(ex.sub(x.sizes[d], 1), p[d]) if x.sizes[d] != 1 else 0
