@@ -16,6 +16,7 @@ from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
+from ..ir.value import Value
 from ..runtime import checks
 from . import (
     activations,
@@ -137,6 +138,7 @@ def lower_graph(
     ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
     outputs: tuple[Any, ...] = ()
     ctx.returned.update(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
+    _know_inputs(ctx, gm)
     for node in gm.graph.nodes:
         ctx.graph_node = node
         match node.op:
@@ -154,6 +156,25 @@ def lower_graph(
     return without_dead(program), ctx.constants
 
 
+def _know_inputs(ctx: Ctx, gm: torch.fx.GraphModule) -> None:
+    """Name the numbers that inputs give: an input's size may be computed from a number that is given after it."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            held: list[Any] = [n for n in val.shape if isinstance(n, torch.SymInt)]
+            ctx.known.update(str(n.node.expr) for n in held if n.node.expr.is_Symbol)
+        if not isinstance(val, torch.SymInt) or val.node.maybe_as_int() is not None:
+            continue
+        e = val.node.expr
+        if e.is_Symbol:
+            ctx.known.add(str(e))
+            continue
+        try:
+            sizes.to_index(val, ctx.shape_memo)
+        except Unsupported:  # an input of its own, as backward graphs have them
+            ctx.shape_memo[e] = ex.sym(f"_{node.name}", *sizes.bounds(e, val.node.shape_env))
+
+
 def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     val = node.meta.get("val")
     if node.meta.get("opaque"):
@@ -168,11 +189,7 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
         ctx.known.update(map(ex.show, b.sizes))
         return of_buffer(b)
     if isinstance(val, torch.SymInt):
-        try:
-            index = sizes.to_index(val, ctx.shape_memo)
-        except Unsupported:  # an input of its own to a backward graph
-            limits = sizes.bounds(val.node.expr, val.node.shape_env)
-            index = ctx.shape_memo[val.node.expr] = ex.sym(f"_{node.name}", *limits)
+        index = ctx.index(val)
         name = ex.show(index)
         bare = not isinstance(index, int) and len(index.syms) == 1 and name == next(iter(index.syms)).key
         ctx.inputs.append(name if bare else f"_{node.name}")
@@ -254,6 +271,10 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
                 return result
         except NotHere as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
+        except TypeError as reason:
+            if not any(isinstance(x, (Value, ex.Expr)) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
+                raise
+            ctx.decision("lowering", node.name, "library call", f"an argument is a symbolic number: {reason}")
     return extern.call(ctx, node, given, dict(kwargs_given))
 
 
@@ -272,7 +293,16 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
 
 # They look at sizes and positions though there is no result to compute, and may raise.
 _REFUSES_EMPTY = frozenset(
-    ["index.Tensor", "amax.default", "amin.default", "argmax.default", "argmin.default", "max.dim", "min.dim"]
+    f"{name}.{overload}"
+    for name, overloads in {
+        **dict.fromkeys(("index_put", "index_add", "index_copy", "index_reduce", "scatter_add"), ("default",)),
+        **dict.fromkeys(("amax", "amin", "argmax", "argmin"), ("default",)),
+        **dict.fromkeys(("max", "min"), ("dim",)),
+        "index": ("Tensor",),
+        "scatter": ("src", "value", "reduce", "value_reduce"),
+        "scatter_reduce": ("two",),
+    }.items()
+    for overload in overloads
 )
 
 

@@ -57,9 +57,14 @@ def read(x: Tensor, where: Sequence[Index]) -> Value:
     value = x.at(where)
     for axis, at in zip(axes(x.sizes), where, strict=True):
         if axis not in x.value.vars and ex.lookups(at):
-            here = va.apply("ge", va.index(at), va.const(0, torch.int64))
-            value = va.where(here, value, va.const(0, value.dtype))
+            value = _where_in_range(at, value)
     return value
+
+
+def _where_in_range(at: Index, value: Value) -> Value:
+    """`value`, and a look at the position `at`, which always is at least 0 afterwards."""
+    here = va.apply("ge", va.index(at), va.const(0, torch.int64))
+    return va.where(here, value, va.const(0, value.dtype))
 
 
 def _nonnegative(v: Value) -> bool:
@@ -113,7 +118,10 @@ def _gather_code(ctx: Ctx) -> int:
 def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
     x = with_dim(x)
     at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
-    return Tensor(indices.sizes, x.dtype, read(x, ex.unflatten(at, x.sizes)))
+    value = read(x, ex.unflatten(at, x.sizes))
+    if ex.lookups(at) and not any(ex.lookups(i) for _, i in va.loads(value)):
+        value = _where_in_range(at, value)
+    return Tensor(indices.sizes, x.dtype, value)
 
 
 @lowers("index.Tensor")
@@ -158,10 +166,13 @@ def advanced(
 def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Any, *scales: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
-    for d in (2, 3):
+    given = _flat(scales) or [None, None]
+    for d, scale in ((2, given[0]), (3, given[-1])):
         n, m = x.sizes[d], sizes[d]
-        if scales and any(v is not None for v in _flat(scales)) and ex.mod(m, n) != 0:
-            raise NotHere("a scale that is not a whole number")
+        if scale is not None and not (
+            isinstance(scale, (int, float)) and ex.mul(n, int(scale)) == m and scale % 1 == 0
+        ):
+            raise NotHere("a scale that is not a whole number, which rounds otherwise than the sizes' ratio")
         p[d] = ex.floordiv(ex.mul(p[d], n), m)
     return Tensor(sizes, x.dtype, x.at(p))
 

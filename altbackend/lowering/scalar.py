@@ -5,16 +5,23 @@ from __future__ import annotations
 import torch
 
 from ..ir import value as va
+from ..ir.expr import Expr
 from ..ir.value import Value
 
-Num = Value | int | float | bool
+Num = Value | Expr | int | float | bool
 
 
 def _pair(a: Num, b: Num) -> tuple[Value, Value]:
     if isinstance(a, Value):
-        return a, b if isinstance(b, Value) else va.const(b, a.dtype)
+        return a, _number(b, a.dtype)
     assert isinstance(b, Value)
-    return va.const(a, b.dtype), b
+    return _number(a, b.dtype), b
+
+
+def _number(a: Num, dtype: torch.dtype) -> Value:
+    if isinstance(a, Value):
+        return a
+    return va.cast(va.index(a), dtype) if isinstance(a, Expr) else va.const(a, dtype)
 
 
 def binary(op: str, a: Num, b: Num) -> Value:

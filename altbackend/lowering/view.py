@@ -244,6 +244,8 @@ def _as_it_lay(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:
 
 @lowers("flip.default")
 def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
+    if not x.sizes:  # torch lets a 0-d tensor have a dimension 0
+        return x
     p = list(points(x.sizes))
     for d in dims:
         p[d] = ex.sub(ex.sub(x.sizes[d], 1), p[d]) if x.sizes[d] != 1 else 0

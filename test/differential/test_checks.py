@@ -336,6 +336,7 @@ INDEXING: dict[str, Callable[[T, T, T], Any]] = {
     "nll_loss": lambda x, y, i: F.nll_loss(y[:2], i),
     "cross_entropy": lambda x, y, i: F.cross_entropy(y[:2], i),
     "max_unpool": lambda x, y, i: F.max_unpool1d(x[None, :2], i[None], 2),
+    "take of one": lambda x, y, i: (x[:1].take(i), y[:1, :1].take(i % 3 - 1)),
     "of one row": lambda x, y, i: (x[:1][i], y[:1].gather(0, i[None, :1]), F.embedding(i, y[:1])),
     "of an expanded row": lambda x, y, i: (y[:1].expand(5, 4)[i], torch.zeros(5)[i]),
 }

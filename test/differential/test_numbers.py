@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from test import triton_run
-from test.compare import compiled, difference
+from test.compare import as_list, compiled, difference
 
 T = torch.Tensor
 
@@ -186,6 +186,35 @@ def test_floats_in_a_gpus_kernels(names: list[str]) -> None:
     table = FLOATS | {"max(f, n + 0.5)": lambda n, f: max(f, n + 0.5)}
     fn = numbers(table, names)
     check_calls(triton_run.compiled(fn, dynamic=True, host=True), fn, names)
+
+
+ARGUMENTS: dict[str, Callable[[T, Any], Any]] = {
+    "alpha": lambda a, n: (torch.add(a, a, alpha=n), torch.sub(a, 1, alpha=n), n - a),
+    "value": lambda a, n: (torch.addcmul(a, a, a, value=n), torch.addcdiv(a, a, a.abs() + 1, value=n)),
+    "beta": lambda a, n: torch.addmm(a, a, a, beta=n, alpha=2),
+    "roll": lambda a, n: (torch.roll(a, n, 0) + 1, torch.roll(a, (n, 1), (0, 1)), torch.roll(a, n) * 2),
+    "diagonals": lambda a, n: (a.diagonal(n) + 1, torch.tril(a, n), a.triu(n) * 2),
+    "pad": lambda a, n: torch.nn.functional.pad(a, (n, 2, 0, -1)) + 1,
+    "arange": lambda a, n: torch.arange(n, n + 4) * 2,
+    "full": lambda a, n: (torch.full((abs(n) + 1,), n) + 1, a.new_full((2,), n), torch.full_like(a, n)),
+    "clamp": lambda a, n: (a.clamp(n), a.clamp(-abs(n), max=n)),
+    "comparisons": lambda a, n: (a == n, a > n, torch.where(a > n, a, n), a.masked_fill(a > 0, n)),
+    "of integers": lambda a, n: (a.int() & n, a.int() ^ n, n - a.int() * n),
+    "slices": lambda a, n: (a[n:, :n] + 1, a[1 : -abs(n) - 1] * 2, a[:: abs(n) % 3 + 1] + 1),
+    "positions": lambda a, n: (a[torch.tensor([0, 1]) + n], a[n][n] + 1, a[..., n, None]),
+}
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_arguments_of_both_signs(name: str) -> None:
+    def fn(a: T, n: int) -> Any:
+        return ARGUMENTS[name](a, n)
+
+    run = compiled(fn, dynamic=True)
+    for n in (2, 3, -1, 4, -5):
+        a = torch.arange(-24.0, 25.0).view(7, 7) / 4
+        for got, want in zip(as_list(run(a, n)), as_list(fn(a, n)), strict=True):
+            assert not difference(got, want), n
 
 
 def test_numbers_that_data_decides() -> None:
