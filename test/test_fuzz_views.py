@@ -44,6 +44,13 @@ FOUND: dict[str, Case] = {
         (4,),
         grad=True,
     ),
+    # the gradient of such a result was traced with the bit, and comes without
+    "part of a negative input as a result of training": Case(
+        (Given((1, 5), torch.float32, "dense", place(1), NEGATIVE, grad=True),),
+        (Step("chunk", (1, 0, 0, 0)),),
+        (1, 0),
+        grad=True,
+    ),
     # turning around one element is nothing, so the view was one of the input
     "negative view of what is no copy": Case(
         (Given((1, 5), torch.float32, "gaps", place(1), PLAIN),),
