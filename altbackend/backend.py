@@ -11,6 +11,7 @@ import torch
 
 from . import compat, compat_aot, decomp, fx_passes, partition
 from .binding import Job
+from .cache import outline
 from .cache.traced import Recording
 from .config import Config
 from .debug import Trace
@@ -166,6 +167,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         if kind == "forward":
             compat.donate_nothing()
         gradients = _gradients(gm) if kind == "backward" else range(0)
+        negative = outline.negative_inputs(gm) & frozenset(gradients)
         # what runs if a pass or the build fails; the passes change gm's graph in place
         traced = remembered(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind), hooked)
@@ -188,7 +190,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
                 fx_passes.run_users((*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass), gm)
             with compat.no_collection():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
-                return taking_any(call, gradients.start, gradients.stop) if gradients else call
+                return taking_any(call, gradients.start, gradients.stop, negative) if gradients else call
         except Exception as cause:
             return failed(cause)
 

@@ -83,8 +83,17 @@ def _arguments(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(out)
 
 
+def negative_inputs(gm: GraphModule) -> frozenset[int]:
+    """Numbers of the inputs of a graph that were traced with torch's negative bit; of real numbers only."""
+    held = enumerate(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder"))
+    return frozenset(k for k, x in held if isinstance(x, torch.Tensor) and x.is_neg() and not x.is_complex())
+
+
 def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
-    """Inputs that are results of other calls, and that a backward gives no gradient."""
+    """Inputs that are results of other calls, and that a backward gives no gradient. Raises NotCacheable."""
+    names = [n.name for n in backward.graph.find_nodes(op="placeholder")]
+    if any(names[k].startswith("tangents_") for k in negative_inputs(backward)):
+        raise NotCacheable("a gradient that was traced with a negative bit")
     (gradients,) = next(n for n in reversed(backward.graph.nodes) if n.op == "output").args
     given = zip(meta.input_info, gradients, strict=True)
     return tuple(k for k, (info, g) in enumerate(given) if g is None and info.requires_grad and not info.is_leaf)

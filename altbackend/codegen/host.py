@@ -491,6 +491,8 @@ def _arg(p: Program, names: _Names, x: Any) -> str:
             return f"V[{names.windows[x]}]"
         b = p.buffers[x.buffer]
         held = f"const[{x.buffer!r}]" if b.kind == "const" else x.buffer
+        if x.dtype not in (None, b.dtype):
+            return _retyped(held, x)
         same = all(s == t or n == 1 for n, s, t in zip(x.sizes, x.strides, b.strides, strict=False))
         if x.sizes == b.sizes and same and x.offset == 0:
             return held
@@ -525,10 +527,14 @@ def _output(p: Program, o: Any) -> str:
     b = p.buffers[o.buffer]
     held = f"const[{o.buffer!r}]" if b.kind == "const" else o.buffer
     if o.dtype not in (None, b.dtype):
-        return f"retyped({held}, {o.dtype}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"
+        return _retyped(held, o)
     if o.sizes == b.sizes and o.strides == b.strides and o.offset == 0:
         return held
     return f"view({held}, {tuple_text(o.sizes)}, {tuple_text(o.strides)}, {ex.show(o.offset)})"
+
+
+def _retyped(held: str, v: View) -> str:
+    return f"retyped({held}, {v.dtype}, {tuple_text(v.sizes)}, {tuple_text(v.strides)}, {ex.show(v.offset)})"
 
 
 def _provenance(origins: Sequence[Origin]) -> str:

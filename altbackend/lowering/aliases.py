@@ -33,6 +33,10 @@ _VIEWS = frozenset(
         "detach",
         "getitem",
         "copy_",
+        "view_as_real",
+        "view_as_complex",
+        "_conj",
+        "_neg_view",
     ]
 )
 

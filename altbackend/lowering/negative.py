@@ -17,7 +17,7 @@ from .context import Ctx
 from .registry import overload
 from .tensor import Tensor
 
-_NEG_VIEW = overload("_neg_view.default")
+_NEG_VIEW, _CONJ = overload("_neg_view.default"), overload("_conj.default")
 
 
 def is_negative(n: Any) -> bool:
@@ -42,9 +42,17 @@ def turned(t: Tensor) -> Tensor:
 
 def with_bit(ctx: Ctx, v: View, like: torch.Tensor) -> View:
     """`v` on a buffer that has the bit if `like`, the traced value, had it."""
-    b = ctx.buffers[v.buffer]
-    if b.negative or not _has_bit(like):
-        return v
-    new = ctx.new_buffer(like.dtype, v.sizes, v.strides, b.device, negative=True)
-    ctx.emit(Extern((new.name,), _NEG_VIEW, (v,), aliases=(v.buffer,), origins=ctx.origins()))
-    return View(new.name, v.sizes, v.strides)
+    return v if ctx.buffers[v.buffer].negative or not _has_bit(like) else _viewed(ctx, v, like, _NEG_VIEW)
+
+
+def with_bits(ctx: Ctx, v: View, like: torch.Tensor) -> View:
+    """`v` on a buffer with the bits that `like`, the traced value, had; it lies in memory that has none."""
+    for op, has in ((_CONJ, like.is_conj()), (_NEG_VIEW, like.is_neg())):
+        v = _viewed(ctx, v, like, op) if has else v
+    return v
+
+
+def _viewed(ctx: Ctx, v: View, like: torch.Tensor, op: torch._ops.OpOverload) -> View:
+    b = ctx.new_buffer(like.dtype, v.sizes, v.strides, ctx.buffers[v.buffer].device, _has_bit(like))
+    ctx.emit(Extern((b.name,), op, (v,), aliases=(v.buffer,), origins=ctx.origins()))
+    return View(b.name, v.sizes, v.strides)

@@ -73,7 +73,7 @@ def _together(
             own = _own_storage(ctx, root, held, ctx.shape(whole.stride()), 0)
         taken[own.buffer] = root
         for k in numbers:
-            found[k] = _part(ctx, own, whole, fakes[k])
+            found[k] = negative.with_bits(ctx, _part(ctx, own, whole, fakes[k]), fakes[k])
     return found
 
 
@@ -129,6 +129,8 @@ def _of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | None:
     if root.op != "placeholder" or not isinstance(whole, torch.Tensor):
         return None
     if compat.storage_of(whole) != compat.storage_of(fake) or whole.dtype != fake.dtype:
+        return None
+    if (whole.is_neg(), whole.is_conj()) != (fake.is_neg(), fake.is_conj()):
         return None
     v = as_view(ctx.env[root])
     if v is None or any(u.target is torch.ops.aten.copy_.default and u.args[0] is root for u in root.users):

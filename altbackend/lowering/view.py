@@ -219,7 +219,7 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
     whole = alias_root(source)
     known = True
     for n, held in dict.fromkeys(((source, x), (whole, ctx.env[whole]))):
-        if not isinstance(held, Tensor) or compat.storage_of(n.meta["val"]) != compat.storage_of(source.meta["val"]):
+        if not isinstance(held, Tensor) or not _in_one(n.meta["val"], source.meta["val"]):
             continue
         v = _as_it_lay(ctx, held, n.meta["val"])
         away = ex.sub(ctx.index(place), ctx.index(n.meta["val"].storage_offset()))
@@ -231,6 +231,12 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
     if known:
         raise Unsupported(node, "a window that reaches beyond the storage of the value that it is laid on")
     return extern.window(ctx, v, View(v.buffer, sizes, strides, away), x.dtype)
+
+
+def _in_one(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two traced values lie in one storage and read it in the same way."""
+    same = (a.dtype, a.is_neg(), a.is_conj()) == (b.dtype, b.is_neg(), b.is_conj())
+    return same and compat.storage_of(a) == compat.storage_of(b)
 
 
 def _as_it_lay(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:

@@ -93,10 +93,22 @@ def as_given(joint: GraphModule, replaced: Iterable[Node]) -> None:
         if not readers or not isinstance(n.meta.get("val"), torch.Tensor):
             continue
         with joint.graph.inserting_before(min(readers)):
-            copy = joint.graph.call_function(aten.clone.default, (n,))
-        copy.meta["val"] = n.meta["val"].clone()
+            copy = _copy(n)
         for u in readers:
             u.replace_input_with(n, copy)
+
+
+def _copy(n: Node) -> Node:
+    """A copy of a value, with the bits that it was traced with: its readers were traced as reading such a tensor."""
+    val = n.meta["val"]
+    steps = [aten.clone.default]
+    steps += [aten.neg.default, aten._neg_view.default] if val.is_neg() else []
+    steps += [aten._conj_physical.default, aten._conj.default] if val.is_conj() else []
+    for op in steps:
+        made = n.graph.call_function(op, (n,))
+        made.meta["val"] = op(n.meta["val"])
+        n = made
+    return n
 
 
 def _descendants(start: Iterable[Node]) -> set[Node]:
