@@ -22,7 +22,7 @@ from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
 from .runtime.gradients import taking_any
 from .runtime.sharing import Watch, relation_of, watched
-from .runtime.variants import Variants, transformed
+from .runtime.variants import Variants, transformed, without_values
 
 
 def trace_and_compile(
@@ -39,7 +39,7 @@ def trace_and_compile(
             raise error
         warnings.warn(f"graph{number} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
         return gm.forward
-    captured = remembered(gm.graph)
+    captured = without_values(gm)
     fx_passes.pre_grad(gm, cfg)
     build = compat_aot.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
@@ -56,19 +56,21 @@ def trace_and_compile(
         except AssertionError as cause:
             if not compat_aot.is_about_sharing(cause):
                 raise
-            return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
+            return _by_operators(captured(), cfg)
         recording.finish()
         meta = compat.traced_metadata()
     before = tuple(compat.lifted(gm).values())
     if compat_aot.merged_views(meta, [*before, *example_inputs]):
-        return _by_operators(torch.fx.GraphModule(gm, captured()), cfg)
+        return _by_operators(captured(), cfg)
     watch = _watch(meta, gm, [*before, *example_inputs])
 
+    trace = recording.trace  # and not the recording, which holds traced values
+
     def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        own = Recording("inputs overlap in another way than at the first call", recording.trace)
+        own = Recording("inputs overlap in another way than at the first call", trace)
         return compile_again(graph, inputs, cfg, number, own)
 
-    variants = Variants(lambda: torch.fx.GraphModule(gm, captured()), again, cfg.strict)
+    variants = Variants(captured, again, cfg.strict)
     return transformed(watched(call, watch, variants, before), variants)
 
 

@@ -18,7 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.fx.experimental.symbolic_shapes import DimDynamic, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 
@@ -132,6 +132,7 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
 
     `meta`: what AOTAutograd found out about the graph, or None. Only views of the input's own dtype, without bits that
     negate or conjugate: AOTAutograd asks the graph for the geometry of such a view, and only where sizes are symbolic.
+    Not one whose place only data decides: replaying the view gives that place a symbol of its own.
     """
     inputs = gm.graph.find_nodes(op="placeholder")
     found: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
@@ -146,7 +147,8 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
         whole = base.meta["val"]
         view = torch._C._functionalization.apply_view_meta_sequence(whole, steps)
         same = view.dtype == whole.dtype and view.shape == results[number].meta["val"].shape
-        if same and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
+        late = free_unbacked_symbols((view.storage_offset(), *view.shape, *view.stride()))
+        if same and not late and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
             found[number] = base, view
     return found
 

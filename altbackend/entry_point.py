@@ -21,7 +21,7 @@ from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError
 from .kept.store import open_store
-from .runtime.variants import Variants, transformed
+from .runtime.variants import Variants, transformed, without_values
 
 _graphs = itertools.count()
 
@@ -65,7 +65,7 @@ def _otherwise(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Variants:
         recording = traced.Recording("inputs overlap in another way than at the first call", trace)
         return altbackend.compile_again(graph, inputs, cfg, next(_graphs), recording)
 
-    return Variants(lambda: torch.fx.GraphModule(gm, gm.graph), compiled, cfg.strict)
+    return Variants(without_values(gm), compiled, cfg.strict)
 
 
 def _binder(cfg: Config, number: int) -> traced.Bind:
