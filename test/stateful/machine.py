@@ -87,6 +87,7 @@ class Programs(RuleBasedStateMachine):
     """`model` is called compiled, `twin` in eager; `way` is set by subclasses."""
 
     way = "auto"
+    compared = 0  # calls of all runs
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,6 +289,7 @@ class Programs(RuleBasedStateMachine):
             got = compiled(self.way)(self.model, x)
         want = self.twin(x)
         same(got.detach(), want.detach(), "result")
+        type(self).compared += 1
         for (name, b), c in zip(self.model.named_buffers(), self.twin.buffers(), strict=True):
             if b.is_floating_point():
                 same(b, c, f"buffer {name}")
@@ -311,8 +313,11 @@ def machine(way: str) -> type[Programs]:
     return type(f"Programs_{way}", (Programs,), {"way": way})
 
 
-def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> None:
-    """So many programs of one way. Raises what the first that differs raises, shrunk."""
+def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> int:
+    """Run so many programs of one way; return the number of calls that agreed.
+
+    Raises what the first program that differs raises, shrunk.
+    """
     no_limits()
     chosen = settings(
         max_examples=runs,
@@ -324,6 +329,7 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> No
     )
     made = machine(way)
     run_state_machine_as_test(seed(number)(made), settings=chosen)  # type: ignore[no-untyped-call]
+    return made.compared
 
 
 def main() -> None:
@@ -335,11 +341,10 @@ def main() -> None:
     parser.add_argument("--no-shrink", action="store_true")
     chosen = parser.parse_args()
     for way in chosen.ways.split(","):
-        run(way, chosen.runs, chosen.steps, chosen.seed, not chosen.no_shrink)
+        calls = run(way, chosen.runs, chosen.steps, chosen.seed, not chosen.no_shrink)
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        print(
-            f"{way}: {chosen.runs} programs of seed {chosen.seed} agree with eager; {graphs} graphs so far", flush=True
-        )
+        agree = f"{way}: {chosen.runs} programs of seed {chosen.seed} agree with eager in {calls} calls"
+        print(f"{agree}; {graphs} graphs so far", flush=True)
 
 
 if __name__ == "__main__":

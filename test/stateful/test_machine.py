@@ -13,7 +13,7 @@ PROGRAMS = {"auto": 80, "counters": 40, "refused": 40, "frozen": 20, "never": 20
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", PROGRAMS)
 def test_random_programs(way: str) -> None:
-    machine.run(way, PROGRAMS[way], 8, 1, shrink=False)
+    assert machine.run(way, PROGRAMS[way], 8, 1, shrink=False) > PROGRAMS[way]
 
 
 @pytest.mark.timeout(300)
