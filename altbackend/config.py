@@ -217,12 +217,14 @@ def resolve(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """The options that hold for one `torch.compile` call.
+    """Return the options that hold for one `torch.compile` call.
 
-    `environ` defaults to the process environment. Raises UnknownMode, UnknownOption and BadOptionValue.
+    `environ` defaults to the process environment. `settings` are weakest, above the defaults alone.
+    Raises UnknownMode, UnknownOption and BadOptionValue.
     """
-    values = _from_env(os.environ if environ is None else environ)
+    values = {**settings, **_from_env(os.environ if environ is None else environ)}
     values.update(_mode_values(mode))
     values.update(_from_options(options or {}))
     return Config(**values)

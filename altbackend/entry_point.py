@@ -20,6 +20,7 @@ from .compile_pool.code import Code
 from .config import Config, notes, resolve
 from .debug import Trace
 from .errors import AltError
+from .integrations import inductor_settings
 from .kept.store import open_store
 from .runtime.variants import Variants, transformed, without_values
 
@@ -34,7 +35,7 @@ def alt(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured. Raises UnknownOption, BadOptionValue, UnknownMode."""
-    cfg, frozen = freezing.decided(resolve(mode, options), example_inputs)
+    cfg, frozen = freezing.decided(resolve(mode, options, settings=inductor_settings.values()), example_inputs)
     compile_cuda.settle(cfg)
     for name, reason in notes(options):
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)

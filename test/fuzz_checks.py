@@ -1,11 +1,13 @@
 """Random programs with checks: the compiled program gives eager's values, or raises where eager raises, as it does.
 
     python -m test.fuzz_checks --programs 300 --seed 0
+    python -m test.fuzz_checks --programs 300 --seed 0 --warm
     python -m test.fuzz_checks --programs 300 --seed 0 --asan
 
 Programs draw sizes and numbers that data decides, checks that hold and that do not, symbolic floats, and positions in
 and out of range; the calls after the first have other data. Each program runs in a child process, several in a row, so
-that a crash is a finding too. With `--asan` the generated C++ is built with AddressSanitizer: `ALTBACKEND_CXX` names a
+that a crash is a finding too. With `--warm` a second child runs them again from the graphs that the first has cached;
+the last line counts the graphs that came from there. With `--asan` the generated C++ is built with AddressSanitizer: `ALTBACKEND_CXX` names a
 script that adds `-fsanitize=address`, and the child runs under `LD_PRELOAD` of `g++ -print-file-name=libasan.so` and of
 `libstdc++.so`, with `ASAN_OPTIONS=detect_leaks=0`; what it reports ends the child and is printed. Programs that torch
 itself cannot trace count as such.
@@ -14,6 +16,7 @@ itself cannot trace count as such.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -32,6 +35,7 @@ import torch
 from benchmarks.opinfo import is_untraced
 from test.compare import compiled, difference, twin
 from test.fuzz_check_operators import KINDS, WEIGHTS, State, inputs, step
+from test.ways import Verdicts
 
 CALLS = 5
 BATCH = 25  # programs of one child
@@ -148,34 +152,60 @@ def shrink(p: Program, fails: Callable[[Program], bool]) -> Program:
     return p
 
 
-def worker(seed: int, first: int, count: int) -> None:
-    """Run programs and print a line of JSON before and after each; a child process, so that it may die."""
+def worker(seed: int, first: int, count: int, cached: bool) -> None:
+    """Run programs and print a line of JSON before and after each; a child process, so that it may die.
+
+    `cached`: with the cache of graphs; then a program that disagrees is not shrunk, since it may only do so warm.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    judge = functools.partial(disagreement, cache_graphs=cached)
     for k in range(first, first + count):
         print(json.dumps({"began": k}), flush=True)
         p = program(seed, k)
-        found = outcome(disagreement, (p,))
+        with Verdicts() as seen:
+            found = outcome(judge, (p,))
         text = repr(found) if isinstance(found, Exception) else found
-        if text:
-            p = shrink(p, lambda c: bool(outcome(disagreement, (c,))))
-            text = f"{p}\n{outcome(disagreement, (p,)) or text}"
-        print(json.dumps({"ended": k, "text": text}), flush=True)
+        if text and not cached:
+            p = shrink(p, lambda c: bool(outcome(judge, (c,))))
+            text = outcome(judge, (p,)) or text
+        hits = sum(verdict == "hit" for verdict, _ in seen.found)
+        print(json.dumps({"ended": k, "text": f"{p}\n{text}" if text else text, "hits": hits}), flush=True)
 
 
-def batches(seed: int, first: int, count: int, env: dict[str, str]) -> Iterator[tuple[int, str | None]]:
-    """(program, report) of each program: None for an untraced one. A child that dies is followed by another."""
+@dataclass(frozen=True)
+class Ended:
+    """What became of one program: `text` is "" where it agrees, None where torch does not trace it."""
+
+    number: int
+    text: str | None
+    hits: int = 0  # graphs that came from the cache
+
+
+def batches(seed: int, first: int, count: int, env: dict[str, str], cached: bool = False) -> Iterator[Ended]:
+    """What becomes of each program. A child that dies is followed by another."""
     k, end = first, first + count
     while k < end:
         size = min(BATCH, end - k)
-        command = [sys.executable, "-m", "test.fuzz_checks", "--worker", str(seed), str(k), str(size)]
+        job = ["--worker", *map(str, (seed, k, size, int(cached)))]
+        command = [sys.executable, "-m", "test.fuzz_checks", *job]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIMEOUT, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        yield from ((line["ended"], line["text"]) for line in lines if "ended" in line)
+        yield from (Ended(line["ended"], line["text"], line["hits"]) for line in lines if "ended" in line)
         last = max((line["began"] for line in lines if "began" in line), default=k)
         if done.returncode:
-            yield last, f"the process ended with {done.returncode}: {program(seed, last)}\n{_report(done.stderr)}"
+            said = f"the process ended with {done.returncode}: {program(seed, last)}\n{_report(done.stderr)}"
+            yield Ended(last, said)
         k = last + 1
+
+
+def cold_and_warm(seed: int, first: int, count: int, env: dict[str, str]) -> Iterator[Ended]:
+    """What becomes of each program, twice: in a child that fills the cache, and in one that finds it full."""
+    for k in range(first, first + count, BATCH):
+        with tempfile.TemporaryDirectory(prefix="altbackend-warm-") as folder:
+            for _ in range(2):
+                size = min(BATCH, first + count - k)
+                yield from batches(seed, k, size, {**env, "ALTBACKEND_CACHE_DIR": folder}, True)
 
 
 def _report(said: str) -> str:
@@ -206,25 +236,28 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="K", help="number of the first program")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--asan", action="store_true", help="under AddressSanitizer")
-    parser.add_argument("--worker", type=int, nargs=3, metavar=("SEED", "FIRST", "COUNT"), help=argparse.SUPPRESS)
+    parser.add_argument("--warm", action="store_true", help="again in another process, from the cache of graphs")
+    parser.add_argument("--worker", type=int, nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(*args.worker)
+        seed, first, count, cached = args.worker
+        worker(seed, first, count, bool(cached))
         return 0
-    failures, untraced, start = 0, 0, time.monotonic()
+    failures, untraced, hits, start = 0, 0, 0, time.monotonic()
+    run = cold_and_warm if args.warm else batches
     with tempfile.TemporaryDirectory(prefix="altbackend-fuzz-") as folder:
         env = {**os.environ, "ALTBACKEND_CACHE_DIR": folder, **(asan_environment(Path(folder)) if args.asan else {})}
-        for k, report in batches(args.seed, args.first, args.programs, env):
-            failures += bool(report)
-            untraced += report is None
-            if report:
-                print(f"program {k} of seed {args.seed}: {report}\n", flush=True)
-            if (k + 1) % 100 == 0:
-                print(f"{k + 1 - args.first} programs, {time.monotonic() - start:.0f} s", flush=True)
-    taken = args.programs - untraced
-    print(
-        f"{taken} programs of seed {args.seed} from {args.first}, {failures} disagree; {untraced} not traced by torch"
-    )
+        for ended in run(args.seed, args.first, args.programs, env):
+            failures += bool(ended.text)
+            untraced += ended.text is None
+            hits += ended.hits
+            if ended.text:
+                print(f"program {ended.number} of seed {args.seed}: {ended.text}\n", flush=True)
+            if (ended.number + 1) % 100 == 0:
+                print(f"{ended.number + 1 - args.first} programs, {time.monotonic() - start:.0f} s", flush=True)
+    runs = args.programs * (2 if args.warm else 1)
+    said = f"{runs - untraced} runs of {args.programs} programs of seed {args.seed} from {args.first}"
+    print(f"{said}: {failures} disagree; {untraced} not traced by torch; {hits} graphs from the cache")
     return 1 if failures else 0
 
 

@@ -17,7 +17,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
     frozenset(tier.split())
     for tier in (
         "errors",
-        "inductor_names",
+        "inductor_names integrations",
         "config",
         "torch_logs folders report.stats",
         "debug compat compat_aot kept",

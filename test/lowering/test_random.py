@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,19 @@ def test_values_and_generator_state_equal_eager() -> None:
         got, mine = after_seed(run, x)
         torch.testing.assert_close(got, want)
         assert torch.equal(mine, state)
+
+
+def test_the_setting_of_the_reference_gives_eagers_numbers() -> None:
+    """A program that was written for TorchInductor asks for them in that package's configuration."""
+    settings = importlib.import_module("torch._inductor.config")
+    x = torch.randn(4, 6)
+    want, state = after_seed(draws, x)
+    with settings.patch(fallback_random=True):
+        got, mine = after_seed(compiled(draws), x)
+    torch.testing.assert_close(got, want)
+    assert torch.equal(mine, state)
+    torch._dynamo.reset()
+    assert not torch.equal(after_seed(compiled(draws), x)[0][0], want[0])
 
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
