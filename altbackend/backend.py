@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from . import compat, compat_aot, decomp, fx_passes, partition
-from .binding import Job
-from .cache import outline
-from .cache.traced import Recording
-from .config import Config
-from .debug import Trace
+from . import decomp, fx_passes, partition
+from .compat import aot_autograd, torch_api
+from .compiled.load import Job
+from .config.options import Config
+from .debug.trace import Trace
 from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
-from .fx_passes.graph import drop_dead, remembered
+from .fx_passes.graph import drop_dead, snapshot
+from .graph_cache import wrapper_plan
+from .graph_cache.traced import Recording
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.cuda_graphs import ALL
@@ -41,7 +42,7 @@ def trace_and_compile(
         return gm.forward
     captured = without_values(gm)
     fx_passes.pre_grad(gm, cfg)
-    build = compat_aot.aot_autograd(
+    build = aot_autograd.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
         bw_compiler=_compiler(cfg, number, "backward", recording),
         inference_compiler=_compiler(cfg, number, "inference", recording),
@@ -49,18 +50,18 @@ def trace_and_compile(
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )
-    whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
-    with compat_aot.functorch_settings(), compat.no_collection(), whole:
+    whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
+    with aot_autograd.functorch_settings(), torch_api.no_collection(), whole:
         try:
             call = build(gm, example_inputs)
         except AssertionError as cause:
-            if not compat_aot.is_about_sharing(cause):
+            if not aot_autograd.is_about_sharing(cause):
                 raise
             return _by_operators(captured(), cfg)
         recording.finish()
-        meta = compat.traced_metadata()
-    before = tuple(compat.lifted(gm).values())
-    if compat_aot.merged_views(meta, [*before, *example_inputs]):
+        meta = torch_api.traced_metadata()
+    before = tuple(torch_api.lifted(gm).values())
+    if aot_autograd.merged_views(meta, [*before, *example_inputs]):
         return _by_operators(captured(), cfg)
     watch = _watch(meta, gm, [*before, *example_inputs])
 
@@ -79,7 +80,7 @@ def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
     written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
     if written and len(meta.input_info) != len(inputs):  # views of one storage have become one input
         return Watch(frozenset(range(len(inputs))), relation=relation_of(inputs))
-    return Watch(written, compat.static_inputs(gm))
+    return Watch(written, torch_api.static_inputs(gm))
 
 
 def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
@@ -99,7 +100,7 @@ def compile_again(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
 ) -> Callable[..., Any]:
     """As `trace_and_compile`, for real inputs, when Dynamo has ended. Other sizes need another form."""
-    with compat_aot.tracing_anew():
+    with aot_autograd.tracing_anew():
         return trace_and_compile(gm, inputs, cfg, number, recording)
 
 
@@ -129,7 +130,7 @@ def split_joint(
         try:
             with trace.stage("partition"):
                 static = kwargs.get("static_lifetime_input_indices")
-                replaced = compat_aot.written_afterwards(joint)
+                replaced = aot_autograd.written_afterwards(joint)
                 return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision, replaced)
         except Exception as cause:
             if cfg.strict:
@@ -139,13 +140,13 @@ def split_joint(
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
     trace.decision("partition", trace.graph_name, "left to torch", reason)
-    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = compat_aot.joint_partition()(joint, inputs, **kwargs)
+    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
     return halves
 
 
 def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
     """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
-    traced = remembered(joint.graph)
+    traced = snapshot(joint.graph)
     try:
         with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
             fx_passes.joint_statistics(joint, trace)
@@ -162,19 +163,19 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
 
 def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
     # cfg is captured here: the backward is compiled long after this call has returned
-    hooked = kind == "backward" and bool(compat.hooks_on_saved_tensors())  # these give saved tensors as they like
+    hooked = kind == "backward" and bool(torch_api.hooks_on_saved_tensors())  # these give saved tensors as they like
 
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
-            compat.donate_nothing()
+            torch_api.donate_nothing()
         gradients = _gradients(gm) if kind == "backward" else range(0)
-        negative = outline.negative_inputs(gm) & frozenset(gradients)
+        negative = wrapper_plan.negative_inputs(gm) & frozenset(gradients)
         # what runs if a pass or the build fails; the passes change gm's graph in place
-        traced = remembered(gm.graph)
+        traced = snapshot(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind), hooked)
         if kind != "backward":
-            gm.graph.output_node().meta["of_inputs"] = compat_aot.views_of_inputs(gm, compat.traced_metadata())
+            gm.graph.output_node().meta["of_inputs"] = aot_autograd.views_of_inputs(gm, torch_api.traced_metadata())
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
 
@@ -190,7 +191,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
         try:
             if kind == "inference":  # a graph that is not split stands for the joint one
                 fx_passes.run_users((*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass), gm)
-            with compat.no_collection():
+            with torch_api.no_collection():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
                 return taking_any(call, gradients.start, gradients.stop, negative) if gradients else call
         except Exception as cause:

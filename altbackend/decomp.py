@@ -11,7 +11,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-from . import compat_aot
+from .compat import aot_autograd
 
 aten = torch.ops.aten
 
@@ -274,7 +274,7 @@ _OWN_PARTS: dict[Any, Callable[..., Any]] = {aten.smooth_l1_loss_backward.defaul
 @functools.cache
 def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, as `aot_autograd` takes it. `numerics`: the option; "eager" leaves more whole."""
-    chosen: dict[Any, Callable[..., Any]] = compat_aot.core_decompositions()
+    chosen: dict[Any, Callable[..., Any]] = aot_autograd.core_decompositions()
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     chosen.update(get_decompositions(added))
     chosen.update(_foreach())

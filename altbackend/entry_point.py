@@ -12,16 +12,17 @@ import torch
 
 import altbackend
 
-from . import compat, freezing
-from .binding import Job, bind
-from .cache import store, traced
+from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
-from .compile_pool.code import Code
-from .config import Config, notes, resolve
-from .debug import Trace
+from .compiled import freezing
+from .compiled.artifact import Code
+from .compiled.load import Job, bind
+from .config.options import Config, notes, resolve
+from .debug.trace import Trace
+from .disk_cache.storage import open_store
 from .errors import AltError
+from .graph_cache import entry_files, traced
 from .integrations import inductor_settings
-from .kept.store import open_store
 from .runtime.variants import Variants, transformed, without_values
 
 _graphs = itertools.count()
@@ -47,7 +48,7 @@ def alt(
     if isinstance(asked, str):
         trace.decision("warm start", trace.graph_name, "not looked up", asked)
     else:
-        with compat.no_collection(), trace.stage("bind"):
+        with torch_api.no_collection(), trace.stage("bind"):
             otherwise = _otherwise(gm, cfg, trace)
             call = traced.find(asked, gm, cfg, trace, _binder(cfg, number), otherwise)
         if call is not None:
@@ -80,17 +81,17 @@ def _binder(cfg: Config, number: int) -> traced.Bind:
     return bind_
 
 
-def expect() -> None:
+def start_workers_early() -> None:
     """Start the workers, in the background, where a GPU is in use and nothing is kept that could make them needless.
 
     Done at the first look-up of the backend: Dynamo then traces for longer than a worker takes to start.
     """
-    if not compat.gpu_in_use():
+    if not torch_api.gpu_in_use():
         return
     with contextlib.suppress(AltError):  # the call itself says what is wrong with the options
         cfg = resolve()
-        if store.holds_nothing(open_store(cfg)):
-            compile_cuda.expect(cfg)
+        if entry_files.holds_nothing(open_store(cfg)):
+            compile_cuda.start_workers_early(cfg)
 
 
-expect()
+start_workers_early()

@@ -9,30 +9,36 @@ from typing import Any
 
 import torch
 
-from . import bodies, compat, fx_passes
+from . import fx_passes
 from .autotune import products, tiles
-from .binding import Compiled, Job, bind, bind_later
-from .cache import store
-from .cache.graphs import through_cache
-from .codegen import bundle as print_bundle
-from .codegen import emit, host, host_cuda, replay, split_kernel
+from .codegen.cpp import emit
+from .codegen.host import cpu_program, cuda_program
+from .codegen.triton import horizontal as print_bundle
+from .codegen.triton import split_kernel
+from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
-from .compile_pool.code import Code
-from .config import Config
-from .debug import Trace
+from .compiled import replay, subgraphs
+from .compiled.artifact import Code
+from .compiled.load import Compiled, Job, bind, bind_later
+from .config.options import Config
+from .debug.trace import Trace
 from .errors import Unsupported
 from .fx_passes import devices
+from .graph_cache import entry_files
+from .graph_cache.lookup import through_cache
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
-from .lowering.bodies import require_closed, require_functional
 from .lowering.facts import device_of
 from .lowering.graph import lower_graph
-from .runtime import several
+from .lowering.subgraphs import require_closed, require_functional
+from .runtime import multi_device
 from .runtime.layouts import Layouts
-from .schedule import bundle, epilogue, fusion, kernel, split
 from .schedule import deps as dependencies
-from .schedule import target as targets
+from .schedule import device as targets
+from .schedule import horizontal_fusion, kernel, split
 from .schedule.deps import Deps
+from .schedule.fusion import fuse
+from .schedule.products import epilogue
 
 Constants = dict[str, Any]
 
@@ -42,7 +48,7 @@ def compile_graph(
     cfg: Config,
     trace: Trace,
     job: Job,
-    kept: Callable[[store.Place], None] | None = None,
+    kept: Callable[[entry_files.Place], None] | None = None,
     failed: Callable[[Exception], Compiled] | None = None,
 ) -> Compiled:
     """Compile a functional graph. The result takes one list of inputs, which it empties, and returns a tuple.
@@ -87,13 +93,13 @@ def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         own = Trace(f"{trace.graph_name}_part{k}", cfg)
         as_it_is = part.device is None
         call = by_library(part.module) if as_it_is else compile_graph(part.module, cfg, own, Job("forward"))
-        steps.append(several.Step(call, part.inputs, part.outputs))
+        steps.append(multi_device.Step(call, part.inputs, part.outputs))
         trace.decision("device", ", ".join(part.outputs), str(part.device or "between devices"), "")
     returned: Any = gm.graph.output_node().args[0]
     results = [a.name if isinstance(a, torch.fx.Node) else (a,) for a in returned]
     trace.finish()
-    return several.Several(
-        [n.name for n in gm.graph.find_nodes(op="placeholder")], several.with_drops(steps, results), results
+    return multi_device.Several(
+        [n.name for n in gm.graph.find_nodes(op="placeholder")], multi_device.with_drops(steps, results), results
     )
 
 
@@ -121,7 +127,7 @@ def translate(
     `submit` is given each Triton kernel as soon as its text is known, which may be before the others'.
     """
     frozen = None
-    layouts = () if compat.guards_layouts() else layouts_of(gm, job)
+    layouts = () if torch_api.guards_layouts() else layouts_of(gm, job)
     device = device_of(gm)
     cuda = device.type == "cuda"
     if job.kind == "body":
@@ -140,25 +146,25 @@ def translate(
         if job.kind == "body":
             require_closed(program)
     with trace.stage("bodies"):
-        inner = bodies.compiled(program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("body")))
+        inner = subgraphs.compiled(program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("body")))
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     target = targets.cuda(fast=cfg.numerics != "eager") if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
     with trace.stage("schedule"):
-        whole = fusion.totals_over_rows(program, cfg, target)
+        whole = fuse.totals_over_rows(program, cfg, target)
         program = check(split.split_reductions(program, target, whole), cfg)
         edges = dependencies.analyse(program)
-        groups = fusion.fuse(program, edges, cfg, target, trace.decision)
+        groups = fuse.fuse(program, edges, cfg, target, trace.decision)
         if cuda and (choose := products.chooser(cfg, target, program)) is not None:
             groups = epilogue.attach(program, edges, groups, trace.decision, choose)
         kernels: list[Any] = [g.extern or kernel.build(program, edges, g, target) for g in groups]
         if cuda and cfg.fuse:
-            kernels = bundle.bundled(program, kernels, trace.decision)
+            kernels = horizontal_fusion.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
     with trace.stage("codegen"):
         loose = job.kind == "body" or job.any_strides
         parts = (program, edges, kernels, target, constants, device, cfg, trace, loose)
         code = _cuda(*parts, submit) if cuda else _cpu(*parts)
-    code = replace(bodies.attached(code, inner), layouts=layouts)
+    code = replace(subgraphs.attached(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
     return replace(code, prologue=frozen.prologue, kept=frozen.kept, watched=frozen.watched)
@@ -171,7 +177,7 @@ def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
     return tuple(
         (k, tuple(val.stride()), any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
         for k, n, val in static
-        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not compat.has_symbolic_geometry(val)
+        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not torch_api.has_symbolic_geometry(val)
     )
 
 
@@ -188,7 +194,7 @@ def _cpu(
 ) -> Code:
     """OpenMP C++: one library and one host program per graph."""
     steps = [_step(p, k, n, cfg.numerics == "eager") for n, k in enumerate(kernels)]
-    printed = host.build(p, edges, steps, cfg, constants, any_strides)
+    printed = cpu_program.build(p, edges, steps, cfg, constants, any_strides)
     return Code(
         device,
         printed.python,
@@ -196,7 +202,7 @@ def _cpu(
         printed.library_calls,
         cpp=printed.cpp if printed.segments else "",
         bound=callables(steps, constants),
-        names_lines=any(isinstance(s, host.Launch) and s.function.checks for s in steps),
+        names_lines=any(isinstance(s, cpu_program.Launch) and s.function.checks for s in steps),
     )
 
 
@@ -214,25 +220,25 @@ def _cuda(
 ) -> Code:
     """Triton: a kernel per launch, and one host program."""
     recording = replay.facts(p)
-    capability = compat.cuda_capability(device)
+    capability = torch_api.cuda_capability(device)
     tuner = tiles.tuner(cfg, target, device)
-    anywhere = host_cuda.anywhere_in(p)
+    anywhere = cuda_program.anywhere_in(p)
     contract = cfg.numerics != "eager"
-    steps: list[host_cuda.Step] = []
+    steps: list[cuda_program.Step] = []
     for k, emitted in _emitted(p, edges, kernels, target, tuner, trace):
         known = len(steps)
         if isinstance(k, Extern):
             steps.append(k)
-        elif isinstance(k, bundle.Bundle):
+        elif isinstance(k, horizontal_fusion.Bundle):
             together, names = print_bundle.emit(k, target)
-            steps.append(host_cuda.CudaLaunch(together, together.params, names, k.kernel.origins))
+            steps.append(cuda_program.CudaLaunch(together, together.params, names, k.kernel.origins))
         for part, made, buffers in emitted:
-            p, found = host_cuda.launches(p, made, buffers, part.origins, len(steps))
+            p, found = cuda_program.launches(p, made, buffers, part.origins, len(steps))
             steps += found
         for s in steps[known:]:
-            if submit is not None and isinstance(s, host_cuda.CudaLaunch):
-                submit(compile_cuda.job_of(s.kernel, host_cuda.aligned_pointers(s, anywhere), capability, contract))
-    printed = host_cuda.build(p, edges, steps, any_strides, cfg.size_asserts)
+            if submit is not None and isinstance(s, cuda_program.CudaLaunch):
+                submit(compile_cuda.job_of(s.kernel, cuda_program.aligned_pointers(s, anywhere), capability, contract))
+    printed = cuda_program.build(p, edges, steps, any_strides, cfg.size_asserts)
     return Code(
         device,
         printed.python,
@@ -240,7 +246,7 @@ def _cuda(
         printed.library_calls,
         jobs=tuple(compile_cuda.job_of(k, hints, capability, contract) for k, hints in printed.launches),
         bound=callables(steps, constants),
-        names_lines=any(isinstance(s, host_cuda.CudaLaunch) and bool(s.kernel.checks) for s in steps),
+        names_lines=any(isinstance(s, cuda_program.CudaLaunch) and bool(s.kernel.checks) for s in steps),
         recording=recording,
     )
 
@@ -255,7 +261,9 @@ def _emitted(
 ) -> Iterator[tuple[Any, list[split_kernel.Emitted]]]:
     """Every step with its Triton kernels, one by one: none for a library call or a bundle, else one or several."""
     parts = (
-        [] if isinstance(k, (Extern, bundle.Bundle)) else split_kernel.emit(p, edges, k, target, trace.decision)
+        []
+        if isinstance(k, (Extern, horizontal_fusion.Bundle))
+        else split_kernel.emit(p, edges, k, target, trace.decision)
         for k in kernels
     )
     if tuner is None:
@@ -271,16 +279,16 @@ def check(p: Program, cfg: Config) -> Program:
 
 
 def _show_step(k: Any) -> str:
-    if isinstance(k, bundle.Bundle):
-        return bundle.show(k)
+    if isinstance(k, horizontal_fusion.Bundle):
+        return horizontal_fusion.show(k)
     return f"library call: {k.target}\n" if isinstance(k, Extern) else kernel.show_kernel(k)
 
 
-def _step(p: Program, k: Any, n: int, exact: bool) -> host.Step:
+def _step(p: Program, k: Any, n: int, exact: bool) -> cpu_program.Step:
     if isinstance(k, Extern):
         return k
     function, buffers = emit.emit(p, k, exact)
-    return host.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
+    return cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
 
 
 def callables(steps: Sequence[Any], constants: Constants) -> dict[str, Any]:

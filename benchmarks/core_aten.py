@@ -21,9 +21,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from altbackend import compat_aot, decomp, fx_passes
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend import decomp, fx_passes
+from altbackend.compat import aot_autograd
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from altbackend.ir.loops import Extern
 from altbackend.lowering.graph import lower_graph
 from altbackend.runtime import philox
@@ -231,10 +232,10 @@ def look(op: Operator, arguments: Arguments) -> tuple[Made, Made]:
         return gm
 
     try:
-        with FakeTensorMode(shape_env=ShapeEnv()), compat_aot.functorch_settings():
+        with FakeTensorMode(shape_env=ShapeEnv()), aot_autograd.functorch_settings():
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in tensors]
-            compat_aot.aot_autograd(
+            aot_autograd.aot_autograd(
                 fw_compiler=keep,
                 inference_compiler=keep,
                 decompositions=decomp.table(),

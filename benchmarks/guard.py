@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from altbackend.binding import page_guard_library
-from altbackend.config import resolve
+from altbackend.compiled.load import page_guard_library
+from altbackend.config.options import resolve
 from altbackend.runtime import page_guard
 from altbackend.runtime.frozen import Versions
 

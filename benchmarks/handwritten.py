@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from altbackend.compile_pool import cpp
-from altbackend.config import Config
+from altbackend.config.options import Config
 from benchmarks.cases import SUITES
 
 SOURCE = r"""

@@ -1,4 +1,4 @@
-"""Time matrix products with epilogues on a GPU, and fit the constants of `altbackend.schedule.matmul_cost` to it.
+"""Time matrix products with epilogues on a GPU, and fit the constants of `altbackend.schedule.products.cost` to it.
 
     python -m benchmarks.matmul_fit [--json FILE] [--seconds 200] [--all-tiles] [ROWSxCOLUMNSxDEPTH ...]
 
@@ -26,17 +26,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp
 from altbackend.autotune import products, trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Program
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import epilogue, fusion, matmul_cost, target
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.epilogue import Candidate
-from altbackend.schedule.matmul import Tiles
-from altbackend.schedule.matmul_cost import LIBRARY, SEARCH, TEMPLATES, Rate
-from altbackend.schedule.place import No
+from altbackend.schedule.device import cuda
+from altbackend.schedule.fusion import fuse
+from altbackend.schedule.loop_mapping import Refusal
+from altbackend.schedule.products import cost, epilogue
+from altbackend.schedule.products.cost import LIBRARY, SEARCH, TEMPLATES, Rate
+from altbackend.schedule.products.epilogue import Candidate
+from altbackend.schedule.products.matmul import Tiles
 
 SHAPES = (
     (12608, 3072, 768),
@@ -80,18 +82,18 @@ def make_case(shape: Shape, name: str, tuner: products.Tuner, search: Sequence[T
     gm.graph.eliminate_dead_code()
     program, _ = lower_graph(gm, resolve())
     deps = dependencies.analyse(program)
-    groups = fusion.fuse(program, deps, resolve(), tuner.target, lambda *a: None)
+    groups = fuse.fuse(program, deps, resolve(), tuner.target, lambda *a: None)
     found: list[Candidate] = []
 
-    def keep(p: Program, d: Deps, c: Candidate) -> No:
+    def keep(p: Program, d: Deps, c: Candidate) -> Refusal:
         found.append(c)
-        return No("only looked at")
+        return Refusal("only looked at")
 
     epilogue.attach(program, deps, groups, lambda *a: None, keep)
     if len(found) != 1:
         raise ValueError(f"{name} of {shape}: {len(found)} products with a kernel to fuse, 1 expected")
     emitted = tuner.candidates(program, deps, found[0], search)
-    if isinstance(emitted, No):
+    if isinstance(emitted, Refusal):
         raise ValueError(f"{name} of {shape}: {emitted.reason}")
     for kernel, _ in emitted.values():
         tuner.compiled(kernel)
@@ -106,7 +108,7 @@ def run_case(case: Case, tuner: products.Tuner) -> dict[str, Any]:
     us |= tuner.times(case.program, case.candidate, case.emitted)
     if products.LIBRARY not in us:
         raise TrialFailed("the separate kernel could not be measured")
-    flops = sum(va.flops(q.value) for q in case.candidate.fused.placed)
+    flops = sum(va.flops(q.value) for q in case.candidate.fused.mapped)
     return {"shape": case.shape, "epilogue": case.name, "flops": flops, "us": us}
 
 
@@ -123,7 +125,7 @@ def fit(rate: Rate, rows: Sequence[tuple[Shape, float]]) -> Rate:
     terms, ones = [], []
     for (m, n, k), us in rows:
         tiles = -(-m // rate.rows) * -(-n // rate.columns)
-        waves = matmul_cost.waves(tiles)
+        waves = cost.waves(tiles)
         terms.append([1 / us, waves / us, waves * k / us])
         ones.append([1.0])
     found = torch.linalg.lstsq(torch.tensor(terms, dtype=torch.float64), torch.tensor(ones, dtype=torch.float64))
@@ -147,7 +149,7 @@ def fitted(measured: Sequence[dict[str, Any]]) -> list[str]:
         base = cheap.get(tuple(row["shape"]))
         if base is None or row["epilogue"] != "gelu":
             continue
-        waves = row["shape"][0] * row["shape"][1] / (matmul_cost.MULTIPROCESSORS * 128 * 128)
+        waves = row["shape"][0] * row["shape"][1] / (cost.MULTIPROCESSORS * 128 * 128)
         both = [n for n in row["us"] if n in base["us"] and n not in ("call", products.LIBRARY)]
         more = min(row["us"][n] for n in both) - min(base["us"][n] for n in both)
         costs.append(more / (waves * (row["flops"] - base["flops"])))
@@ -156,14 +158,14 @@ def fitted(measured: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def verdicts(model: matmul_cost.Model, cases: Sequence[Case], measured: Sequence[dict[str, Any]]) -> list[str]:
+def verdicts(model: cost.Model, cases: Sequence[Case], measured: Sequence[dict[str, Any]]) -> list[str]:
     """Where the model as it stands would choose, and what that gains or loses."""
     out = []
     for case, row in zip(cases, measured, strict=True):
         chosen = model.choose(case.program, case.deps, case.candidate)
         us = row["us"]
         best = min(us, key=lambda n: us[n] if n != "call" else float("inf"))
-        taken = products.LIBRARY if isinstance(chosen, No) else str(chosen[0])
+        taken = products.LIBRARY if isinstance(chosen, Refusal) else str(chosen[0])
         apart, got = us[products.LIBRARY], us.get(taken, float("nan"))
         text = f"model takes {taken}: {apart / got:.2f} x apart; best is {best}: {apart / us[best]:.2f} x"
         out.append(f"{'x'.join(map(str, case.shape)):18} {case.name:9} {text}")
@@ -179,7 +181,7 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.monotonic()
     shapes = [tuple(map(int, re.split("x", s))) for s in args.shapes] or list(SHAPES)
-    tuner = products.tuner(resolve(), target.cuda(), torch.device("cuda", torch.cuda.current_device()))
+    tuner = products.tuner(resolve(), cuda(), torch.device("cuda", torch.cuda.current_device()))
     cases = [
         make_case(s, name, tuner, SEARCH if args.all_tiles or name == "relu" else tuple(TEMPLATES))  # type: ignore[arg-type]
         for name in EPILOGUES
@@ -198,7 +200,7 @@ def main() -> None:
             continue
         done.append(case)
         print(show(measured[-1]), flush=True)
-    print(*verdicts(matmul_cost.Model(tuner.shared), done, measured), *fitted(measured), sep="\n")
+    print(*verdicts(cost.Model(tuner.shared), done, measured), *fitted(measured), sep="\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": tuner.machine, "rows": measured}, indent=1))
 

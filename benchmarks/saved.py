@@ -18,14 +18,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from altbackend import compat_aot, decomp, fx_passes, partition
-from altbackend.config import Config, resolve
-from altbackend.debug import Trace
-from altbackend.fx_passes.graph import remembered
+from altbackend import decomp, fx_passes, partition
+from altbackend.compat import aot_autograd
+from altbackend.config.options import Config, resolve
+from altbackend.debug.trace import Trace
+from altbackend.fx_passes.graph import snapshot
 from altbackend.ir.loops import Extern, Program, View, reads, writes
 from altbackend.lowering.graph import lower_graph
-from altbackend.schedule import deps, fusion, split, target
-from altbackend.schedule.fusion import Group
+from altbackend.schedule import deps, device, split
+from altbackend.schedule.fusion import fuse
+from altbackend.schedule.fusion.fuse import Group
 from benchmarks import subject
 from benchmarks.cases import SUITES, choose
 from benchmarks.cases.case import Case, Preset
@@ -71,7 +73,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
 
     def backend(gm: GraphModule, inputs: Any) -> Callable[..., Any]:
         fx_passes.pre_grad(gm, resolve())
-        build = compat_aot.aot_autograd(
+        build = aot_autograd.aot_autograd(
             fw_compiler=lambda gm, _: gm,
             bw_compiler=lambda gm, _: gm,
             inference_compiler=lambda gm, _: gm,
@@ -79,7 +81,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
             partition_fn=stop,
             keep_inference_input_mutations=True,
         )
-        with compat_aot.functorch_settings():
+        with aot_autograd.functorch_settings():
             return build(gm, inputs)  # type: ignore[no-any-return]
 
     request = Request(case.name, "alt", "training", preset, "cpu", "bfloat16")
@@ -97,7 +99,7 @@ def _compile(module: torch.nn.Module, backend: Any) -> Callable[..., Any]:
 
 
 def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:
-    halves: tuple[GraphModule, GraphModule] = compat_aot.joint_partition()(
+    halves: tuple[GraphModule, GraphModule] = aot_autograd.joint_partition()(
         j.graph, [], num_fwd_outputs=j.forward_results, static_lifetime_input_indices=list(j.static)
     )
     return halves
@@ -112,7 +114,7 @@ def by_ours(j: Joint) -> tuple[GraphModule, GraphModule]:
 
 def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]], cfg: Config) -> Figures:
     """Of a split of a copy of the joint graph."""
-    own = Joint(GraphModule(j.graph, remembered(j.graph.graph)()), j.forward_results, j.static)
+    own = Joint(GraphModule(j.graph, snapshot(j.graph.graph)()), j.forward_results, j.static)
     trace = Trace("joint", cfg)
     _statistics_of_a_gpu(own.graph)
     if divide is by_ours:
@@ -156,9 +158,9 @@ def _bytes_of(n: Node) -> int:
 def _schedule(gm: GraphModule, cfg: Config) -> tuple[Program, list[Group]]:
     gm = fx_passes.finish(fx_passes.post_grad(gm, cfg, Trace("half", cfg)), cfg)
     p, _ = lower_graph(gm, cfg, on_gpu=True)
-    machine = target.cuda()
-    p = split.split_reductions(p, machine, fusion.totals_over_rows(p, cfg, machine))
-    return p, fusion.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)
+    machine = device.cuda()
+    p = split.split_reductions(p, machine, fuse.totals_over_rows(p, cfg, machine))
+    return p, fuse.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)
 
 
 def _touched(p: Program, g: Group) -> tuple[set[str], set[str]]:

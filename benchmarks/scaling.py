@@ -136,10 +136,12 @@ KINDS |= TRAINED
 
 def measure(kind: str, size: int, build: bool) -> dict[str, float]:
     """Seconds per stage in this process, nodes of the functional graph, and the peak of memory in bytes."""
-    from altbackend import backend, compat, compat_aot, debug, decomp, pipeline  # noqa: PLC0415 - importing it is not measured
-    from altbackend.binding import Job  # noqa: PLC0415
-    from altbackend.config import resolve  # noqa: PLC0415
-    from altbackend.debug import Trace  # noqa: PLC0415
+    from altbackend import backend, decomp, pipeline  # noqa: PLC0415 - importing it is not measured
+    from altbackend.compat import aot_autograd, torch_api  # noqa: PLC0415
+    from altbackend.compiled.load import Job  # noqa: PLC0415
+    from altbackend.config.options import resolve  # noqa: PLC0415
+    from altbackend.debug import trace as debug  # noqa: PLC0415
+    from altbackend.debug.trace import Trace  # noqa: PLC0415
 
     m = Maker()
     gm = m.finish(KINDS[kind](m, size))
@@ -163,7 +165,7 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
             trace = Trace("scaling", cfg)
             found["nodes"] += len(aten.graph.nodes)
             found["aot_bytes"] = found["aot_bytes"] or _peak() - before
-            with compat.no_collection(), patch.object(debug, "perf_counter", time.process_time):
+            with torch_api.no_collection(), patch.object(debug, "perf_counter", time.process_time):
                 code = pipeline.translate(aten, cfg, trace, job)
                 call = pipeline.bind(code, cfg, trace, job) if build else _nothing(len(aten.graph.nodes))
             for stage, seconds in trace.timings.items():
@@ -175,8 +177,8 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
         return compile_part
 
     start = time.process_time()
-    with torch.set_grad_enabled(kind in TRAINED), compat_aot.functorch_settings():
-        call = compat_aot.aot_autograd(
+    with torch.set_grad_enabled(kind in TRAINED), aot_autograd.functorch_settings():
+        call = aot_autograd.aot_autograd(
             fw_compiler=compile_(Job("forward", tuple(range(1, len(m.inputs))))),
             bw_compiler=compile_(Job("backward")),
             inference_compiler=compile_(Job("inference", tuple(range(1, len(m.inputs))))),

@@ -11,10 +11,12 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend import binding, compat, pipeline
-from altbackend.codegen import host_cuda
-from altbackend.codegen.triton import TritonKernel
-from altbackend.config import resolve
+from altbackend import pipeline
+from altbackend.codegen.host import cuda_program
+from altbackend.codegen.triton.print_triton import TritonKernel
+from altbackend.compat import torch_api
+from altbackend.compiled import load
+from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern
 from altbackend.runtime import cuda as runtime
 from test.graphs import Scheduled
@@ -69,14 +71,14 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
     """The text of the host program of a scheduled graph, and its call; errors of indices are raised by the call."""
     device = torch.device("cuda", 0)
     p = replace(s.program, buffers={n: replace(b, device=device) for n, b in s.program.buffers.items()})
-    found: list[host_cuda.Step] = []
+    found: list[cuda_program.Step] = []
     for n, step in enumerate(steps):
         if isinstance(step, Extern):
             found.append(step)
         else:
-            p, more = host_cuda.launches(p, *step, (), n)
+            p, more = cuda_program.launches(p, *step, (), n)
             found += more
-    printed = host_cuda.build(p, s.deps, found)
+    printed = cuda_program.build(p, s.deps, found)
     memory, flags = Memory(), []
 
     def flag(lines: Sequence[str]) -> Flag:
@@ -89,8 +91,8 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         # what no kernel writes must not look right by chance
         return memory.hold(t.fill_(float("nan") if dtype.is_floating_point else 77))
 
-    def expect(
-        t: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], real: Any = runtime.expect
+    def ensure_strides(
+        t: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], real: Any = runtime.ensure_strides
     ) -> torch.Tensor:
         if tuple(t.shape) != tuple(sizes):  # ATen's CPU form of some operators gives other shapes than it says
             raise ValueError(f"a library call gave {tuple(t.shape)} instead of {tuple(sizes)}")
@@ -100,14 +102,14 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         "ErrorFlag": flag,
         "empty_cuda": empty,
         "aligned": lambda t, real=runtime.aligned: memory.hold(real(t)),
-        "expect": expect,
+        "ensure_strides": ensure_strides,
         "on_device": lambda call, device: call,
         "stream": lambda device: None,
     }
     constants = {n: _held(c, memory) for n, c in pipeline.callables(found, s.constants).items()}
-    with patch.multiple(runtime, **names), compat.real_tensors():
+    with patch.multiple(runtime, **names), torch_api.real_tensors():
         kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
-        call = binding.load(printed.python, resolve(), kernels, constants)
+        call = load.load(printed.python, resolve(), kernels, constants)
         for c in constants.values():
             if isinstance(c, torch.Tensor):
                 memory.hold(c)

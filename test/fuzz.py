@@ -25,8 +25,8 @@ from unittest.mock import patch
 import torch
 
 from altbackend import backend
-from altbackend.config import Config, resolve
-from altbackend.debug import Trace
+from altbackend.config.options import Config, resolve
+from altbackend.debug.trace import Trace
 from altbackend.ir import interp
 from altbackend.ir.ops import LOW_PRECISION
 from altbackend.ir.verify import verify

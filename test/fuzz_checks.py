@@ -7,10 +7,10 @@
 Programs draw sizes and numbers that data decides, checks that hold and that do not, symbolic floats, and positions in
 and out of range; the calls after the first have other data. Each program runs in a child process, several in a row, so
 that a crash is a finding too. With `--warm` a second child runs them again from the graphs that the first has cached;
-the last line counts the graphs that came from there. With `--asan` the generated C++ is built with AddressSanitizer: `ALTBACKEND_CXX` names a
-script that adds `-fsanitize=address`, and the child runs under `LD_PRELOAD` of `g++ -print-file-name=libasan.so` and of
-`libstdc++.so`, with `ASAN_OPTIONS=detect_leaks=0`; what it reports ends the child and is printed. Programs that torch
-itself cannot trace count as such.
+the last line counts the graphs that came from there. With `--asan` the generated C++ is built with AddressSanitizer:
+`ALTBACKEND_CXX` names a script that adds `-fsanitize=address`. The child then runs under `LD_PRELOAD` of
+`g++ -print-file-name=libasan.so` and of `libstdc++.so`, with `ASAN_OPTIONS=detect_leaks=0`; what it reports ends the
+child and is printed. Programs that torch itself cannot trace count as such.
 """
 
 from __future__ import annotations

@@ -9,19 +9,22 @@ from typing import Any
 import torch
 from functorch.compile import make_boxed_func
 
-from altbackend import compat_aot, decomp
+from altbackend import decomp
 from altbackend.backend import split_joint
-from altbackend.config import Config, resolve
-from altbackend.debug import Trace
+from altbackend.compat import aot_autograd
+from altbackend.config.options import Config, resolve
+from altbackend.debug.trace import Trace
 from altbackend.fx_passes import joint_statistics
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import epilogue, fusion, kernel, split
+from altbackend.schedule import kernel, split
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.fusion import Group
-from altbackend.schedule.target import Target, cpu
+from altbackend.schedule.device import Target, cpu
+from altbackend.schedule.fusion import fuse
+from altbackend.schedule.fusion.fuse import Group
+from altbackend.schedule.products import epilogue
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 
@@ -33,7 +36,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
         return compile_graph(gm)
 
     def compile_(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        build = compat_aot.aot_autograd(
+        build = aot_autograd.aot_autograd(
             fw_compiler=keep,
             bw_compiler=keep,
             inference_compiler=keep,
@@ -41,7 +44,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with compat_aot.functorch_settings(), compat_aot.left_whole(decomp.taken_apart(numerics)):
+        with aot_autograd.functorch_settings(), aot_autograd.left_whole(decomp.taken_apart(numerics)):
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_
@@ -117,9 +120,9 @@ def schedule(
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), target.registers)
     verify(program)
     if target.kind == "cuda":
-        program = verify(split.split_reductions(program, target, fusion.totals_over_rows(program, cfg, target)))
+        program = verify(split.split_reductions(program, target, fuse.totals_over_rows(program, cfg, target)))
     deps = dependencies.analyse(program)
-    groups = fusion.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
+    groups = fuse.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
     if choose is not None:
         groups = epilogue.attach(program, deps, groups, lambda *a: decisions.append(a), choose)
     steps = [g.extern or kernel.build(program, deps, g, target) for g in groups]

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from altbackend import fx_passes
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from altbackend.ir import interp
-from altbackend.schedule import target
+from altbackend.schedule import device
 from test import triton_run
 from test.graphs import Scheduled, backend, schedule, trace
 
-GPU = target.cuda()
+GPU = device.cuda()
 
 
 def prepared(gm: torch.fx.GraphModule, trace_: Trace) -> torch.fx.GraphModule:
@@ -30,7 +30,7 @@ def decisions(fn: Callable[..., Any], *inputs: Any) -> dict[str, tuple[str, str]
     return {d.subject: (d.verdict, d.reason) for d in seen.decisions if d.kind == "random"}
 
 
-def scheduled(fn: Callable[..., Any], *inputs: Any, chosen: target.Target | None = None) -> list[Scheduled]:
+def scheduled(fn: Callable[..., Any], *inputs: Any, chosen: device.Target | None = None) -> list[Scheduled]:
     """The graphs of a function, of its backward too if inputs need it."""
     seen = Trace("random", resolve())
     return [schedule(prepared(gm, seen), seen.cfg, chosen) for gm in trace(fn, *inputs)]

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from altbackend.cache import store
 from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
 from altbackend.compile_pool.cpp import lookup_compiler
-from altbackend.config import Config, resolve
+from altbackend.config.options import Config, resolve
+from altbackend.disk_cache.folders import cache_folder, temporary_folder, why_unusable
+from altbackend.disk_cache.storage import open_store
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
-from altbackend.folders import cache_folder, temporary_folder, why_unusable
-from altbackend.kept.store import open_store
+from altbackend.graph_cache import entry_files
 from altbackend.report.stats import GraphStats
 
 ROOT = Path(__file__).parents[1]
@@ -43,10 +43,10 @@ def test_kept_graphs_are_counted_checked_and_removed(
 ) -> None:
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path))
     kept = open_store(resolve())
-    places = [store.Place(kept, "family", name) for name in "ab"]
+    places = [entry_files.Place(kept, "family", name) for name in "ab"]
     assert main(["cache", "stats"]) == 0
     assert main(["cache", "explain-miss"]) == 0
-    assert [store.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
+    assert [entry_files.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
     assert main(["cache", "verify"]) == 0
     assert "4 of 4 files are whole" in capsys.readouterr().out
     places[0].entry.write_bytes(places[0].entry.read_bytes()[:-1])
@@ -54,7 +54,7 @@ def test_kept_graphs_are_counted_checked_and_removed(
     assert f"damaged: {places[0].entry}" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert "2 graphs removed" in capsys.readouterr().out
-    assert store.places(kept) == []
+    assert entry_files.places(kept) == []
 
 
 # --- doctor ---

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altbackend.config import DEFAULTS, MODES, SPECS, Config, fingerprint, notes, resolve, table, uncacheable
+from altbackend.config.inductor_names import NAMES, Refused, Renamed
+from altbackend.config.options import DEFAULTS, MODES, SPECS, Config, fingerprint, notes, resolve, table, uncacheable
 from altbackend.errors import BadOptionValue, UnknownMode, UnknownOption
-from altbackend.inductor_names import NAMES, Refused, Renamed
 
 
 def set_options(options: Mapping[str, Any] | None = None, mode: str | None = None) -> Config:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from altbackend.config import Config
-from altbackend.debug import SINKS, Decision, Trace
+from altbackend.config.options import Config
+from altbackend.debug.torch_logs import ARTIFACTS, artifact_logger
+from altbackend.debug.trace import SINKS, Decision, Trace
 from altbackend.errors import DebugFolderWarning
-from altbackend.torch_logs import ARTIFACTS, artifact_logger
 
 
 def never() -> str:
@@ -120,8 +120,8 @@ def test_a_torch_without_the_name_is_no_error() -> None:
 
 
 SCRIPT = """
-from altbackend.config import Config
-from altbackend.debug import Trace, SINKS
+from altbackend.config.options import Config
+from altbackend.debug.trace import Trace, SINKS
 trace = Trace("graph_0", Config())
 for kind in SINKS:
     trace.artifact(f"{kind}.txt", lambda: f"TEXT<{kind}>", kind)

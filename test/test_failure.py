@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-from altbackend import folders
 from altbackend.compile_pool import cpp
+from altbackend.disk_cache import folders
 from altbackend.errors import CacheFolderWarning, CompilerFailed, CompilerMissing, FallbackWarning
 from altbackend.lowering.registry import LOWERINGS
 

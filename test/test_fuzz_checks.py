@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from altbackend.lowering import late
+from altbackend.lowering import unbacked_symbols
 from test.fuzz_check_operators import KINDS, inputs
 from test.fuzz_checks import CALLS, Program, asan_environment, disagreement, program, shrink
 
@@ -50,8 +50,8 @@ def test_a_check_that_is_dropped_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         5, (("integers", "largest", (0, 0, 0)), ("checks", "check <", (1, 4, 0)), ("tensors", "sin", (0, 0, 0)))
     )
     assert disagreement(checked) == ""
-    monkeypatch.setattr(late.Given, "_require", lambda *a: None)
-    monkeypatch.setattr(late, "is_verified", lambda *a: True)
+    monkeypatch.setattr(unbacked_symbols.Given, "_require", lambda *a: None)
+    monkeypatch.setattr(unbacked_symbols, "is_verified", lambda *a: True)
     assert disagreement(checked)
 
 

@@ -61,6 +61,11 @@ def test_a_kept_graph_is_bound_without_the_compiler(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ALTBACKEND_CACHE_GRAPHS", "1")
     modules(tmp_path, "alt", "training")
     again = modules(tmp_path, "alt", "training")
-    compiler = ("altbackend.lowering.graph", "altbackend.schedule", "altbackend.codegen.emit", "altbackend.fx_passes")
+    compiler = (
+        "altbackend.lowering.graph",
+        "altbackend.schedule",
+        "altbackend.codegen.cpp.emit",
+        "altbackend.fx_passes",
+    )
     assert sorted(m for m in again if m.startswith(compiler)) == []
     assert "torch._functorch.aot_autograd" not in again - modules(tmp_path, "eager", "training")

@@ -17,21 +17,19 @@ TIERS: tuple[frozenset[str], ...] = tuple(
     frozenset(tier.split())
     for tier in (
         "errors",
-        "inductor_names integrations",
-        "config",
-        "torch_logs folders report.stats",
-        "debug compat compat_aot kept",
+        "config integrations",
+        "report.stats disk_cache",
+        "debug compat",
         "ir",
         "runtime",
-        "freezing",
         "lowering fx_passes decomp partition repro",
         "schedule",
         "codegen",
         "compile_pool",
-        "cache",
+        "compiled",
+        "graph_cache",
         "autotune",
-        "aot",
-        "binding bodies",
+        "compiled.subgraphs",
         "pipeline",
         "backend entry_point",
         "minify",
@@ -43,7 +41,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
 )
 RANK = {room: rank for rank, tier in enumerate(TIERS) for room in tier}
 # What generated code imports at run time must not pull in the compiler.
-RUNTIME_MAY_IMPORT = {"errors", "inductor_names", "config", "compat", "report.stats", "ir", "runtime"}
+RUNTIME_MAY_IMPORT = {"errors", "config", "compat", "report.stats", "ir", "runtime"}
 # Third parties that need not be installed, so that their imports may stand inside a function.
 OPTIONAL = {"triton", "torchvision", "timm", "transformers", "matplotlib", "redis"}
 # AOTAutograd's cache contract names a type of that package; only the adapter to it may import it.

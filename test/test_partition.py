@@ -18,13 +18,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import altbackend
 from altbackend import backend as backend_module
-from altbackend import compat_aot, decomp, partition
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend import decomp, partition
+from altbackend.compat import aot_autograd
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.partition import cost
 from altbackend.partition.flow import INFINITE, Network, Unbounded
-from altbackend.partition.halves import classify
+from altbackend.partition.liveness import classify
 
 T = torch.Tensor
 aten = torch.ops.aten
@@ -82,14 +83,14 @@ def compiled(
         return got.forward, got.backward
 
     def compile_(gm: GraphModule, inputs: Any) -> Any:
-        build = compat_aot.aot_autograd(
+        build = aot_autograd.aot_autograd(
             fw_compiler=lambda g, _: make_boxed_func(g.forward),
             bw_compiler=lambda g, _: make_boxed_func(g.forward),
             decompositions=decomp.table(),
             partition_fn=split,
             keep_inference_input_mutations=True,
         )
-        with compat_aot.functorch_settings():
+        with aot_autograd.functorch_settings():
             return build(gm, inputs)
 
     return torch.compile(fn, backend=compile_, dynamic=dynamic, fullgraph=True), got

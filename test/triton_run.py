@@ -15,20 +15,21 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend.codegen import bundle as print_bundle
-from altbackend.codegen import split_kernel
-from altbackend.codegen.triton import TritonKernel
-from altbackend.config import Config, resolve
+from altbackend.codegen.triton import horizontal as print_bundle
+from altbackend.codegen.triton import split_kernel
+from altbackend.codegen.triton.print_triton import TritonKernel
+from altbackend.config.options import Config, resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.ops import FLOAT8
-from altbackend.lowering.bodies import called
+from altbackend.lowering.subgraphs import called
 from altbackend.runtime.control_flow import unboxed
-from altbackend.schedule import bundle, epilogue, target
+from altbackend.schedule import device, horizontal_fusion
+from altbackend.schedule.products import epilogue
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
-TARGET = target.cuda()
+TARGET = device.cuda()
 Step = Any  # an Extern, or (TritonKernel, names of its buffers)
 
 
@@ -69,12 +70,12 @@ def compile_errors() -> list[str]:
     return [f"sm_{c}: {e}\n{source}" for (source, c), f in done.items() if (e := f.exception()) is not None]
 
 
-def steps_of(s: Scheduled, chosen: target.Target = TARGET) -> list[Step]:
+def steps_of(s: Scheduled, chosen: device.Target = TARGET) -> list[Step]:
     steps: list[Step] = []
-    for k in bundle.bundled(s.program, s.steps, lambda *a: s.decisions.append(a)):
+    for k in horizontal_fusion.bundled(s.program, s.steps, lambda *a: s.decisions.append(a)):
         if isinstance(k, Extern):
             steps.append(k)
-        elif isinstance(k, bundle.Bundle):
+        elif isinstance(k, horizontal_fusion.Bundle):
             steps.append(print_bundle.emit(k, chosen))
         else:
             emitted = split_kernel.emit(s.program, s.deps, k, chosen, lambda *a: s.decisions.append(a))
@@ -143,7 +144,7 @@ def compiled(
     cfg: Config | None = None,
     capabilities: Sequence[int] = (90,),
     seen: list[Step] | None = None,
-    chosen: target.Target = TARGET,
+    chosen: device.Target = TARGET,
     choose: epilogue.Choose | None = None,
     host: bool = False,
 ) -> Callable[..., Any]:

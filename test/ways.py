@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from altbackend.debug import Trace
+from altbackend.debug.trace import Trace
 from test.compare import as_list
 
 ROOT = Path(__file__).parents[1]

@@ -1,15 +1,15 @@
 """Digests of the code generated for the benchmark models, for CPUs and for GPUs, on a machine without a GPU.
 
-    python tools/generated_digest.py --out before.json      # before a change that must not change generated code
-    python tools/generated_digest.py --against before.json  # after it: prints each case whose code differs
-    python tools/generated_digest.py --text FOLDER          # the normalised texts, to compare with `diff -r`
+    python -m tools.generated_digest --out before.json      # before a change that must not change generated code
+    python -m tools.generated_digest --against before.json  # after it: prints each case whose code differs
+    python -m tools.generated_digest --text FOLDER          # the normalised texts, to compare with `diff -r`
 
 A case is a model, a mode (inference, training) and a device. Its digest covers the host program and the kernels of
 every graph, in order. Names that the compiler has made up are normalised: identifiers are numbered in order of their
 first use, unless they belong to a library (`torch.`, `tl.`, `std::`), and comments and import lines are left out.
 
-The models are traced on fake CPU tensors. For a GPU, the passes, the scheduler and the printers for a GPU then work on
-that graph; operators that dispatch differently on a GPU (attention) are those of a CPU.
+The models are traced on the CPU and never run. For a GPU, the passes, the scheduler and the printers for a GPU then
+work on that graph; operators that dispatch differently on a GPU (attention) are those of a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import hashlib
 import io
 import json
 import re
-import sys
 import time
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
@@ -29,26 +28,24 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from altbackend import backend, compat, compat_aot, decomp, fx_passes, pipeline  # noqa: E402
-from altbackend.binding import Job  # noqa: E402
-from altbackend.compile_pool.code import Code  # noqa: E402
-from altbackend.config import Config, resolve  # noqa: E402
-from altbackend.debug import Trace  # noqa: E402
-from benchmarks import subject  # noqa: E402
-from benchmarks.cases import SUITES, Case, choose  # noqa: E402
-from benchmarks.records import Request  # noqa: E402
+from altbackend import backend, decomp, fx_passes, pipeline
+from altbackend.compat import aot_autograd, torch_api
+from altbackend.compiled.artifact import Code
+from altbackend.compiled.load import Job
+from altbackend.config.options import Config, resolve
+from altbackend.debug.trace import Trace
+from benchmarks import subject
+from benchmarks.cases import SUITES, Case, choose
+from benchmarks.records import Request
 
 MODES = ("inference", "training")
 DEVICES = ("cpu", "cuda")
 GPU = torch.device("cuda", 0)
-CAPABILITY = 90
+CAPABILITY, SHARED_MEMORY = 90, 232_448  # of an H100; bytes a block may take
 LIBRARY_NAME = re.compile(r"(?:(?:torch|tl|libdevice|std|aten|prims|at|math|ctypes)(?:\.|::)\w+(?:(?:\.|::)\w+)*)")
 TOKEN = re.compile(rf"{LIBRARY_NAME.pattern}|0x[0-9a-fA-F]+|\d[\w.]*|[A-Za-z_]\w*|\"[^\"\n]*\"|'[^'\n]*'|\S|\n")
 
@@ -83,7 +80,7 @@ def codes(case: Case, mode: str, device: str) -> list[Code]:
 
     def compile_(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         fx_passes.pre_grad(gm, cfg)
-        build = compat_aot.aot_autograd(
+        build = aot_autograd.aot_autograd(
             fw_compiler=lambda gm, _: gm,
             bw_compiler=lambda gm, _: gm,
             inference_compiler=inference,
@@ -91,8 +88,8 @@ def codes(case: Case, mode: str, device: str) -> list[Code]:
             partition_fn=training,
             keep_inference_input_mutations=True,
         )
-        whole = compat_aot.left_whole(decomp.taken_apart(cfg.numerics))
-        with compat_aot.functorch_settings(), whole:
+        whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
+        with aot_autograd.functorch_settings(), whole:
             return build(gm, inputs)  # type: ignore[no-any-return]
 
     torch._dynamo.reset()
@@ -105,10 +102,9 @@ def _trace(case: Case, mode: str, device: str, compile_: Callable[..., Any]) -> 
     preset, dtype = ("cpu", "float32") if device == "cpu" else ("gpu", "bfloat16")
     request = Request(case.name, "alt", case.mode or mode, preset, "cpu", dtype)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            built = subject.build(case, preset, request)
-            made = subject._subject(case, built, request, lambda m: torch.compile(m, backend=compile_))
-            made.run()
+        built = subject.build(case, preset, request)
+        with torch.set_grad_enabled(mode == "training"):
+            subject._subject(case, built, request, lambda m: torch.compile(m, backend=compile_)).run()
     except Exception as cause:
         causes = [cause, cause.__cause__, cause.__context__]
         if not any(isinstance(c, _Captured) or "_Captured" in str(c) for c in causes):
@@ -129,7 +125,8 @@ def _for_gpu() -> Iterator[None]:
     with (
         patch.object(pipeline, "lower_graph", lowered),
         patch.object(pipeline, "device_of", lambda gm: GPU),
-        patch.object(compat, "cuda_capability", lambda device: CAPABILITY),
+        patch.object(torch_api, "cuda_capability", lambda device: CAPABILITY),
+        patch.object(torch_api, "cuda_shared_memory", lambda device: SHARED_MEMORY),
         patch.object(fx_passes, "on_gpu", lambda gm: True),
     ):
         yield

@@ -10,25 +10,27 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import __version__, compat
-from ..codegen import triton
-from ..codegen.triton import TritonKernel
+from .. import __version__
+from ..codegen.triton import print_triton
+from ..codegen.triton.print_triton import TritonKernel
+from ..compat import torch_api
 from ..compile_pool import cuda as compile_cuda
-from ..config import Config
+from ..config.options import Config
+from ..disk_cache.storage import open_store
 from ..errors import AltError
 from ..ir.loops import Program
-from ..kept.store import open_store
 from ..runtime.cuda import Cubin
-from ..schedule import kernel, matmul_cost
+from ..schedule import kernel
 from ..schedule.deps import Deps
-from ..schedule.epilogue import Candidate, Choose
-from ..schedule.fusion import Group
-from ..schedule.matmul import Tiles, fits
-from ..schedule.place import No
-from ..schedule.target import Target
+from ..schedule.device import Target
+from ..schedule.fusion.fuse import Group
+from ..schedule.loop_mapping import Refusal
+from ..schedule.products import cost
+from ..schedule.products.epilogue import Candidate, Choose
+from ..schedule.products.matmul import Tiles, fits
 from . import measure, trial
 from .measure import MeasurerDied, TrialFailed
-from .store import Store, Times
+from .measured_times import MeasuredTimes, Times
 
 GAIN = 0.98  # of the time apart: less is within what two measurements differ by
 LIBRARY = "library"
@@ -48,16 +50,16 @@ class Tuner:
     machine: str
     compiled: Compile
     measured: Callable[[trial.Trial], float]
-    store: Store
+    store: MeasuredTimes
     shared: int = 227 << 10
     default: Choose | None = None
 
-    def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | No:
+    def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | Refusal:
         """Tiles of the fastest candidate, or that the library call with a separate kernel is as fast."""
         if c.matmul.vectors:
-            return No(c.matmul.vectors)
+            return Refusal(c.matmul.vectors)
         emitted = self.candidates(p, deps, c)
-        if isinstance(emitted, No):
+        if isinstance(emitted, Refusal):
             return self._default(p, deps, c, emitted.reason)
         question = self._question(c, emitted)
         times = self.store.read(question)
@@ -73,24 +75,24 @@ class Tuner:
         return self._best(p, deps, c, times)
 
     def candidates(
-        self, p: Program, deps: Deps, c: Candidate, search: Sequence[Tiles] = matmul_cost.SEARCH
-    ) -> dict[str, Emitted] | No:
+        self, p: Program, deps: Deps, c: Candidate, search: Sequence[Tiles] = cost.SEARCH
+    ) -> dict[str, Emitted] | Refusal:
         """By name, the separate kernel and those of the tiles of `search`; what has no Triton form is left out."""
         separate = self._emit(p, deps, c.reader)
-        if isinstance(separate, No):
+        if isinstance(separate, Refusal):
             return separate
         out = {LIBRARY: separate}
         fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.shared)]
-        out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), No)}
-        return out if len(out) > 1 else No("no tiles fit")
+        out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), Refusal)}
+        return out if len(out) > 1 else Refusal("no tiles fit")
 
-    def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | No:
+    def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | Refusal:
         try:
-            made = triton.emit(p, kernel.build(p, deps, g, self.target), self.target)
+            made = print_triton.emit(p, kernel.build(p, deps, g, self.target), self.target)
         except AltError as cause:
-            return No(str(cause))
+            return Refusal(str(cause))
         why = trial.refusal(made[0])
-        return made if why is None else No(why)
+        return made if why is None else Refusal(why)
 
     def _question(self, c: Candidate, emitted: dict[str, Emitted]) -> str:
         """Everything that the times depend on: kernels name no buffers, and hold sizes, layouts and the epilogue.
@@ -120,17 +122,17 @@ class Tuner:
             logger.debug("candidate %s is left out: %s", label, cause)
             return None
 
-    def _best(self, p: Program, deps: Deps, c: Candidate, times: Times) -> tuple[Tiles, str] | No:
+    def _best(self, p: Program, deps: Deps, c: Candidate, times: Times) -> tuple[Tiles, str] | Refusal:
         apart = times.get(LIBRARY)
-        known = [t for t in matmul_cost.SEARCH if str(t) in times]
+        known = [t for t in cost.SEARCH if str(t) in times]
         if apart is None or not known:
             return self._default(p, deps, c, "no candidate could be measured")
         best = min(known, key=lambda t: times[str(t)])
         text = f"{times[str(best)]:.1f} us measured, {apart:.1f} us apart"
-        return (best, text) if times[str(best)] < GAIN * apart else No(f"not faster: {text} with {best}")
+        return (best, text) if times[str(best)] < GAIN * apart else Refusal(f"not faster: {text} with {best}")
 
-    def _default(self, p: Program, deps: Deps, c: Candidate, why: str) -> tuple[Tiles, str] | No:
-        return No(f"not measured: {why}") if self.default is None else self.default(p, deps, c)
+    def _default(self, p: Program, deps: Deps, c: Candidate, why: str) -> tuple[Tiles, str] | Refusal:
+        return Refusal(f"not measured: {why}") if self.default is None else self.default(p, deps, c)
 
 
 _said: set[str] = set()
@@ -154,25 +156,25 @@ def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
 
 
 def _by_model(cfg: Config, device: torch.device) -> Choose | None:
-    return matmul_cost.chooser(cfg, compat.cuda_shared_memory(device), compat.cuda_capability(device))
+    return cost.chooser(cfg, torch_api.cuda_shared_memory(device), torch_api.cuda_capability(device))
 
 
 def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
     """A tuner of the GPU `device`."""
     machine, compiled, store = means(cfg, device)
-    shared = compat.cuda_shared_memory(device)
+    shared = torch_api.cuda_shared_memory(device)
     measured = measure.on_device(device.index or 0)
     return Tuner(target, machine, compiled, measured, store, shared, _by_model(cfg, device))
 
 
-def means(cfg: Config, device: torch.device) -> tuple[str, Compile, Store]:
+def means(cfg: Config, device: torch.device) -> tuple[str, Compile, MeasuredTimes]:
     """What times on the GPU `device` depend on besides the code, who compiles candidates, and where times are kept."""
-    capability = compat.cuda_capability(device)
+    capability = torch_api.cuda_capability(device)
 
     def compiled(k: TritonKernel) -> Future[Cubin]:
         return compile_cuda.submit(compile_cuda.job_of(k, range(len(k.params)), capability), cfg)
 
-    versions = (compat.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
+    versions = (torch_api.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
     kept = open_store(cfg)
-    store = Store(kept.folder / "autotune", beneath=tuple(folder / "autotune" for folder in kept.beneath))
+    store = MeasuredTimes(kept.folder / "autotune", beneath=tuple(folder / "autotune" for folder in kept.beneath))
     return " ".join(versions), compiled, store

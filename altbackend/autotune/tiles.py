@@ -11,19 +11,21 @@ from math import prod
 
 import torch
 
-from ..codegen import blocks, host_cuda, triton
-from ..codegen.blocks import Blocks
-from ..codegen.split_kernel import Emitted
-from ..codegen.triton import TritonKernel
-from ..config import Config
+from ..codegen.host import cuda_program
+from ..codegen.triton import print_triton
+from ..codegen.triton.print_triton import TritonKernel
+from ..codegen.triton.split_kernel import Emitted
+from ..config.options import Config
 from ..errors import AltError
 from ..ir.loops import Program
 from ..runtime.cuda import Cubin
-from ..schedule.fusion import Decision
-from ..schedule.target import Target
+from ..schedule.device import Target
+from ..schedule.fusion.fuse import Decision
+from ..schedule.tiling.gpu import blocks
+from ..schedule.tiling.gpu.blocks import Blocks
 from . import measure, products, trial
 from .measure import MeasurerDied, TrialFailed
-from .store import Store, Times
+from .measured_times import MeasuredTimes, Times
 
 GAIN = 0.97  # of the time of the rules' choice: less is within what two measurements differ by
 RULES = "rules"
@@ -56,7 +58,7 @@ class TileTuner:
     machine: str
     compiled: Callable[[TritonKernel], Future[Cubin]]
     measured: Callable[[trial.Trial], float]
-    store: Store
+    store: MeasuredTimes
     known: dict[str, Times] = field(default_factory=dict)
 
     def tuned(self, p: Program, kernels: Sequence[Emitted], decision: Decision) -> list[Emitted]:
@@ -85,7 +87,7 @@ class TileTuner:
         seen = {_text(e[1])}
         for label, b in named.items():
             try:
-                other, buffers = triton.emit(p, e[0], self.target, b)
+                other, buffers = print_triton.emit(p, e[0], self.target, b)
             except AltError:
                 continue
             if _text(other) not in seen:
@@ -108,7 +110,7 @@ class TileTuner:
             decision("tiles", ", ".join(a.chosen[2]), "as the rules choose", f"not faster: {text} with {best}")
             return a.chosen
         decision("tiles", ", ".join(a.chosen[2]), best, text)
-        made, buffers = triton.emit(p, a.chosen[0], self.target, a.blocks[best])
+        made, buffers = print_triton.emit(p, a.chosen[0], self.target, a.blocks[best])
         return a.chosen[0], made, buffers
 
     def _times(self, p: Program, a: Asked) -> Times:
@@ -135,9 +137,9 @@ class TileTuner:
             return None
 
 
-def _launches(p: Program, e: Emitted) -> tuple[Program, list[host_cuda.CudaLaunch]]:
+def _launches(p: Program, e: Emitted) -> tuple[Program, list[cuda_program.CudaLaunch]]:
     kernel, made, buffers = e
-    return host_cuda.launches(p, made, buffers, kernel.origins, 0)
+    return cuda_program.launches(p, made, buffers, kernel.origins, 0)
 
 
 def _elements(p: Program, buffers: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from ..codegen.triton import TritonKernel
+from ..codegen.triton.print_triton import TritonKernel
 from ..ir.loops import Extern, Program, View
 from ..runtime.cuda import Cubin
 

@@ -18,9 +18,9 @@ import torch
 
 from altbackend import __version__
 from altbackend.compile_pool.cpp import COMPILERS, lookup_compiler
-from altbackend.config import Config, known_variables, resolve
+from altbackend.config.options import Config, known_variables, resolve
+from altbackend.disk_cache.folders import cache_folder, why_unusable
 from altbackend.errors import AltError, install_compiler
-from altbackend.folders import cache_folder, why_unusable
 
 BUILD_SECONDS = 60.0
 # Sums 0..999 on however many threads: right only if OpenMP's reduction works.

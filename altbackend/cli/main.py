@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import demo, doctor, kept, minify, options_table
+from altbackend.cli import cache, demo, doctor, minify, options_table
 
 CACHE_ACTIONS = {
     "stats": "count what is kept",
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         case "doctor":
             return doctor.run()
         case "cache":
-            return kept.run(args.action, getattr(args, "file", ""))
+            return cache.run(args.action, getattr(args, "file", ""))
         case "minify":
             return minify.run(args.file, args.modules, args.seconds, args.trials)
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from altbackend.config import MODES, SPECS, Row, accepted_names, resolve, table
+from altbackend.config.options import MODES, SPECS, Row, accepted_names, resolve, table
 
 INTRO = """\
 # Options

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 
-from .. import compat
-from ..config import Config, resolve
+from ..compat import torch_api
+from ..config.options import Config, resolve
+from ..disk_cache.folders import build_folder
+from ..disk_cache.storage import Store, open_store
 from ..errors import CompilerFailed, CompilerMissing
-from ..folders import build_folder
-from ..kept.store import Store, open_store
 from ..runtime import isa
 from ..runtime.host import Library
 from . import children, workers
@@ -78,13 +78,13 @@ def _header_hash() -> str:
 def flags(cfg: Config) -> tuple[str, ...]:
     """Compiler flags of every generated translation unit."""
     target = isa.flags(None if cfg.isa == "auto" else cfg.isa)  # type: ignore[arg-type]
-    float8 = () if compat.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
+    float8 = () if torch_api.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
     return (*target, "-fwrapv", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-w", *float8, f"-I{isa.INCLUDE_DIR}")
 
 
 def _link_flags() -> tuple[str, ...]:
     # torch's OpenMP runtime by file, and not the compiler's own beside it
-    gomp = compat.libgomp()
+    gomp = torch_api.libgomp()
     if gomp is None:
         return ("-shared", "-fopenmp")
     return ("-shared", "-nostdlib", str(gomp), "-lm", "-lc", "-lgcc")

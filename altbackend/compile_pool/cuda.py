@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config.options import Config
+from ..disk_cache.storage import Store, open_store
 from ..errors import CompilerFailed, Unsupported
-from ..kept.store import Store, open_store
 from ..runtime.cuda import Cubin
 from . import workers
 
 if TYPE_CHECKING:  # a process that finds its kernels built prints none
-    from ..codegen.triton import TritonKernel
+    from ..codegen.triton.print_triton import TritonKernel
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def warm(cfg: Config) -> None:
 _expected: workers.Pool | None = None
 
 
-def expect(cfg: Config) -> None:
+def start_workers_early(cfg: Config) -> None:
     """`warm` before the options of a call are known; the call then says which hold (`settle`)."""
     global _expected
     warm(cfg)

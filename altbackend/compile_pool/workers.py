@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ..config import Config
+from ..config.options import Config
 from . import cores
 from .children import Child, ChildFailed, python
 from .cubin_worker import compile_job

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .. import compat, freezing
-from ..config import Config, Passes
-from ..debug import Trace
+from ..compat import torch_api
+from ..config.options import Config, Passes
+from ..debug.trace import Trace
 from . import (
     addcdiv,
     attention_mask,
@@ -136,11 +136,11 @@ def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tens
 
     The node has its name as `root` in its meta, and so has what a pass replaces it with.
     """
-    storages = [compat.storage_of(x) for x in fakes]
+    storages = [torch_api.storage_of(x) for x in fakes]
     shared = {s for s, count in Counter(storages).items() if s is not None and count > 1}
     first: dict[int, tuple[str, torch.Tensor]] = {}
     for n in gm.graph.nodes if shared else ():
-        if (s := compat.storage_of(n.meta.get("val"))) is not None and s in shared and s not in first:
+        if (s := torch_api.storage_of(n.meta.get("val"))) is not None and s in shared and s not in first:
             first[s] = n.name, n.meta["val"]
             n.meta["root"] = n.name
     return tuple(None if s is None else first.get(s) for s in storages)
@@ -149,7 +149,7 @@ def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tens
 def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
     """Inference on a CPU: fold, choose layouts, call oneDNN, with packed weights if results of parameters are kept;
     those are then split off."""
-    keep = freezing.keeps(cfg)
+    keep = cfg.keeps_constants
     constant = constants.constant_nodes(gm, static)
     folded = conv_bn.run(gm, constant, conv_bn.always if keep else conv_bn.smaller_than_image)
     trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
@@ -172,7 +172,7 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
 
 def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
     """Inference on a GPU: fold, choose layouts; then split off what depends only on parameters, if it is kept."""
-    keep = freezing.keeps(cfg)
+    keep = cfg.keeps_constants
     constant = constants.constant_nodes(gm, static)
     if keep:  # else the scale is part of the kernel that reads the convolution's result
         folded = conv_bn.run(gm, constant)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .. import compat
+from ..compat import torch_api
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _LIMIT = 1 << 26  # elements of a mask that is worth computing
@@ -96,7 +96,7 @@ def _value(n: Node, known: dict[Node, Any]) -> Any:
     order = _ancestors(n)
     if order is None:
         return None
-    with compat.real_tensors(), torch.no_grad():
+    with torch_api.real_tensors(), torch.no_grad():
         for m in order:
             if m not in known:
                 try:

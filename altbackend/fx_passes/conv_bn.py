@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import compat
+from ..compat import torch_api
 from .graph import aten, drop_dead, insert, is_call, only_user, val
 
 
@@ -24,7 +24,7 @@ def always(conv: Node) -> bool:
 def smaller_than_image(conv: Node) -> bool:
     """Whether a pass over the weights, in each call, is shorter than the pass over the result that it saves."""
     image, weight = val(conv), val(conv.args[1])
-    return not compat.has_symbolic_geometry(image) and weight.numel() <= image.numel()
+    return not torch_api.has_symbolic_geometry(image) and weight.numel() <= image.numel()
 
 
 def run(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:

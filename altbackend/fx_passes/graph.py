@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .. import compat
+from ..compat import torch_api
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ def only_user(n: Node) -> Node | None:
     return next(iter(n.users)) if len(n.users) == 1 else None
 
 
-def remembered(graph: Graph) -> Callable[[], Graph]:
+def snapshot(graph: Graph) -> Callable[[], Graph]:
     """What makes the graph as it is now once more, after passes have changed it; what nodes refer to is shared.
 
     Remembering takes a fiftieth of the time of a copy, which is only made where a pass has failed.
@@ -36,7 +36,7 @@ def remembered(graph: Graph) -> Callable[[], Graph]:
     held = [(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta)) for n in graph.nodes]
     tracer, codegen = graph._tracer_cls, graph._codegen
 
-    def again() -> Graph:
+    def restore() -> Graph:
         out, made = Graph(tracer_cls=tracer), dict[Node, Node]()
         for n, op, target, args, kwargs, name, kind, meta in held:
             mine = torch.fx.node.map_arg((args, kwargs), made.__getitem__)
@@ -45,12 +45,12 @@ def remembered(graph: Graph) -> Callable[[], Graph]:
         out.set_codegen(codegen)
         return out
 
-    return again
+    return restore
 
 
 def drop_dead(graph: Graph) -> None:
     """Remove calls whose results nobody reads and that do nothing else, in place."""
-    random = compat.keeps_unread_random()
+    random = torch_api.keeps_unread_random()
     # whether a call does anything else takes long to ask, and only matters where nobody reads it
     graph.eliminate_dead_code(lambda n: bool(n.users) or n.is_impure(random))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..debug import Trace
+from ..debug.trace import Trace
 from ..runtime import philox as draws
 from .graph import aten, insert, is_call, replace, val
 

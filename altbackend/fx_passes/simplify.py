@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .. import compat
+from ..compat import torch_api
 from .graph import Purity, aten, drop_dead, insert, val
 
 
@@ -167,7 +167,7 @@ _FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default}
 
 def uniform(gm: GraphModule, exact: bool = False) -> int:
     """Arithmetic on tensors that hold one number everywhere becomes that number; functions of it, unless `exact`."""
-    with compat.real_tensors():
+    with torch_api.real_tensors():
         return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from ..config import Config
+from ..config.options import Config
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va

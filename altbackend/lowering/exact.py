@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .. import compat
+from ..compat import torch_api
 from ..ir import value as va
 from ..ir.ops import LOW_PRECISION, OPS, WIDE
 from ..ir.value import Value
 from .context import Ctx
-from .registry import NotHere
+from .registry import FallBack
 from .scalar import round_to
 from .tensor import Tensor
 
@@ -43,14 +43,14 @@ def check(ctx: Ctx, value: Value, leaves: Collection[Value | None], dtype: torch
             continue
         decided = OPS[v.op].decided
         if not decided:
-            raise NotHere(f"{v.op} of floats: the last bit is up to eager's own function")
+            raise FallBack(f"{v.op} of floats: the last bit is up to eager's own function")
         if low and decided == WIDE:
-            raise NotHere(f"{v.op} in 16 bits: eager's vectors and its scalars round it differently")
+            raise FallBack(f"{v.op} in 16 bits: eager's vectors and its scalars round it differently")
         if v.op in ("add", "sub") and any(_is_product(a, leaves) for a in v.args):
-            raise NotHere("a product in a sum: whether it is rounded is up to eager's compiler")
+            raise FallBack("a product in a sum: whether it is rounded is up to eager's compiler")
         steps += v.op in _STEPS
     if low and steps > 1 and _packet(ctx) not in _ROUNDED_ONCE:
-        raise NotHere("several steps in 16 bits: eager's vectors and its scalars round them differently")
+        raise FallBack("several steps in 16 bits: eager's vectors and its scalars round them differently")
 
 
 def _own(value: Value, leaves: Collection[Value | None]) -> list[Value]:
@@ -90,5 +90,5 @@ def operand(ctx: Ctx, given: Any, position: int, value: Value, common: torch.dty
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:
-    with compat.real_tensors():
+    with torch_api.real_tensors():
         return float(torch.tensor(number, dtype=dtype).item())

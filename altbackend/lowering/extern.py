@@ -13,11 +13,11 @@ from ..ir.loops import Buffer, Constant, Extern, HostNumber, View
 from ..ir.value import Value
 from ..runtime import control_flow
 from ..runtime import ops as runtime_ops
-from . import late, negative
-from .bodies import operands_in_results
+from . import negative, unbacked_symbols
 from .context import Ctx, cpu_beside_gpu
 from .facts import in_an_input
 from .registry import SUPPORTED_DTYPES, overload
+from .subgraphs import operands_in_results
 from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes straight into the given storage.
@@ -71,7 +71,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     for name in mutated:
         ctx.before_write(name)
     val = node.meta.get("val")
-    results = _Results(ctx, node, late.given(ctx, node))
+    results = _Results(ctx, node, unbacked_symbols.given(ctx, node))
     # operators with bodies are replaced in the form that all versions of torch share
     bodies = target in control_flow.FUNCTIONS and not kwargs
     runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
@@ -151,7 +151,7 @@ def _offset_in_storage(
 class _Results:
     """The results of one call as they are added: their names, and the symbols that they define."""
 
-    def __init__(self, ctx: Ctx, node: torch.fx.Node, given: late.Given) -> None:
+    def __init__(self, ctx: Ctx, node: torch.fx.Node, given: unbacked_symbols.Given) -> None:
         self.ctx = ctx
         self.node = node
         self.given = given

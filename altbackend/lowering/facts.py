@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import compat
+from ..compat import torch_api
 from ..errors import Unsupported
 
 
@@ -46,10 +46,10 @@ def user_line(n: torch.fx.Node) -> str:
 def in_an_input(n: Any, written: bool = False) -> bool:
     """Whether a value, or one of several, was traced as a view of an input's memory; of one that the graph writes."""
     held = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
-    mine = {compat.storage_of(v) for v in (held if isinstance(held, (tuple, list)) else (held,))} - {None}
+    mine = {torch_api.storage_of(v) for v in (held if isinstance(held, (tuple, list)) else (held,))} - {None}
     if not isinstance(n, torch.fx.Node) or not mine:
         return False
-    found = [i for i in n.graph.find_nodes(op="placeholder") if compat.storage_of(i.meta.get("val")) in mine]
+    found = [i for i in n.graph.find_nodes(op="placeholder") if torch_api.storage_of(i.meta.get("val")) in mine]
     return any(not written or is_written(i) for i in found)
 
 

@@ -10,7 +10,7 @@ from ..ir import expr as ex
 from ..ir.ops import ATOMIC, OPS, triton_spelling
 from ..ir.value import Value
 from .context import Ctx
-from .registry import NotHere
+from .registry import FallBack
 from .tensor import Tensor
 
 
@@ -30,7 +30,7 @@ def _check(ctx: Ctx, root: Value) -> None:
         if v in ctx.expressible:
             continue
         if v.op in OPS and (kind := unspelled(v)):
-            raise NotHere(f"{v.op} of {kind} has no form in Triton")
+            raise FallBack(f"{v.op} of {kind} has no form in Triton")
         ctx.expressible.add(v)
         stack.extend(v.args)
         index = v.attr[1] if v.op == "load" else v.attr if v.op in ("index", "wrap_index") else 0

@@ -10,41 +10,35 @@ from typing import Any
 
 import torch
 
-from .. import compat
-from ..config import Config
+from ..compat import torch_api
+from ..config.options import Config
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
-from . import (
+from . import extern, gpu, host_numbers, negative, results, sizes, unbacked_symbols
+from .aliases import is_view
+from .context import Ctx, cpu_beside_gpu, target_name
+from .facts import device_of
+from .operators import (
     activations,
     batch_norm,
     depthwise,
-    extern,
-    gpu,
     grid_sampler,
-    host_numbers,
     indexing,
-    late,
-    negative,
     padding_backward,
     pointwise,
     pooling,
     pooling_backward,
     random,
     reduction,
-    results,
     scatter,
     search,
-    sizes,
     view,
 )
-from .aliases import is_view
-from .context import Ctx, cpu_beside_gpu, target_name
-from .facts import device_of
-from .registry import LOWERINGS, SUPPORTED_DTYPES, NotHere
+from .registry import LOWERINGS, SUPPORTED_DTYPES, FallBack
 from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # importing them fills the registry
@@ -80,7 +74,7 @@ RESERVED = frozenset(
         "check_input",
         "const",
         "empty_cpu",
-        "expect",
+        "ensure_strides",
         "layout",
         "library",
         "num_threads",
@@ -212,7 +206,7 @@ def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     if not isinstance(held, torch.Tensor):
         return Constant(name)
     if held.dim() == 0 and held.device.type == "cpu" and held.dtype in SUPPORTED_DTYPES:
-        with compat.real_tensors():
+        with torch_api.real_tensors():
             return Tensor((), held.dtype, va.const(held.item(), held.dtype))
     b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
     ctx.buffers[name] = b
@@ -230,7 +224,7 @@ _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.devic
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
     older = len(ctx.buffers)
     try:
-        return _settle(ctx, node, _call(ctx, node), older)
+        return _materialize_if_shared(ctx, node, _call(ctx, node), older)
     except AltError:
         raise
     except Exception as cause:
@@ -269,7 +263,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
             if not cpu_beside_gpu(ctx, node) or is_view(node) or _is_number(result):
                 return result
-        except NotHere as reason:
+        except FallBack as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
         except TypeError as reason:
             if not any(isinstance(x, (Value, ex.Expr)) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
@@ -351,7 +345,7 @@ _TRACED_CHECKS = frozenset(
 def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: Any, message: str = "") -> None:
     """A check of numbers, in its place among the calls that have effects; none where it is known to hold by then."""
     text = host_numbers.operand(ctx, node, holds)
-    if holds is not True and not late.is_verified(ctx, node.args[0]):
+    if holds is not True and not unbacked_symbols.is_verified(ctx, node.args[0]):
         ctx.emit(Extern((None,), checks.require, (HostNumber(text), message), origins=ctx.origins()))
 
 
@@ -389,7 +383,7 @@ def _overlaps(value: Tensor, buffer: str) -> bool:
     return bool(mine)
 
 
-def _settle(ctx: Ctx, node: torch.fx.Node, result: Any, older: int) -> Any:
+def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, older: int) -> Any:
     """Materialise what several users would recompute, or what has grown too large to carry along.
 
     `older`: how many buffers there were before the node.
@@ -425,8 +419,8 @@ def _has_own_buffer(ctx: Ctx, t: Tensor, older: int) -> bool:
 
 def _shares_storage(node: torch.fx.Node, fake: torch.Tensor) -> bool:
     """Whether a result of a node is a view of an argument after all."""
-    mine = compat.storage_of(fake)
-    return any(compat.storage_of(n.meta.get("val")) == mine for n in node.all_input_nodes)
+    mine = torch_api.storage_of(fake)
+    return any(torch_api.storage_of(n.meta.get("val")) == mine for n in node.all_input_nodes)
 
 
 MOST_LOADS = 24

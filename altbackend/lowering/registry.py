@@ -29,7 +29,7 @@ SUPPORTED_DTYPES = frozenset(
 )
 
 
-class NotHere(Exception):
+class FallBack(Exception):
     """Raised by a lowering for arguments that it leaves to the library call; the text is the reason."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import compat
+from ..compat import torch_api
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
@@ -128,7 +128,7 @@ def _of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | None:
     whole = root.meta.get("val")
     if root.op != "placeholder" or not isinstance(whole, torch.Tensor):
         return None
-    if compat.storage_of(whole) != compat.storage_of(fake) or whole.dtype != fake.dtype:
+    if torch_api.storage_of(whole) != torch_api.storage_of(fake) or whole.dtype != fake.dtype:
         return None
     if (whole.is_neg(), whole.is_conj()) != (fake.is_neg(), fake.is_conj()):
         return None

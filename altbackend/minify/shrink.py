@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule, Node
 
-from ..config import resolve
+from ..config.options import resolve
 from ..repro.rebuild import Rebuilt, rebuild
 from ..repro.text import text_of
 from .cut import Part, calls, can_be_input, graph_of, operands_like, whole

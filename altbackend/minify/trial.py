@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
 
-from ..binding import Job
-from ..config import resolve
-from ..debug import Trace
+from ..compiled.load import Job
+from ..config.options import resolve
+from ..debug.trace import Trace
 from ..errors import AltError
-from ..fx_passes.graph import remembered
+from ..fx_passes.graph import snapshot
 from ..pipeline import compile_graph
 from ..repro.rebuild import SEED, Rebuilt, rebuild
 
@@ -50,7 +50,7 @@ def examine(path: Path, cache_dir: str = "") -> Verdict:
     rebuilt = rebuild(path)
     options = {**rebuilt.options, "strict": True, "repro": "never", "cache_graphs": False}
     cfg = resolve(options=options | ({"cache_dir": cache_dir} if cache_dir else {}))
-    gm = torch.fx.GraphModule(rebuilt.gm, remembered(rebuilt.gm.graph)())
+    gm = torch.fx.GraphModule(rebuilt.gm, snapshot(rebuilt.gm.graph)())
     trace = Trace(f"repro_{rebuilt.job['kind']}", replace(cfg, debug_dir=""))
     try:
         with tracing(TracingContext(rebuilt.mode)):

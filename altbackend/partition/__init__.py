@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import compat_aot
+from ..compat import aot_autograd
 from . import cost
 from .choose import Chooser, tagged
-from .halves import as_given, classify, is_tangent
+from .liveness import as_given, classify, is_tangent
 from .reorder import demand_order
 from .repeats import merge_repeats
 
@@ -33,7 +33,7 @@ def split(
     forward has run. The joint graph has no dead code, and loses what it has twice. Raises Unbounded where the backward
     needs what can be neither saved nor computed again.
     """
-    if compat_aot.wants_equal_calls_once():
+    if aot_autograd.wants_equal_calls_once():
         merge_repeats(joint.graph)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     after = [inputs[k] for k in replaced]
@@ -45,7 +45,7 @@ def split(
         decision("partition", n.name, "saved", f"{size} bytes: {reason}")
     numbers = [n for n in choice.saved if isinstance(n.meta.get("val"), torch.SymInt)]
     tensors = [n for n in choice.saved if not isinstance(n.meta.get("val"), torch.SymInt)]
-    forward, backward = compat_aot.extract_halves(joint, tensors, numbers, num_fwd_outputs)
+    forward, backward = aot_autograd.extract_halves(joint, tensors, numbers, num_fwd_outputs)
     demand_order(backward)
     return forward, backward
 
@@ -62,7 +62,7 @@ def left_to_torch(joint: GraphModule) -> str:
             return f"{n.name} is no tensor"
         elif n.op == "call_function" and (reason := _foreign(n)):
             return reason
-    return compat_aot.partition_settings()
+    return aot_autograd.partition_settings()
 
 
 def _foreign(n: Node) -> str:

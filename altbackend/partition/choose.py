@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import cost
 from .flow import INFINITE, Network, Unbounded
-from .halves import Halves
+from .liveness import Halves
 
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 UNSTORED = 2  # saving what the forward would only have had in registers is a pass over memory, and one more to read it

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..debug import Trace
-from ..folders import make_folder, temporary_folder, why_unusable, write_whole
+from ..debug.trace import Trace
+from ..disk_cache.folders import make_folder, temporary_folder, why_unusable, write_whole
 from .text import NotWritable, text_of
 
 MOST_FILES = 32  # in the temporary folder; the oldest leave it

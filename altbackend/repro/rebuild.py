@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node, Tracer
 from torch.fx.experimental import symbolic_shapes
 from torch.overrides import TorchFunctionMode
 
-from .. import compat_aot
+from ..compat import aot_autograd
 
 SEED = 0
 
@@ -67,7 +67,7 @@ class Fake:
         self.mode = mode
 
     def size(self, seen: int) -> Any:
-        return compat_aot.new_size(self.mode.shape_env, seen)
+        return aot_autograd.new_size(self.mode.shape_env, seen)
 
     def tensor(self, shape: Any, strides: Any, dtype: torch.dtype, device: str, low: int = 0, high: int = 2) -> Any:
         with self.mode:

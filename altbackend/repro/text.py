@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import _custom_builtins
 from torch.utils._sympy.printers import PythonPrinter
 
-from .. import compat, compat_aot
-from ..config import DEFAULTS, SPECS, Config
+from ..compat import aot_autograd, torch_api
+from ..config.options import DEFAULTS, SPECS, Config
 
 LARGEST_CONSTANT = 64  # elements of a constant that is written out; a larger one gets random content
 # options that say where something is written, or what happens at a failure, and not what is compiled
@@ -147,7 +147,7 @@ def symbols(values: Sequence[Any]) -> dict[str, int]:
     found: dict[str, int] = {}
     for number in (n for value in values for n in numbers_of(value)):
         for s in sorted(number.node.expr.free_symbols, key=str):
-            found[str(s)] = compat_aot.size_seen(number.node.shape_env, s)
+            found[str(s)] = aot_autograd.size_seen(number.node.shape_env, s)
     return found
 
 
@@ -159,7 +159,7 @@ def numbers_of(x: Any) -> list[Any]:
 
 def geometry(x: torch.Tensor) -> str:
     """Shape, strides, dtype and device as arguments."""
-    if type(x) is not torch.Tensor and not compat.is_fake(x) and not isinstance(x, torch.nn.Parameter):
+    if type(x) is not torch.Tensor and not torch_api.is_fake(x) and not isinstance(x, torch.nn.Parameter):
         raise NotWritable(f"a tensor of type {type(x).__name__}")
     if x.layout != torch.strided or x.is_conj() or x.is_neg():
         raise NotWritable("a tensor that is sparse, conjugate or negated")
@@ -186,9 +186,9 @@ def _constant(name: str, held: Any) -> str:
     if not isinstance(held, torch.Tensor):
         raise NotWritable(f"the constant {name} is of type {type(held).__name__}")
     where = geometry(held)
-    if held.numel() > LARGEST_CONSTANT or compat.is_fake(held) or held.dtype not in _EXACT:
+    if held.numel() > LARGEST_CONSTANT or torch_api.is_fake(held) or held.dtype not in _EXACT:
         return f"constant({where})"
-    with compat.real_tensors(), torch.no_grad():
+    with torch_api.real_tensors(), torch.no_grad():
         content = held.detach().cpu().tolist()
     text = re.sub(r"\b(inf|nan)\b", r"float('\1')", repr(content))
     return f"constant({where}, {text})"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..compat import no_collection
+from ..compat.torch_api import no_collection
 from .cuda import empty_cuda
 
 Call = Callable[[list[Any]], Sequence[Any]]

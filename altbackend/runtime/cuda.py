@@ -188,7 +188,7 @@ class ErrorFlag:
             )
 
 
-def expect(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """A library result with the strides and the alignment that the kernels were generated for.
 
     A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some. Raises RuntimeError for other sizes

@@ -10,11 +10,11 @@ from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program, Scatter
 from .deps import Deps
-from .digits import of_rows
-from .fusion import Group, row_local, same_point, split_row
-from .matmul import Matmul
-from .place import No, Placed, fit, mergeable, merged, rechain, refine
-from .target import Target
+from .device import Target
+from .fusion.fuse import Group, row_local, same_point, split_row
+from .loop_mapping import MappedNode, Refusal, common_refinement, fit, mergeable, merged, split_loops
+from .products.matmul import Matmul
+from .tiling.cpu.row_counters import of_rows
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
 
@@ -24,7 +24,7 @@ class Stage:
     """Members that share one loop nest over `inner`."""
 
     inner: tuple[Atom, ...]
-    members: tuple[Placed, ...]
+    members: tuple[MappedNode, ...]
 
 
 @dataclass(frozen=True)
@@ -48,32 +48,32 @@ class Kernel:
     origins: tuple[Origin, ...]
     in_place: tuple[tuple[str, str], ...] = ()
     matmul: Matmul | None = None
-    limits: Mapping[Atom, Index] = field(default_factory=dict)
-    digits: tuple[Atom, ...] = ()
+    tail_bounds: Mapping[Atom, Index] = field(default_factory=dict)
+    row_counters: tuple[Atom, ...] = ()
 
 
 def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
     """The kernel of a fused group."""
-    placed = _common_loops(g.placed if target.registers else _spread_rows(g.placed))
-    limits: dict[Atom, Index] = {}
+    mapped = _common_loops(g.mapped if target.registers else _spread_rows(g.mapped))
+    tail_bounds: dict[Atom, Index] = {}
     if not target.registers:  # a GPU's tiles are cut when the code is generated
-        placed, limits = _tile_transposed(placed)
-    rows = placed[0].row.args[1]
-    stages = _stages(p, placed)
-    storage, stored, scratch = _storage(p, deps, g, placed, stages)
-    digits: tuple[Atom, ...] = ()
-    if not target.registers and not scratch and not limits:  # a place in scratch is told from the row's number
-        placed, digits = of_rows(placed)
-    numbered: dict[int, list[Placed]] = {}
-    for q, s in zip(placed, stages, strict=True):
+        mapped, tail_bounds = _tile_transposed(mapped)
+    rows = mapped[0].row.args[1]
+    stages = _stages(p, mapped)
+    storage, stored, scratch = _storage(p, deps, g, mapped, stages)
+    row_counters: tuple[Atom, ...] = ()
+    if not target.registers and not scratch and not tail_bounds:  # a place in scratch is told from the row's number
+        mapped, row_counters = of_rows(mapped)
+    numbered: dict[int, list[MappedNode]] = {}
+    for q, s in zip(mapped, stages, strict=True):
         numbered.setdefault(s, []).append(q)
     out = []
     for s in sorted(numbered):
-        chains: dict[tuple[Atom, ...], list[Placed]] = {}
+        chains: dict[tuple[Atom, ...], list[MappedNode]] = {}
         for q in numbered[s]:
             chains.setdefault(q.inner, []).append(q)
         out += [Stage(inner, tuple(qs)) for inner, qs in chains.items()]
-    flat = rows == 1 and len(out) == 1 and len(out[0].inner) == 1 and all(_parallel_alone(q) for q in placed)
+    flat = rows == 1 and len(out) == 1 and len(out[0].inner) == 1 and all(_parallel_alone(q) for q in mapped)
     return Kernel(
         rows=rows,
         flat=flat,
@@ -81,13 +81,13 @@ def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
         storage=storage,
         stored=stored,
         scratch=scratch,
-        work=_work(placed),
+        work=_work(mapped),
         members=tuple(g.members),
-        origins=tuple(o for q in placed for o in q.node.origins),
+        origins=tuple(o for q in mapped for o in q.node.origins),
         in_place=_in_place(p, out, stored, deps),
         matmul=g.matmul,
-        limits=limits,
-        digits=digits,
+        tail_bounds=tail_bounds,
+        row_counters=row_counters,
     )
 
 
@@ -119,40 +119,40 @@ def _in_place(p: Program, stages: list[Stage], stored: frozenset[str], deps: Dep
     return tuple(pairs)
 
 
-def _parallel_alone(q: Placed) -> bool:
+def _parallel_alone(q: MappedNode) -> bool:
     return q.kind == "point" or (q.kind == "inner" and not q.node.dims)
 
 
-def _work(placed: list[Placed]) -> Index:
+def _work(mapped: list[MappedNode]) -> Index:
     """Rough cost in element operations: points times (loads + flops / 4 + 1), summed over members."""
     total: Index = 0
-    for q in placed:
+    for q in mapped:
         weight = 1 + len(va.loads(q.value)) + va.flops(q.value) // 4
         total = ex.add(total, ex.mul(weight, ex.prod((q.row.args[1], *q.sizes))))
     return total
 
 
-def _spread_rows(placed: list[Placed]) -> list[Placed]:
+def _spread_rows(mapped: list[MappedNode]) -> list[MappedNode]:
     """A pointwise kernel whose loops do not merge into one runs all but the fastest as rows."""
-    if placed[0].row.args[1] != 1 or any(q.kind != "point" for q in placed):
-        return placed
-    chain = refine([q.sizes for q in placed])
+    if mapped[0].row.args[1] != 1 or any(q.kind != "point" for q in mapped):
+        return mapped
+    chain = common_refinement([q.sizes for q in mapped])
     if chain is None:
-        return placed
-    together = _merge_all([rechain(q, chain) for q in placed])
+        return mapped
+    together = _merge_all([split_loops(q, chain) for q in mapped])
     sizes = together[0].sizes
     if len(sizes) < 2:
-        return placed
+        return mapped
     rows = ex.prod(sizes[:-1])
-    again = [fit(q.node, rows) for q in placed]
-    if any(isinstance(q, No) for q in again):
-        return placed
-    spread = [q for q in again if isinstance(q, Placed)]
+    again = [fit(q.node, rows) for q in mapped]
+    if any(isinstance(q, Refusal) for q in again):
+        return mapped
+    spread = [q for q in again if isinstance(q, MappedNode)]
     # one row holds everything; a row of several holds only its own part
-    return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else placed
+    return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else mapped
 
 
-def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
+def _reads_own_row(writers: list[MappedNode], reader: MappedNode) -> bool:
     return all(
         same_point(w, reader) or row_local(w, reader, b, index) is None
         for b, index in va.loads(reader.value)
@@ -164,43 +164,43 @@ def _reads_own_row(writers: list[Placed], reader: Placed) -> bool:
 TILE = 16  # one cache line of float32, one AVX-512 vector
 
 
-def _tile_transposed(placed: list[Placed]) -> tuple[list[Placed], dict[Atom, Index]]:
+def _tile_transposed(mapped: list[MappedNode]) -> tuple[list[MappedNode], dict[Atom, Index]]:
     """Loads that run against the stores: rows in blocks of TILE, columns in blocks of TILE inside them.
 
     o = TILE*o' + a and i0 = TILE*b + c, run as b, a, c: each cache line of either side is used up while in L1. The
     second result limits a and c where the last blocks are, or may be, smaller.
     """
-    row, inner = placed[0].row, placed[0].inner
-    if len(inner) != 1 or any(q.kind != "point" or q.inner != inner for q in placed):
-        return placed, {}
+    row, inner = mapped[0].row, mapped[0].inner
+    if len(inner) != 1 or any(q.kind != "point" or q.inner != inner for q in mapped):
+        return mapped, {}
     rows, columns = row.args[1], inner[0].args[1]
-    against = any(_against(q, i, inner[0], rows) for q in placed for _, i in va.loads(q.value))
+    against = any(_against(q, i, inner[0], rows) for q in mapped for _, i in va.loads(q.value))
     few = (isinstance(rows, int) and rows < TILE) or (isinstance(columns, int) and columns < 4 * TILE)
     # strides that are no multiple of a line meet in few sets of the cache: where they are known, tiles gain nothing
     odd = isinstance(rows, int) and isinstance(columns, int) and (rows % TILE or columns % TILE)
     if not against or few or odd:
-        return placed, {}
+        return mapped, {}
     o, a = ex.var(row.args[0], _blocks_of(rows)), ex.var("i1", TILE)
     b, c = ex.var("i0", _blocks_of(columns)), ex.var("i2", TILE)
     env = {
         row: ex.add(ex.mul(ex.ix(o), TILE), ex.ix(a)),
         inner[0]: ex.add(ex.mul(ex.ix(b), TILE), ex.ix(c)),
     }
-    limits: dict[Atom, Index] = {}
+    tail_bounds: dict[Atom, Index] = {}
     if ex.exact_div(rows, TILE) is None or ex.exact_div(columns, TILE) is None:
-        limits = {a: ex.sub(rows, ex.mul(ex.ix(o), TILE)), c: ex.sub(columns, ex.mul(ex.ix(b), TILE))}
+        tail_bounds = {a: ex.sub(rows, ex.mul(ex.ix(o), TILE)), c: ex.sub(columns, ex.mul(ex.ix(b), TILE))}
     cut = [
         replace(q, row=o, inner=(b, a, c), index=ex.substitute(q.index, env), value=q.value.substitute(env))
-        for q in placed
+        for q in mapped
     ]
-    return cut, limits
+    return cut, tail_bounds
 
 
 def _blocks_of(n: Index) -> Index:
     return ex.floordiv(ex.add(n, TILE - 1), TILE)
 
 
-def _against(q: Placed, index: Index, column: Atom, rows: Index) -> bool:
+def _against(q: MappedNode, index: Index, column: Atom, rows: Index) -> bool:
     """A load with unit step along the rows and a longer one along the columns."""
     step = ex.coefficient(index, column)
     if step is None or step in (0, 1) or ex.vars_of(step):
@@ -208,46 +208,46 @@ def _against(q: Placed, index: Index, column: Atom, rows: Index) -> bool:
     return ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0})) == 1
 
 
-def _common_loops(placed: list[Placed]) -> list[Placed]:
+def _common_loops(mapped: list[MappedNode]) -> list[MappedNode]:
     """Give members with equally many inner points the same loops, as few as their indices allow."""
     classes: dict[Index, list[int]] = {}
-    for k, q in enumerate(placed):
+    for k, q in enumerate(mapped):
         classes.setdefault(ex.prod(q.sizes), []).append(k)
-    out = list(placed)
+    out = list(mapped)
     for members in classes.values():
-        chain = refine([placed[k].sizes for k in members])
-        if chain is not None and any(_cuts_scan(placed[k], chain) for k in members):
+        chain = common_refinement([mapped[k].sizes for k in members])
+        if chain is not None and any(_cuts_scan(mapped[k], chain) for k in members):
             chain = None
         sets = [members] if chain is not None else [[k] for k in members]
         for part in sets:
-            sizes = chain if chain is not None else tuple(n for n in placed[part[0]].sizes if n != 1)
-            done = _merge_all([rechain(placed[k], sizes) for k in part])
+            sizes = chain if chain is not None else tuple(n for n in mapped[part[0]].sizes if n != 1)
+            done = _merge_all([split_loops(mapped[k], sizes) for k in part])
             final = done[0].sizes
             for k, q in zip(part, done, strict=True):
-                out[k] = rechain(q, final)
+                out[k] = split_loops(q, final)
     return out
 
 
-def _cuts_scan(q: Placed, chain: tuple[Index, ...]) -> bool:
+def _cuts_scan(q: MappedNode, chain: tuple[Index, ...]) -> bool:
     """Whether `chain` splits the loop that a scan runs along; its running value lives for one innermost loop."""
     return q.kind == "scan" and chain[-1:] != tuple(n for n in q.sizes if n != 1)[-1:]
 
 
-def _merge_all(placed: list[Placed]) -> list[Placed]:
-    k = len(placed[0].inner) - 2
+def _merge_all(mapped: list[MappedNode]) -> list[MappedNode]:
+    k = len(mapped[0].inner) - 2
     while k >= 0:
-        if all(mergeable(q, k) for q in placed):
-            placed = [merged(q, k) for q in placed]
+        if all(mergeable(q, k) for q in mapped):
+            mapped = [merged(q, k) for q in mapped]
         k -= 1
-    return placed
+    return mapped
 
 
-def _stages(p: Program, placed: list[Placed]) -> list[int]:
+def _stages(p: Program, mapped: list[MappedNode]) -> list[int]:
     stages: list[int] = []
-    for n, reader in enumerate(placed):
+    for n, reader in enumerate(mapped):
         names = {b for b, _ in va.loads(reader.value)}
         at = 0
-        for writer, s in zip(placed[:n], stages, strict=True):
+        for writer, s in zip(mapped[:n], stages, strict=True):
             if writer.node.out in names:
                 together = writer.inner == reader.inner and same_point(writer, reader)
                 at = max(at, s if together else s + 1)
@@ -259,13 +259,13 @@ def _stages(p: Program, placed: list[Placed]) -> list[int]:
 
 
 def _storage(
-    p: Program, deps: Deps, g: Group, placed: list[Placed], stages: list[int]
+    p: Program, deps: Deps, g: Group, mapped: list[MappedNode], stages: list[int]
 ) -> tuple[dict[str, str], frozenset[str], dict[str, Index]]:
     members = set(g.members)
     storage: dict[str, str] = {}
     stored: set[str] = set()
     scratch: dict[str, Index] = {}
-    for writer, s in zip(placed, stages, strict=True):
+    for writer, s in zip(mapped, stages, strict=True):
         b = writer.node.out
         escapes = b in deps.escaping or any(r not in members for r in deps.readers.get(b, ()))
         if escapes:
@@ -276,7 +276,7 @@ def _storage(
         kept = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
         later = any(
             t > s or q.inner != writer.inner
-            for q, t in zip(placed, stages, strict=True)
+            for q, t in zip(mapped, stages, strict=True)
             if any(name == b for name, _ in va.loads(q.value))
         )
         if kept == 1:
@@ -291,7 +291,7 @@ def _storage(
     return storage, frozenset(stored), scratch
 
 
-def scratch_index(q: Placed, index: Index) -> Index:
+def scratch_index(q: MappedNode, index: Index) -> Index:
     """Position within the row's scratch of a global element index."""
     parts = split_row(index, q.row)
     assert parts is not None, f"{index} mixes row and column"

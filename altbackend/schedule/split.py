@@ -9,9 +9,9 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Node, Program, Reduction
-from .place import ordered_vars
-from .registers import COLUMNS
-from .target import Target
+from .device import Target
+from .fusion.gpu_rules import COLUMNS
+from .loop_mapping import ordered_vars
 
 LONG = 1 << 16  # elements per result from which a split pays
 

@@ -17,29 +17,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend import compat
 from altbackend.autotune import measure, products, trial, worker
 from altbackend.autotune.measure import Measurer, MeasurerDied, TrialFailed
+from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.autotune.products import LIBRARY, Tuner
-from altbackend.autotune.store import Store
-from altbackend.codegen.triton import TritonKernel
+from altbackend.codegen.triton.print_triton import TritonKernel
+from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda as compile_cuda
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.ir.loops import Extern, Program
 from altbackend.runtime.cuda import Cubin
-from altbackend.schedule import matmul_cost, target
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.epilogue import Candidate
-from altbackend.schedule.matmul import Tiles
-from altbackend.schedule.place import No
+from altbackend.schedule.device import cuda
+from altbackend.schedule.loop_mapping import Refusal
+from altbackend.schedule.products import cost
+from altbackend.schedule.products.epilogue import Candidate
+from altbackend.schedule.products.matmul import Tiles
 from test.graphs import schedule, trace
 
-GPU = target.cuda()
-SEARCH = matmul_cost.SEARCH
+GPU = cuda()
+SEARCH = cost.SEARCH
 FAST = SEARCH[2]
-ALWAYS = matmul_cost.Model(227 << 10, always=True).choose
-Chosen = tuple[Tiles, str] | No
+ALWAYS = cost.Model(227 << 10, always=True).choose
+Chosen = tuple[Tiles, str] | Refusal
 
 
 def compiled(kernel: TritonKernel) -> Future[Cubin]:
@@ -78,14 +79,19 @@ def choose_with(tuner: Tuner, rows: int = 512) -> list[Chosen]:
 
 
 def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> Tuner:
-    fields: dict[str, Any] = {"compiled": compiled, "store": Store(tmp_path, lock_s=5), "machine": "a GPU", **changes}
+    fields: dict[str, Any] = {
+        "compiled": compiled,
+        "store": MeasuredTimes(tmp_path, lock_s=5),
+        "machine": "a GPU",
+        **changes,
+    }
     return Tuner(target=GPU, measured=measured, **fields)
 
 
 def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -> None:
     clock = Clock(100, 90, 50)
     (chosen,) = choose_with(tuner(tmp_path, clock))
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
     assert chosen == (FAST, "50.0 us measured, 100.0 us apart")
     assert len(clock.trials) == 1 + len(SEARCH)
     apart, described, fused = clock.trials[:3]
@@ -101,7 +107,7 @@ def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -
 
 def test_the_library_call_stays_where_it_is_as_fast(tmp_path: Path) -> None:
     (chosen,) = choose_with(tuner(tmp_path, Clock(100, 99)))
-    assert isinstance(chosen, No)
+    assert isinstance(chosen, Refusal)
     assert chosen.reason.startswith("not faster: 99.0 us measured, 100.0 us apart")
 
 
@@ -123,7 +129,7 @@ def test_a_damaged_entry_is_measured_again_and_replaced(tmp_path: Path, damage: 
     entry.write_text(whole.replace("50", "5000") if damage == "changed" else damage)
     again = Clock(100, 90, 50)
     (chosen,) = choose_with(tuner(tmp_path, again))
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
     assert len(again.trials) == 1 + len(SEARCH)
     assert entry.read_text() == whole
 
@@ -131,7 +137,7 @@ def test_a_damaged_entry_is_measured_again_and_replaced(tmp_path: Path, damage: 
 def test_a_folder_that_cannot_be_written_costs_only_the_next_measurement(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (chosen,) = choose_with(tuner(tmp_path / "file" / "folder", Clock(100, 90, 50)))
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
 
 
 def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
@@ -150,7 +156,7 @@ def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
         return clock(t)
 
     (chosen,) = choose_with(tuner(tmp_path, failing_run, compiled=failing_compiler))
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
     assert chosen[0].stages != FAST.stages
     assert chosen[0].warps == 4
     left = sum(t.stages != FAST.stages and t.warps == 4 for t in SEARCH)
@@ -162,10 +168,10 @@ def test_no_times_at_all_give_the_default_choice(tmp_path: Path) -> None:
         raise TrialFailed("out of memory")
 
     (chosen,) = choose_with(tuner(tmp_path, fails))
-    assert isinstance(chosen, No)
+    assert isinstance(chosen, Refusal)
     assert chosen.reason == "not measured: no candidate could be measured"
     (chosen,) = choose_with(tuner(tmp_path, fails, default=ALWAYS))
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
 
 
 # --- the measuring process -------------------------------------------------------------------------------------------
@@ -229,7 +235,7 @@ def test_a_killed_process_gives_the_default_choice_and_one_log_line(
         choose_with(killed, rows=256)
     finally:
         products.logger.removeHandler(handler)
-    assert not isinstance(chosen, No)
+    assert not isinstance(chosen, Refusal)
     assert "predicted" in chosen[1]
     assert len(said) == 1
     assert said[0].startswith("max_autotune chooses without measuring: the measuring process failed: it ended")
@@ -287,9 +293,9 @@ def test_the_library_call_that_is_timed_is_the_graphs(fn: Callable[..., Any], sh
     ids=str,
 )
 def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "cuda_capability", lambda device: 90)
-    monkeypatch.setattr(compat, "cuda_name", lambda device: "a GPU")
-    monkeypatch.setattr(compat, "cuda_shared_memory", lambda device: 99 << 10)
+    monkeypatch.setattr(torch_api, "cuda_capability", lambda device: 90)
+    monkeypatch.setattr(torch_api, "cuda_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch_api, "cuda_shared_memory", lambda device: 99 << 10)
     (gm,) = trace(lambda x: x * 2, torch.empty(4))
     p = schedule(gm, None, GPU).program
     b = next(iter(p.buffers.values()))
@@ -305,9 +311,9 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
 
 
 def test_without_measuring_templates_are_for_the_kind_of_gpu_that_was_measured() -> None:
-    assert matmul_cost.chooser(resolve(), 227 << 10, matmul_cost.CAPABILITY) is not None
-    assert matmul_cost.chooser(resolve(), 163 << 10, 80) is None
-    assert matmul_cost.chooser(resolve(None, {"matmul_templates": "on"}), 163 << 10, 80) is not None
+    assert cost.chooser(resolve(), 227 << 10, cost.CAPABILITY) is not None
+    assert cost.chooser(resolve(), 163 << 10, 80) is None
+    assert cost.chooser(resolve(None, {"matmul_templates": "on"}), 163 << 10, 80) is not None
 
 
 def test_both_modes_measure() -> None:

@@ -13,19 +13,20 @@ import torch.nn.functional as F
 
 from altbackend.autotune import trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
-from altbackend.autotune.store import Store
+from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.autotune.tiles import RULES, TileTuner
-from altbackend.codegen import blocks, split_kernel, triton
-from altbackend.codegen.split_kernel import Emitted
-from altbackend.codegen.triton import TritonKernel
+from altbackend.codegen.triton import print_triton, split_kernel
+from altbackend.codegen.triton.print_triton import TritonKernel
+from altbackend.codegen.triton.split_kernel import Emitted
 from altbackend.ir.loops import Extern
 from altbackend.runtime.cuda import Cubin
-from altbackend.schedule import target
+from altbackend.schedule import device
 from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.tiling.gpu import blocks
 from test import triton_run
 from test.graphs import Scheduled, schedule, trace
 
-GPU = target.cuda()
+GPU = device.cuda()
 T = torch.Tensor
 
 
@@ -73,7 +74,7 @@ def test_every_variant_is_right(name: str) -> None:
     for at, (kernel, *_) in enumerate(first := emitted(s)):
         for b in blocks.variants(blocks.choose(s.program, kernel, GPU), GPU):
             steps: list[Any] = [(made, buffers) for _, made, buffers in first]
-            steps[at] = triton.emit(s.program, kernel, GPU, b)
+            steps[at] = print_triton.emit(s.program, kernel, GPU, b)
             got = triton_run.run(s.program, steps, [x], s.constants)
             torch.testing.assert_close(tuple(got), want if isinstance(want, tuple) else (want,))
             count += 1
@@ -99,7 +100,7 @@ class Clock:
 
 
 def tuner(folder: Path, measured: Callable[[trial.Trial], float]) -> TileTuner:
-    return TileTuner(GPU, "a GPU", compiled, measured, Store(folder, lock_s=5))
+    return TileTuner(GPU, "a GPU", compiled, measured, MeasuredTimes(folder, lock_s=5))
 
 
 def large(layers: int = 1) -> Scheduled:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from altbackend.codegen.choices import chosen_last
 from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.value import Value
+from altbackend.schedule.tiling.gpu.sink_select import chosen_last
 
 ROW, COLUMN = ex.var("o", 8), ex.var("i", 64)
 ROW_NUMBER = va.load("row", ex.ix(ROW), torch.float32)

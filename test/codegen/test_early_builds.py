@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend import compat, pipeline
-from altbackend.binding import Job
-from altbackend.codegen import split_kernel
+from altbackend import pipeline
+from altbackend.codegen.triton import split_kernel
+from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda
-from altbackend.compile_pool.code import Code
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend.compiled.artifact import Code
+from altbackend.compiled.load import Job
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from test.graphs import trace
 
 pytest.importorskip("triton")
@@ -35,8 +36,8 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
 
     monkeypatch.setattr(pipeline, "lower_graph", on_gpu)
     monkeypatch.setattr(pipeline, "device_of", lambda _: GPU)
-    monkeypatch.setattr(compat, "cuda_capability", lambda _: 90)
-    monkeypatch.setattr(compat, "cuda_shared_memory", lambda _: 232448)
+    monkeypatch.setattr(torch_api, "cuda_capability", lambda _: 90)
+    monkeypatch.setattr(torch_api, "cuda_shared_memory", lambda _: 232448)
 
     def translate(fn: Callable[..., Any], *inputs: T, submit: Any = None, **options: Any) -> Code:
         (gm,) = trace(fn, *inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altbackend.codegen import triton
+from altbackend.codegen.triton import print_triton
 from altbackend.ir.ops import OPS
 from test import triton_run, triton_worker
 
@@ -33,7 +33,7 @@ def source(name: str) -> str:
     body = f"    tl.store(out + i, {(OPS[name].triton_fast or '').format(*held)})"
     arguments = ", ".join(f"in{k}" for k in range(OPS[name].arity))
     head = f"@triton.jit\ndef kernel({arguments}, out, BLOCK: tl.constexpr):\n    i = tl.arange(0, BLOCK)\n"
-    return "\n\n\n".join([triton._HEADER, *triton._helpers(body), head + body]) + "\n"
+    return "\n\n\n".join([print_triton._HEADER, *print_triton._helpers(body), head + body]) + "\n"
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -14,8 +14,9 @@ import expecttest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import cpp, emit, host
-from altbackend.config import resolve
+from altbackend.codegen.cpp import emit, print_cpp
+from altbackend.codegen.host import cpu_program
+from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern, show_program
 from altbackend.schedule.kernel import show_kernel
 from test.graphs import schedule, trace
@@ -37,20 +38,20 @@ def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False)
     (gm,) = trace(fn, *inputs, dynamic=dynamic)
     s = schedule(gm, CONFIG)
     functions = [emit.emit(s.program, k)[0] for k in s.steps if not isinstance(k, Extern)]
-    return "\n".join(cpp.function(f, f"kernel{n}", CONFIG.parallel_threshold) for n, f in enumerate(functions))
+    return "\n".join(print_cpp.function(f, f"kernel{n}", CONFIG.parallel_threshold) for n, f in enumerate(functions))
 
 
 def whole_host(fn: Callable[..., Any], *inputs: torch.Tensor) -> str:
     (gm,) = trace(fn, *inputs)
     s = schedule(gm, CONFIG)
-    steps: list[host.Step] = []
+    steps: list[cpu_program.Step] = []
     for n, k in enumerate(s.steps):
         if isinstance(k, Extern):
             steps.append(k)
         else:
             function, buffers = emit.emit(s.program, k)
-            steps.append(host.Launch(f"kernel of step {n}", function, buffers, k.origins))
-    return host.build(s.program, s.deps, steps, CONFIG, s.constants).python
+            steps.append(cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins))
+    return cpu_program.build(s.program, s.deps, steps, CONFIG, s.constants).python
 
 
 def x(*sizes: int) -> torch.Tensor:
@@ -462,7 +463,7 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
             text,
             """\
 import torch
-from altbackend.runtime.host import Workspaces, check_error, empty_cpu, expect, view
+from altbackend.runtime.host import Workspaces, check_error, empty_cpu, ensure_strides, view
 
 
 def layout():

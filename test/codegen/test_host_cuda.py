@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp
-from altbackend.codegen import host_cuda
-from altbackend.config import resolve
+from altbackend.codegen.host import cuda_program
+from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern, Loop
 from test import triton_run
 from test.graphs import Scheduled, schedule
@@ -23,9 +23,9 @@ def printed(s: Scheduled) -> str:
         if isinstance(step, Extern):
             found.append(step)
         else:
-            p, more = host_cuda.launches(p, *step, (), n)
+            p, more = cuda_program.launches(p, *step, (), n)
             found += more
-    return host_cuda.build(p, s.deps, found).python
+    return cuda_program.build(p, s.deps, found).python
 
 
 def test_cpu_tensors_beside_a_gpus_are_computed_by_torch_and_brought_to_kernels() -> None:

@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import triton
-from altbackend.codegen.triton import TritonKernel
+from altbackend.codegen.triton import print_triton
+from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.examples.gpt import GPT
 from altbackend.ir.loops import Extern
-from altbackend.schedule import epilogue, matmul_cost, target
-from altbackend.schedule.matmul import PRODUCT, Matmul, Operand, Tiles, shared_bytes
+from altbackend.schedule import device
+from altbackend.schedule.products import cost, epilogue
+from altbackend.schedule.products.matmul import PRODUCT, Matmul, Operand, Tiles, shared_bytes
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
@@ -25,7 +26,7 @@ from test.graphs import schedule, trace
 T = torch.Tensor
 SMALL = Tiles(32, 16, 16, 4, 2, band=2)
 PERSISTENT = replace(SMALL, persistent=True)
-GPU = target.cuda()
+GPU = device.cuda()
 A = Operand("", 0, (0, 1, 1))
 
 
@@ -158,11 +159,11 @@ def one_real_kernel(tiles: Tiles, rows: int, columns: int, depth: int) -> Triton
     inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
     (gm,) = trace(residual, *inputs, torch.empty(rows, columns, dtype=torch.bfloat16))
     s = schedule(gm, None, GPU, taking(tiles))
-    (kernel,) = [triton.emit(s.program, k, GPU)[0] for k in s.steps]
+    (kernel,) = [print_triton.emit(s.program, k, GPU)[0] for k in s.steps]
     return kernel
 
 
-@pytest.mark.parametrize("tiles", [t for t in matmul_cost.SEARCH if t.descriptors], ids=str)
+@pytest.mark.parametrize("tiles", [t for t in cost.SEARCH if t.descriptors], ids=str)
 def test_memory_is_what_was_planned(tiles: Tiles) -> None:
     kernel = one_real_kernel(tiles, 4096, 3072, 768)
     shared, scratch = triton_run.memory_of(kernel, 90)
@@ -172,7 +173,7 @@ def test_memory_is_what_was_planned(tiles: Tiles) -> None:
 
 
 def test_older_devices_need_no_descriptors_in_memory() -> None:
-    described = next(t for t in matmul_cost.TEMPLATES if t.descriptors)
+    described = next(t for t in cost.TEMPLATES if t.descriptors)
     shared, scratch = triton_run.memory_of(one_real_kernel(described, 4096, 3072, 768), 80)
     assert shared <= 163 << 10
     assert scratch == 0
@@ -221,7 +222,7 @@ def test_eager_numerics_round_the_product_first() -> None:
     x, w = x.bfloat16(), w.bfloat16()
     got = {}
     for fast in (True, False):
-        chosen = target.cuda(fast=fast)
+        chosen = device.cuda(fast=fast)
         fn = triton_run.compiled(lambda x, w: (x @ w).float() - 16, choose=taking(SMALL), chosen=chosen)
         got[fast] = fn(x, w)
     assert (got[True] == 0.0078125).all()
@@ -238,7 +239,7 @@ class TestSource(expecttest.TestCase):
         inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((1000, 96), (256, 96), (256,), (1000, 256))]
         (gm,) = trace(fn, *inputs)
         s = schedule(gm, None, GPU, taking(Tiles(128, 128, 64, 8, 3)))
-        (k,) = [triton.emit(s.program, k, GPU)[0] for k in s.steps]
+        (k,) = [print_triton.emit(s.program, k, GPU)[0] for k in s.steps]
         text = f"# grid {k.grid[0]}, {k.constexprs}\n{k.source[k.source.index('def kernel(') :]}"
         self.assertExpectedInline(
             text,
@@ -283,7 +284,7 @@ REAL_SHAPES = [(12608, 3072, 768), (200, 1000, 264)]
 
 
 @pytest.mark.parametrize("sizes", REAL_SHAPES, ids=str)
-@pytest.mark.parametrize("tiles", matmul_cost.TEMPLATES, ids=str)
+@pytest.mark.parametrize("tiles", cost.TEMPLATES, ids=str)
 def test_real_tiles_become_machine_code(tiles: Tiles, sizes: tuple[int, int, int]) -> None:
     """`machine_code` waits for it; tensors stay empty, nothing runs."""
     kernel = one_real_kernel(tiles, *sizes)

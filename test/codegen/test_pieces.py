@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from altbackend.codegen import pieces
+from altbackend.codegen.cpp import translation_units
 from altbackend.compile_pool import cpp
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 
@@ -34,13 +34,13 @@ def _result(source: str, folder: Path) -> list[float]:
 
 
 def test_a_short_text_is_one_unit() -> None:
-    text = pieces.unit(_kernels(3, 4), [_segment(3)])
+    text = translation_units.unit(_kernels(3, 4), [_segment(3)])
     assert text.count(PIECE) == 0
     assert text.count("static void kernel") == 3
 
 
 def test_linked_units_compute_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = pieces.unit(_kernels(6, 150), [_segment(6)])
+    text = translation_units.unit(_kernels(6, 150), [_segment(6)])
     assert text.count(PIECE) >= 3
     assert re.findall(r"#if ALT_PIECE\((\d+)\)", text) == [str(n) for n in range(text.count(PIECE))]
     apart = _result(text, tmp_path / "apart")
@@ -53,4 +53,4 @@ def test_a_unit_that_fails_is_the_reason(tmp_path: Path) -> None:
     kernels = _kernels(6, 150)
     kernels[4] = kernels[4].replace("p[7]", "undeclared_name")
     with pytest.raises(CompilerFailed, match="undeclared_name"):
-        cpp.load(pieces.unit(kernels, [_segment(6)]), resolve(None, {"cache_dir": str(tmp_path)}))
+        cpp.load(translation_units.unit(kernels, [_segment(6)]), resolve(None, {"cache_dir": str(tmp_path)}))

@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import cpp, emit, host, triton
-from altbackend.config import resolve
+from altbackend.codegen.cpp import emit, print_cpp
+from altbackend.codegen.host import cpu_program
+from altbackend.codegen.triton import print_triton
+from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern
 from test import seeded
 from test.graphs import Scheduled
@@ -36,7 +38,7 @@ class TestRandomGolden(expecttest.TestCase):
         (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100), chosen=seeded.GPU)
         kernel, call = only_kernel(s)
         assert call.target.__name__ == "philox_seeds"
-        source = triton.emit(s.program, kernel, seeded.GPU)[0].source
+        source = print_triton.emit(s.program, kernel, seeded.GPU)[0].source
         self.assertExpectedInline(
             source[source.index("def kernel(") :],
             """\
@@ -66,7 +68,7 @@ def kernel(in0, in1, in2, out0, XBLOCK: tl.constexpr):
     def test_gelu_dropout_residual_is_one_cpp_kernel(self) -> None:
         (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100))
         kernel, _ = only_kernel(s)
-        text = cpp.function(emit.emit(s.program, kernel)[0], "kernel", 1)
+        text = print_cpp.function(emit.emit(s.program, kernel)[0], "kernel", 1)
         self.assertExpectedInline(
             text[text.index("#pragma omp simd") :],
             """\
@@ -110,7 +112,7 @@ def test_layers_with_dropout_share_their_kernel() -> None:
         return x
 
     (s,) = seeded.scheduled(layers, torch.ones(8, 64), *([torch.ones(64, 64)] * 4), chosen=seeded.GPU)
-    sources = {triton.emit(s.program, k, seeded.GPU)[0].source for k in s.steps if not isinstance(k, Extern)}
+    sources = {print_triton.emit(s.program, k, seeded.GPU)[0].source for k in s.steps if not isinstance(k, Extern)}
     assert s.kernels == 4
     assert len(sources) == 1
 
@@ -119,9 +121,9 @@ def test_the_host_file_of_a_graph_with_dropout_runs_as_a_program(tmp_path: Path)
     (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100))
     (call, kernel), cfg = s.steps, resolve()
     function, buffers = emit.emit(s.program, kernel)
-    steps = [call, host.Launch("kernel", function, buffers, kernel.origins)]
+    steps = [call, cpu_program.Launch("kernel", function, buffers, kernel.origins)]
     file = tmp_path / "host.py"
-    file.write_text(host.build(s.program, s.deps, steps, cfg, s.constants).python)
+    file.write_text(cpu_program.build(s.program, s.deps, steps, cfg, s.constants).python)
     done = subprocess.run(
         [sys.executable, str(file)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import rounding
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Extern
-from altbackend.schedule import target
+from altbackend.schedule import device
+from altbackend.schedule.tiling.gpu import fast_math
 from test import triton_run
 from test.graphs import schedule, trace
 
 T = torch.Tensor
-GPU = target.cuda()
+GPU = device.cuda()
 
 
 def r(*sizes: int) -> T:
@@ -31,10 +31,12 @@ def cheap_functions(fn: Callable[..., Any], *inputs: T) -> list[str]:
     s = schedule(gm, None, GPU)
     found = []
     for k in s.steps:
-        if isinstance(k, Extern) or rounding.only_low_precision(s.program, k):
+        if isinstance(k, Extern) or fast_math.only_low_precision(s.program, k):
             continue
-        for value in rounding.cheapened(s.program, k).values():
-            found += [v.op.removeprefix(rounding.CHEAP) for v in va.walk(value) if v.op.startswith(rounding.CHEAP)]
+        for value in fast_math.cheapened(s.program, k).values():
+            found += [
+                v.op.removeprefix(fast_math.FAST_MATH) for v in va.walk(value) if v.op.startswith(fast_math.FAST_MATH)
+            ]
     return sorted(set(found))
 
 
@@ -96,7 +98,7 @@ def test_results_are_as_near_as_eagers() -> None:
 
 def test_eager_numerics_have_no_cheap_functions() -> None:
     seen: list[Any] = []
-    triton_run.compiled(norm_and_statistics, chosen=target.cuda(fast=False), seen=seen)(r(8, 64).half())
+    triton_run.compiled(norm_and_statistics, chosen=device.cuda(fast=False), seen=seen)(r(8, 64).half())
     assert seen
     assert not any("_fast" in step[0].source for step in seen)
 

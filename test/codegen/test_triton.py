@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import triton
-from altbackend.config import resolve
+from altbackend.codegen.triton import print_triton
+from altbackend.config.options import resolve
 from altbackend.errors import Unsupported
 from altbackend.ir.loops import Extern
-from altbackend.schedule import target
+from altbackend.schedule import device
 from test import fuzz, triton_run
 from test.compare import as_list, difference, distance, twin, wide
 from test.graphs import schedule, trace
@@ -379,8 +379,8 @@ def test_without_fusion_every_operation_is_a_kernel() -> None:
 
 
 def test_a_small_device_splits_nothing() -> None:
-    assert target.cuda(1).parallel < TARGET.parallel
-    verify(lambda x: x.sum(0), [r(40, 5)], 1, chosen=target.cuda(1))
+    assert device.cuda(1).parallel < TARGET.parallel
+    verify(lambda x: x.sum(0), [r(40, 5)], 1, chosen=device.cuda(1))
 
 
 def test_older_gpus() -> None:
@@ -394,7 +394,7 @@ def test_older_gpus() -> None:
 
 @pytest.mark.parametrize("seed", [17, 23])
 @pytest.mark.parametrize("chosen", [TARGET, replace(TARGET, row_limit=4, parallel=16)], ids=["registers", "blocks"])
-def test_random_programs(seed: int, chosen: target.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_programs(seed: int, chosen: device.Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of the fuzzer through the Triton path; a reason for having no kernel is an answer too."""
 
     def through_triton(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -410,14 +410,14 @@ def test_random_programs(seed: int, chosen: target.Target, monkeypatch: pytest.M
 
 
 def test_a_kernel_that_tiles_cannot_express_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = triton.emit
+    whole = print_triton.emit
 
-    def emit(p: Any, k: Any, chosen: target.Target) -> Any:
+    def emit(p: Any, k: Any, chosen: device.Target) -> Any:
         if len(k.members) > 1:
             raise Unsupported(k, "several nodes")
         return whole(p, k, chosen)
 
     inputs = [r(5, 10), r(10), r(10)]
     assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) == 1
-    monkeypatch.setattr(triton, "emit", emit)
+    monkeypatch.setattr(print_triton, "emit", emit)
     assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) > 1

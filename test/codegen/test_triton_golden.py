@@ -10,21 +10,21 @@ import expecttest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen import triton
-from altbackend.codegen.triton import TritonKernel
+from altbackend.codegen.triton import print_triton
+from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.ir import expr as ex
 from altbackend.ir.loops import Extern
-from altbackend.schedule import target
+from altbackend.schedule import device
 from test.graphs import schedule, trace
 
-GPU = target.cuda()
+GPU = device.cuda()
 
 
-def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, chosen: target.Target = GPU) -> str:
+def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, chosen: device.Target = GPU) -> str:
     """The kernels of a function, without what every module starts with, and how each is launched."""
     (gm,) = trace(fn, *inputs, dynamic=dynamic)
     s = schedule(gm, None, chosen)
-    kernels = [triton.emit(s.program, k, chosen)[0] for k in s.steps if not isinstance(k, Extern)]
+    kernels = [print_triton.emit(s.program, k, chosen)[0] for k in s.steps if not isinstance(k, Extern)]
     return "\n".join(show(k) + "".join(show(f.kernel, f.arguments) for f in k.finish) for k in kernels)
 
 

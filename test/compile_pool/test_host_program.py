@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from altbackend.compile_pool import host_program
-from altbackend.config import resolve
-from altbackend.kept import seal
-from altbackend.kept.store import Store, open_store
+from altbackend.compiled import bytecode
+from altbackend.config.options import resolve
+from altbackend.disk_cache import seal
+from altbackend.disk_cache.storage import Store, open_store
 
 PROGRAM = """
 def bind(number):
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 def run(store: Store, shown_as: str, *args: int) -> Any:
     space: dict[str, Any] = {}
-    exec(host_program.compiled(PROGRAM, shown_as, store), space)
+    exec(bytecode.compiled(PROGRAM, shown_as, store), space)
     return space["bind"](1)(list(args))
 
 
@@ -41,7 +41,7 @@ def no_compiler(*args: Any, **kwargs: Any) -> Any:
 
 def test_a_second_process_does_not_compile_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(store, "<first>", 2, 3) == [1, 0.5]
-    monkeypatch.setattr(host_program, "compile", no_compiler, raising=False)
+    monkeypatch.setattr(bytecode, "compile", no_compiler, raising=False)
     assert run(store, "<second>", 2, 3) == [1, 0.5]
 
 
@@ -58,7 +58,7 @@ def test_tracebacks_name_the_file_that_this_process_calls_it(store: Store) -> No
     "content", [b"", b"no byte code", marshal.dumps(3), marshal.dumps(compile("1", "", "eval"))[:-9]]
 )
 def test_anything_else_under_its_name_is_replaced(store: Store, content: bytes) -> None:
-    name = host_program.name_of(PROGRAM)
+    name = bytecode.name_of(PROGRAM)
     store.write(name, content)
     assert run(store, "<first>", 2) == [1]
     assert store.read(name) != content
@@ -68,7 +68,7 @@ def test_anything_else_under_its_name_is_replaced(store: Store, content: bytes) 
 
 
 def test_byte_code_that_somebody_planted_is_not_run_where_a_secret_is_configured(store: Store) -> None:
-    name, keyed = host_program.name_of(PROGRAM), replace(store, secret=b"a secret of 16 bytes or more")
+    name, keyed = bytecode.name_of(PROGRAM), replace(store, secret=b"a secret of 16 bytes or more")
     planted = marshal.dumps(compile("raise AssertionError('planted code was run')", "", "exec"))
     keyed.path(name).parent.mkdir(parents=True)
     keyed.path(name).write_bytes(seal.seal(name, planted, b""))
@@ -82,10 +82,10 @@ def test_a_full_disk_costs_the_next_process_a_compilation(store: Store, monkeypa
 
     monkeypatch.setattr(Store, "write", full)
     assert run(store, "<first>", 2) == [1]
-    assert store.read(host_program.name_of(PROGRAM)) is None
+    assert store.read(bytecode.name_of(PROGRAM)) is None
 
 
 def test_another_python_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = host_program.name_of(PROGRAM)
-    monkeypatch.setattr(host_program, "_PYTHON", "cpython-399 00 0")
-    assert host_program.name_of(PROGRAM) != here
+    here = bytecode.name_of(PROGRAM)
+    monkeypatch.setattr(bytecode, "_PYTHON", "cpython-399 00 0")
+    assert bytecode.name_of(PROGRAM) != here

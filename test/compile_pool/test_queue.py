@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from altbackend.compile_pool import children, cpp, cuda, workers
-from altbackend.config import Config, resolve
+from altbackend.config.options import Config, resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 
-needs_triton = pytest.mark.skipif(not cpp.compat.triton_version(), reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not cpp.torch_api.triton_version(), reason="triton is not installed")
 CPP = 'extern "C" __attribute__((visibility("default"))) int answer() { return %d; }\n'
 TRITON = """
 import triton
@@ -184,7 +184,7 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> tuple[workers.Pool, set[childre
     monkeypatch.setattr(workers, "_pool", functools.cache(workers.Pool))
     monkeypatch.setattr(cuda, "_warm", functools.cache(workers.Pool.warm))
     unknown = resolve(None, {"compile_threads": 3})
-    cuda.expect(unknown)
+    cuda.start_workers_early(unknown)
     return workers.pool_of(unknown), before
 
 
@@ -289,7 +289,7 @@ def test_a_fork_of_a_process_that_has_built_builds_too(tmp_path: Path) -> None:
     code = f"""
 import os
 from altbackend.compile_pool import cpp
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 cfg = resolve(None, {{"cache_dir": {str(tmp_path)!r}}})
 text = {CPP!r}
 assert cpp.load(text % 1, cfg).dll.answer() == 1

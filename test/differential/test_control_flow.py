@@ -16,11 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from altbackend import compat, decomp, pipeline
-from altbackend.binding import Job, bind
-from altbackend.cache.key import nodes_of
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend import decomp, pipeline
+from altbackend.compat import torch_api
+from altbackend.compiled.load import Job, bind
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
+from altbackend.graph_cache.key import nodes_of
 from altbackend.report import stats
 from altbackend.runtime import control_flow
 from test import graphs, triton_run
@@ -302,7 +303,7 @@ def test_no_rows_are_an_error_of_words() -> None:
 def test_replay_from_cuda_graphs(monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any], why: str) -> None:
     """Data decides which branch runs, so a recording of one is none of the call; a fixed row of kernels is."""
     for name, value in (("cuda_capability", 90), ("cuda_name", "a GPU"), ("cuda_shared_memory", 227 << 10)):
-        monkeypatch.setattr(compat, name, lambda device, value=value: value)
+        monkeypatch.setattr(torch_api, name, lambda device, value=value: value)
     cfg = resolve(options={"strict": True, "cudagraphs": True})
     with torch.no_grad():
         (graph,) = graphs.trace(fn, *inputs())

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import backend
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul, statistics, wide_products
 from altbackend.ir.loops import Extern, writes

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend.fx_passes import devices
-from altbackend.runtime.several import Several, Step, with_drops
+from altbackend.runtime.multi_device import Several, Step, with_drops
 
 T = torch.Tensor
 

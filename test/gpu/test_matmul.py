@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from altbackend import alt
 from altbackend.autotune import measure
 from altbackend.autotune.measure import TrialFailed
-from altbackend.schedule import matmul_cost
-from altbackend.schedule.matmul import Tiles
+from altbackend.schedule.products import cost
+from altbackend.schedule.products.matmul import Tiles
 from benchmarks import matmul_fit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -52,9 +52,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., T], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tiles", matmul_cost.SEARCH, ids=str)
+@pytest.mark.parametrize("tiles", cost.SEARCH, ids=str)
 def test_every_choice_of_tiles(tiles: Tiles, dtype: torch.dtype, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(matmul_cost, "TEMPLATES", {tiles: matmul_cost.LIBRARY})
+    monkeypatch.setattr(cost, "TEMPLATES", {tiles: cost.LIBRARY})
     for fn, shapes in FUNCTIONS.values():
         inputs = [(torch.randn(s, device="cuda") / s[-1] ** 0.25).to(dtype) for s in shapes]
         got = build(fn, tmp_path, matmul_templates="on")(*inputs)
@@ -104,7 +104,7 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
     (entry,) = (f for f in found if "library" in json.loads(f.read_text())["microseconds"])  # others are of tiles
     text = entry.read_text()
     assert '"library"' in text
-    assert text.count("stages") >= len(matmul_cost.TEMPLATES)
+    assert text.count("stages") >= len(cost.TEMPLATES)
 
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.config import resolve
-from altbackend.debug import Trace
+from altbackend.config.options import resolve
+from altbackend.debug.trace import Trace
 from altbackend.fx_passes import cuda_inference, cuda_joint, depthwise
 from altbackend.fx_passes.constants import constant_nodes
-from altbackend.lowering import depthwise as lowering
+from altbackend.lowering.operators import depthwise as lowering
 from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
 from test.graphs import Scheduled, schedule

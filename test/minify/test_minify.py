@@ -15,8 +15,8 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
 
-from altbackend.config import Config
-from altbackend.debug import Trace
+from altbackend.config.options import Config
+from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.lowering.registry import LOWERINGS
 from altbackend.minify import shrink

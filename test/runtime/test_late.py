@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import altbackend
+from altbackend.compiled.deferred import Late, late
 from altbackend.errors import CompilerFailed, FallbackWarning
-from altbackend.runtime.late import Late, late
 
 ROOT = Path(__file__).parents[2]
 T = torch.Tensor

@@ -41,18 +41,18 @@ def test_the_arena_is_between_the_busiest_step_and_the_sum(blocks: list[tuple[in
 @FUZZ
 @given(BLOCKS)
 def test_offsets_are_those_of_a_search_through_all_blocks(blocks: list[tuple[int, int, int]]) -> None:
-    placed: list[tuple[int, int, int]] = []
+    mapped: list[tuple[int, int, int]] = []
     for k in sorted(range(len(blocks)), key=lambda i: (-blocks[i][0], i)):
         nbytes, first, last = blocks[k]
         at, size = 0, -(-nbytes // ALIGN) * ALIGN
-        for start, end, other in sorted(placed):
+        for start, end, other in sorted(mapped):
             if blocks[other][2] < first or last < blocks[other][1]:
                 continue
             if start - at >= size:
                 break
             at = max(at, end)
-        placed.append((at, at + size, k))
-    assert plan(blocks)[0] == [at for at, _, _ in sorted(placed, key=lambda b: b[2])]
+        mapped.append((at, at + size, k))
+    assert plan(blocks)[0] == [at for at, _, _ in sorted(mapped, key=lambda b: b[2])]
 
 
 def test_a_chain_needs_two_buffers() -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from altbackend.ir.loops import Extern, reads, writes
-from altbackend.schedule import bundle, target
+from altbackend.schedule import device, horizontal_fusion
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
 
 T = torch.Tensor
-GPU = target.cuda()
+GPU = device.cuda()
 
 
 def r(*sizes: int) -> T:
@@ -93,8 +93,8 @@ def test_results_and_bundles(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
     (gm,) = trace(fn, *make())
     s = schedule(gm, target=GPU)
-    steps = bundle.bundled(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, bundle.Bundle)] == sizes
+    steps = horizontal_fusion.bundled(s.program, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.Bundle)] == sizes
     assert triton_run.compile_errors() == []
 
 
@@ -103,19 +103,19 @@ def test_every_step_runs_once_and_after_what_it_needs() -> None:
     s = schedule(gm, target=GPU)
     written: set[str] = set(s.program.inputs)
     ran = 0
-    for step in bundle.bundled(s.program, s.steps, lambda *a: None):
-        for part in step.parts if isinstance(step, bundle.Bundle) else (step,):
+    for step in horizontal_fusion.bundled(s.program, s.steps, lambda *a: None):
+        for part in step.parts if isinstance(step, horizontal_fusion.Bundle) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             assert {b for n in nodes for b in reads(n)} <= written
             ran += 1
-        for part in step.parts if isinstance(step, bundle.Bundle) else (step,):
+        for part in step.parts if isinstance(step, horizontal_fusion.Bundle) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             written.update(b for n in nodes for b in writes(n))
     assert ran == len(s.steps)
 
 
 def test_a_launch_takes_as_many_as_fit() -> None:
-    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(bundle.MOST_PARTS + 7)))
+    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.MOST_PARTS + 7)))
     s = schedule(gm, target=GPU)
-    steps = bundle.bundled(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, bundle.Bundle)] == [bundle.MOST_PARTS, 7]
+    steps = horizontal_fusion.bundled(s.program, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.Bundle)] == [horizontal_fusion.MOST_PARTS, 7]

@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.ir.loops import Extern
-from altbackend.schedule import matmul_cost, pressure, target
+from altbackend.schedule import device
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.epilogue import Candidate
 from altbackend.schedule.kernel import Kernel, show_kernel
-from altbackend.schedule.matmul import PRODUCT, Tiles, fits, shared_bytes
-from altbackend.schedule.place import No
+from altbackend.schedule.loop_mapping import Refusal
+from altbackend.schedule.products import cost
+from altbackend.schedule.products.epilogue import Candidate
+from altbackend.schedule.products.matmul import PRODUCT, Tiles, fits, shared_bytes
+from altbackend.schedule.tiling.gpu import pressure
 from test.graphs import Scheduled, schedule, trace
 
 T = torch.Tensor
-GPU = target.cuda()
+GPU = device.cuda()
 TILES = Tiles(64, 64, 32, 4, 3)
 
 
@@ -63,7 +65,7 @@ def test_without_a_chooser_nothing_changes() -> None:
     inputs = (r(4, 128, 768), r(3072, 768), r(3072), r(768, 3072), r(768))
     s = run(mlp, *inputs, choose=None)
     assert (s.kernels, s.calls) == (1, 2)
-    refused = run(mlp, *inputs, choose=lambda p, d, c: No("not today"))
+    refused = run(mlp, *inputs, choose=lambda p, d, c: Refusal("not today"))
     assert (refused.kernels, refused.calls) == (1, 2)
     assert "not today" in reasons(refused)
 
@@ -170,9 +172,9 @@ DEEP = {
 def test_the_model_of_the_library_is_near_what_was_measured(sizes: tuple[int, int, int]) -> None:
     found: list[float] = []
 
-    def keep(p: Any, deps: Deps, c: Candidate) -> No:
-        found.append(matmul_cost.library_us(c.matmul))
-        return No("looked at")
+    def keep(p: Any, deps: Deps, c: Candidate) -> Refusal:
+        found.append(cost.library_us(c.matmul))
+        return Refusal("looked at")
 
     rows, columns, depth = sizes
     inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
@@ -185,8 +187,8 @@ def test_few_results_of_long_sums_stay_with_the_library_which_splits_them() -> N
     for rows, columns, depth in shapes:
         x, g = (torch.empty(depth, n, dtype=torch.bfloat16) for n in (columns, rows))
         _, deps, c = found = candidate(lambda x, g: torch.mm(g.t(), x).float(), x, g)
-        verdict = matmul_cost.Model(227 << 10).choose(found[0], deps, c)
-        assert isinstance(verdict, No)
+        verdict = cost.Model(227 << 10).choose(found[0], deps, c)
+        assert isinstance(verdict, Refusal)
         assert verdict.reason.startswith("no clear gain: ")
 
 
@@ -194,7 +196,7 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
     verdicts = []
 
     def model(p: Any, deps: Deps, c: Candidate) -> Any:
-        verdicts.append(matmul_cost.Model(227 << 10).choose(p, deps, c))
+        verdicts.append(cost.Model(227 << 10).choose(p, deps, c))
         return verdicts[-1]
 
     def fn(x: T, w: T) -> T:
@@ -205,7 +207,7 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
     low = [torch.empty(1024, 1024, dtype=torch.bfloat16) for _ in range(2)]
     run(fn, *low, choose=model)  # a third faster, and only a few microseconds
     run(fn, low[0].new_empty(12608, 768), low[0].new_empty(768, 3072), choose=model)
-    assert [isinstance(v, No) for v in verdicts] == [True, True, True, False]
+    assert [isinstance(v, Refusal) for v in verdicts] == [True, True, True, False]
     assert verdicts[0].reason.startswith("no clear gain: ")
     assert verdicts[1].reason == "arg0_1 cannot be read 16 bytes at a time"
 
@@ -214,9 +216,9 @@ def candidate(fn: Callable[..., Any], *inputs: T) -> tuple[Any, Deps, Candidate]
     """The one candidate of a function."""
     found: list[tuple[Any, Deps, Candidate]] = []
 
-    def keep(p: Any, deps: Deps, c: Candidate) -> No:
+    def keep(p: Any, deps: Deps, c: Candidate) -> Refusal:
         found.append((p, deps, c))
-        return No("looked at")
+        return Refusal("looked at")
 
     run(fn, *inputs, choose=keep)
     (one,) = found
@@ -225,10 +227,10 @@ def candidate(fn: Callable[..., Any], *inputs: T) -> tuple[Any, Deps, Candidate]
 
 def test_tiles_fit_in_shared_memory_or_the_library_call_stays() -> None:
     p, deps, c = candidate(lambda x, w: (x @ w).relu(), r(1024, 768), r(768, 1024))
-    chosen = [matmul_cost.Model(shared, always=True).choose(p, deps, c) for shared in (227 << 10, 99 << 10, 48 << 10)]
-    sizes = [shared_bytes(c.matmul, t[0]) for t in chosen if not isinstance(t, No)]
+    chosen = [cost.Model(shared, always=True).choose(p, deps, c) for shared in (227 << 10, 99 << 10, 48 << 10)]
+    sizes = [shared_bytes(c.matmul, t[0]) for t in chosen if not isinstance(t, Refusal)]
     assert [n <= limit for n, limit in zip(sizes, (227 << 10, 99 << 10), strict=True)] == [True, True]
-    assert isinstance(chosen[-1], No)
+    assert isinstance(chosen[-1], Refusal)
     assert chosen[-1].reason == "no tiles fit in 49152 bytes of shared memory"
 
 
@@ -244,12 +246,12 @@ def test_tiles_whose_epilogue_needs_more_registers_than_a_thread_has_are_left_ou
     # registers, bytes of the stack by the compiler: 162 and 0 with tiles of 64x64, 255 and 2264 of 128x256
     low = [torch.empty(s, dtype=torch.bfloat16) for s in ((8192, 768), (768, 3072), (8192, 3072))]
     p, deps, c = candidate(_gelu_gradient, *low)
-    chosen = matmul_cost.Model(227 << 10, always=True).choose(p, deps, c)
-    assert not isinstance(chosen, No)
+    chosen = cost.Model(227 << 10, always=True).choose(p, deps, c)
+    assert not isinstance(chosen, Refusal)
     assert (chosen[0].rows, chosen[0].columns) == (64, 64)
     p, deps, c = candidate(lambda g, w, x: torch.mm(g, w).relu(), *low)
-    chosen = matmul_cost.Model(227 << 10, always=True).choose(p, deps, c)
-    assert not isinstance(chosen, No)
+    chosen = cost.Model(227 << 10, always=True).choose(p, deps, c)
+    assert not isinstance(chosen, Refusal)
     assert (chosen[0].rows, chosen[0].columns) == (128, 256)
 
 
@@ -263,7 +265,7 @@ def test_values_of_a_tile_that_are_alive_at_once() -> None:
         "row": lambda x, w, y: (x @ w) * y[0],
     }.items():
         _, _, c = candidate(fn, *low)
-        counts[name] = pressure.alive_at_once(c.fused.placed, PRODUCT)
+        counts[name] = pressure.alive_at_once(c.fused.mapped, PRODUCT)
     # sums and what is made of them; the same and a loaded number as float32; a number of a column takes no tile
     assert counts == {"relu": 2.0, "residual": 3.0, "row": 2.0}
 

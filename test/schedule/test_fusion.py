@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.config import resolve
+from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
-from altbackend.schedule import fusion, target
+from altbackend.schedule import device
+from altbackend.schedule.fusion import fuse
 from altbackend.schedule.kernel import Kernel, show_kernel
 from test.graphs import Scheduled, schedule, trace
 
@@ -131,15 +132,15 @@ def test_order_respects_dependencies() -> None:
 
 
 def test_a_kernel_that_also_writes_a_late_result_runs_where_it_begins() -> None:
-    def group(number: int, members: list[int], *needs: int) -> fusion.Group:
-        return fusion.Group(number, 1, [], members, needs=set(needs))
+    def group(number: int, members: list[int], *needs: int) -> fuse.Group:
+        return fuse.Group(number, 1, [], members, needs=set(needs))
 
     # 0 also holds a result of the graph (node 9); 2 and 4 need nothing, and would keep what they write for long
     groups = [group(0, [0, 9]), group(1, [1], 0), group(2, [5]), group(3, [2], 1), group(4, [8])]
-    assert [g.number for g in fusion.order(groups)] == [0, 1, 3, 2, 4]
+    assert [g.number for g in fuse.order(groups)] == [0, 1, 3, 2, 4]
     # what waits for a late node runs as soon as that is done, before later beginnings
     groups = [group(0, [0, 6], 1), group(1, [4]), group(2, [5]), group(3, [1])]
-    assert [g.number for g in fusion.order(groups)] == [3, 1, 0, 2]
+    assert [g.number for g in fuse.order(groups)] == [3, 1, 0, 2]
 
 
 def test_options_limit_fusion() -> None:
@@ -195,7 +196,7 @@ def test_on_a_gpu_the_gradient_of_computed_labels_is_computed_again() -> None:
         return F.cross_entropy(x.float(), torch.arange(B) % 20)
 
     graphs = trace(loss, r(B, N).bfloat16().requires_grad_())
-    s = schedule(graphs[-1], target=target.cuda())
+    s = schedule(graphs[-1], target=device.cuda())
     large = {b.name for b in s.program.buffers.values() if b.kind != "input" and b.numel == B * N}
     assert large == {s.program.outputs[0].buffer}, describe(s)
 
@@ -207,8 +208,8 @@ def test_a_kernel_of_a_gpu_has_no_more_operators_than_triton_builds_in_time() ->
         return x
 
     (gm,) = trace(fn, r(64))
-    gpu, cpu = (schedule(gm, target=t) for t in (target.cuda(), target.cpu(1)))
-    groups = fusion.fuse(gpu.program, gpu.deps, resolve(), target.cuda(), lambda *a: None)
+    gpu, cpu = (schedule(gm, target=t) for t in (device.cuda(), device.cpu(1)))
+    groups = fuse.fuse(gpu.program, gpu.deps, resolve(), device.cuda(), lambda *a: None)
     assert sum(g.operators for g in groups) >= 1000
-    assert max(g.operators for g in groups) <= target.MOST_OPERATORS
+    assert max(g.operators for g in groups) <= device.MOST_OPERATORS
     assert len(cpu.steps) < len(gpu.steps) < 10

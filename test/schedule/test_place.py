@@ -15,17 +15,17 @@ from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.expr import Atom, Index
 from altbackend.ir.loops import Pointwise, Reduction, Scan
-from altbackend.schedule.place import (
-    No,
-    Placed,
+from altbackend.schedule.loop_mapping import (
+    MappedNode,
+    Refusal,
+    common_refinement,
     cut_rows,
     fit,
+    mappings,
     mergeable,
     merged,
     natural_rows,
-    placements,
-    rechain,
-    refine,
+    split_loops,
 )
 
 FUZZ = settings(max_examples=150, derandomize=True, deadline=None)
@@ -48,7 +48,7 @@ def values(e: Index, variables: tuple[Atom, ...]) -> list[int]:
     return out
 
 
-def accesses(p: Placed) -> Counter[tuple[int, ...]]:
+def accesses(p: MappedNode) -> Counter[tuple[int, ...]]:
     """(store index, load indices...) at every point of a placed node."""
     variables = (p.row, *p.inner)
     columns = [values(p.index, variables), *(values(i, variables) for _, i in va.loads(p.value))]
@@ -99,7 +99,7 @@ def test_refine_gives_the_coarsest_common_chain(fine: list[int], first: set[int]
         ends = [0, *sorted(cuts), 4]
         return tuple(math.prod(fine[a:b]) for a, b in itertools.pairwise(ends))
 
-    chain = refine([grouped(first), grouped(second)])
+    chain = common_refinement([grouped(first), grouped(second)])
     assert chain is not None
     assert all(_is_merge(grouped(c), chain) for c in (first, second))
     assert len(chain) <= len(grouped(first | second))
@@ -117,10 +117,10 @@ def _is_merge(coarse: tuple[int, ...], fine: tuple[Index, ...]) -> bool:
 
 
 def test_refine_refuses_chains_that_cross() -> None:
-    assert refine([(2, 3), (3, 2)]) is None
-    assert refine([(4,), (6,)]) is None
-    assert refine([(2, 3), (6,), (1, 6, 1)]) == (2, 3)
-    assert refine([(), (1,)]) == ()
+    assert common_refinement([(2, 3), (3, 2)]) is None
+    assert common_refinement([(4,), (6,)]) is None
+    assert common_refinement([(2, 3), (6,), (1, 6, 1)]) == (2, 3)
+    assert common_refinement([(), (1,)]) == ()
 
 
 @FUZZ
@@ -130,13 +130,13 @@ def test_rechain_and_merge_keep_every_access(sizes: list[int], split: int, trans
     order = list(range(len(sizes)))[::-1] if transposed else list(range(len(sizes)))
     source = ex.flatten([sizes[k] for k in order], [ex.ix(dims[k]) for k in order])
     node = Pointwise("y", dims, index, va.load("x", source, F32))
-    placed = fit(node, math.prod(sizes[: split % (len(sizes) + 1)]))
-    assert isinstance(placed, Placed)
-    before = accesses(placed)
-    chain = refine([placed.sizes, tuple(f for n in placed.sizes for f in _factors(int(n)))])  # type: ignore[arg-type]
+    mapped = fit(node, math.prod(sizes[: split % (len(sizes) + 1)]))
+    assert isinstance(mapped, MappedNode)
+    before = accesses(mapped)
+    chain = common_refinement([mapped.sizes, tuple(f for n in mapped.sizes for f in _factors(int(n)))])  # type: ignore[arg-type]
     assume(chain is not None)
     assert chain is not None
-    fine = rechain(placed, chain)
+    fine = split_loops(mapped, chain)
     assert fine.sizes == chain
     assert accesses(fine) == before
     k = len(fine.inner) - 2
@@ -156,8 +156,8 @@ def test_transposed_loops_do_not_merge() -> None:
     dims, index = loops([3, 4])
     straight = fit(Pointwise("y", dims, index, va.load("x", index, F32)), 1)
     turned = fit(Pointwise("y", dims, index, va.load("x", ex.add(ex.ix(dims[0]), ex.mul(ex.ix(dims[1]), 3)), F32)), 1)
-    assert isinstance(straight, Placed)
-    assert isinstance(turned, Placed)
+    assert isinstance(straight, MappedNode)
+    assert isinstance(turned, MappedNode)
     assert mergeable(straight, 0)
     assert not mergeable(turned, 0)
 
@@ -183,17 +183,17 @@ def reduction(kept: tuple[int, ...], sizes: list[int], op: str = "sum") -> Reduc
     ],
 )
 def test_kinds_of_placed_reductions(kept: tuple[int, ...], rows: int, kind: str) -> None:
-    placed = fit(reduction(kept, [3, 4]), rows)
-    assert isinstance(placed, Placed)
-    assert placed.kind == kind
-    points = Counter(at[1:] for at in accesses(placed).elements())
+    mapped = fit(reduction(kept, [3, 4]), rows)
+    assert isinstance(mapped, MappedNode)
+    assert mapped.kind == kind
+    points = Counter(at[1:] for at in accesses(mapped).elements())
     assert points == Counter((k,) for k in range(12)), "every element is read exactly once"
 
 
 def test_a_reduction_over_rows_is_tried_where_its_columns_also_divide() -> None:
     """4 columns cut into 2 rows of 2, or 2 rows accumulated: which one fits depends on what else is in the kernel."""
-    ways = placements(reduction((1,), [2, 4]), 2)
-    assert not isinstance(ways, No)
+    ways = mappings(reduction((1,), [2, 4]), 2)
+    assert not isinstance(ways, Refusal)
     assert [w.kind for w in ways] == ["outer", "inner"]
     for w in ways:
         points = Counter(at[1:] for at in accesses(w).elements())
@@ -202,10 +202,10 @@ def test_a_reduction_over_rows_is_tried_where_its_columns_also_divide() -> None:
 
 def test_refusals_have_reasons() -> None:
     no = fit(reduction((0,), [3, 4]), 5)
-    assert isinstance(no, No)
+    assert isinstance(no, Refusal)
     assert no.reason == "no way to cut its loops into the kernel's rows"
     mixed = fit(reduction((1,), [2, 3]), 6)
-    assert isinstance(mixed, No)
+    assert isinstance(mixed, Refusal)
     assert "mix kept and reduced" in mixed.reason
 
 
@@ -213,10 +213,10 @@ def test_a_scan_stays_inside_its_row() -> None:
     dims, index = loops([3, 4])
     scan = Scan("s", dims[:1], dims[1:], index, "sum", va.load("x", index, F32))
     assert natural_rows(scan)[0] == 3
-    placed = fit(scan, 3)
-    assert isinstance(placed, Placed)
-    assert (placed.kind, placed.sizes) == ("scan", (4,))
-    assert isinstance(fit(scan, 12), No)
+    mapped = fit(scan, 3)
+    assert isinstance(mapped, MappedNode)
+    assert (mapped.kind, mapped.sizes) == ("scan", (4,))
+    assert isinstance(fit(scan, 12), Refusal)
 
 
 def test_natural_rows_of_reductions() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from altbackend.schedule.reach import Reach
+from altbackend.schedule.reachability import Reachability
 
 
 def _depends(needs: dict[int, set[int]], start: int, goal: int) -> bool:
@@ -14,24 +14,24 @@ def _depends(needs: dict[int, set[int]], start: int, goal: int) -> bool:
 @pytest.mark.parametrize("seed", range(30))
 def test_paths_are_those_of_a_full_search(seed: int) -> None:
     rng = random.Random(seed)
-    reach = Reach()
+    reachability = Reachability()
     needs: dict[int, set[int]] = {}
     for number in range(18):
         needs[number] = set(rng.sample(range(number), min(number, rng.randint(0, 2))))
-        reach.add(number, needs[number])
+        reachability.add(number, needs[number])
     found = set()
     for _ in range(60):
         a, b = rng.sample(sorted(needs), 2)
         forward, backward = _depends(needs, a, b), _depends(needs, b, a)
-        assert (reach.path([a, b], b) == a) is forward
-        assert reach.path([a], a) is None
+        assert (reachability.path([a, b], b) == a) is forward
+        assert reachability.path([a], a) is None
         found.add(forward)
         if not backward and rng.random() < 0.4:  # a kernel gains something that it needs
             needs[a].add(b)
-            reach.add(a, [b])
+            reachability.add(a, [b])
         elif forward and len(needs) > 6 and not any(_depends(needs, n, b) for n in needs[a] - {b}):
             _join(needs, b, a)
-            reach.join(b, a)
+            reachability.join(b, a)
     assert found == {True, False}
 
 

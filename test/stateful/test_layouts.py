@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from altbackend import compat
+from altbackend.compat import torch_api
 from altbackend.runtime import layouts
 
 
@@ -25,7 +25,7 @@ class Scaled(nn.Module):
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch whose guards do not know parameters' strides; the graph is given whatever comes."""
-    monkeypatch.setattr(compat, "guards_layouts", lambda: False)
+    monkeypatch.setattr(torch_api, "guards_layouts", lambda: False)
 
 
 @pytest.mark.usefixtures("unguarded")

@@ -1,0 +1,137 @@
+"""The kernel AST: what printers spell. Scalars are `ir.value` nodes whose operands are names.
+
+A name is a Value of op "name" (attr: the identifier). Every statement is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...ir import value as va
+from ...ir.expr import Atom, Index
+from ...ir.value import Value
+
+
+@dataclass(frozen=True)
+class Let:
+    """`const T name = value;`"""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Declare:
+    """A mutable scalar, or with `numel` an array, set to `init`."""
+
+    name: str
+    dtype: torch.dtype
+    init: Value | None
+    numel: Index | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """`target[index] = value`, or `target = value` without an index."""
+
+    target: str
+    index: Index | None
+    value: Value
+
+
+@dataclass(frozen=True)
+class Update:
+    """`target[index] = target[index] op value`."""
+
+    target: str
+    index: Index | None
+    op: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`for var in [begin, end)`; `simd`: iterations are independent but for `sums` (op, name) reductions.
+
+    `step` > 1 makes a blocked loop whose body contains the loop over the block. `limit`: iterations of a last block,
+    which may have fewer than `var`.
+    """
+
+    var: Atom
+    begin: str
+    end: str
+    body: tuple[Stmt, ...]
+    simd: bool = False
+    sums: tuple[tuple[str, str], ...] = ()
+    step: int = 1
+    limit: Index | None = None
+
+
+Stmt = Let | Declare | Store | Update | Loop
+
+
+@dataclass(frozen=True)
+class Param:
+    """A buffer argument; `written` decides constness, `shared`: another argument has the same storage."""
+
+    name: str
+    dtype: torch.dtype
+    written: bool
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Per-thread accumulators of a reduction over rows: `numel` elements a thread, combined by `op` and stored."""
+
+    name: str
+    dtype: torch.dtype
+    numel: Index
+    op: str
+    init: Value
+    kept: tuple[Atom, ...]
+    slot: Index
+    target: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Function:
+    """One kernel. `buffers` names the program's buffers in the order of `params`.
+
+    `short`: another body for rows whose only loop turns out to be short; its vectors run across rows.
+    `digits`: variables of the rows' loops, slowest first, which count with the row's number `o`.
+    """
+
+    params: tuple[Param, ...]
+    symbols: tuple[str, ...]
+    rows: Index
+    flat: Atom | None
+    scratch: tuple[Declare, ...]
+    body: tuple[Stmt, ...]
+    partials: tuple[Partial, ...]
+    work: Index
+    checks: bool
+    short: tuple[Stmt, ...] = ()
+    row_counters: tuple[Atom, ...] = ()
+
+
+def name(identifier: str, dtype: torch.dtype) -> Value:
+    return va.make("name", (), dtype, identifier)
+
+
+def identity(op: str, dtype: torch.dtype) -> Value:
+    """The value that `op` leaves others unchanged with."""
+    if op in ("sum", "any", "xor"):
+        return va.const(0, dtype)
+    if op in ("prod", "all"):
+        return va.const(1, dtype)
+    if dtype == torch.bool:
+        return va.const(op == "min", dtype)
+    if dtype.is_floating_point:  # max, min, logaddexp
+        return va.const(math.inf if op == "min" else -math.inf, dtype)
+    tail_bounds = torch.iinfo(dtype)
+    return va.const(tail_bounds.max if op == "min" else tail_bounds.min, dtype)

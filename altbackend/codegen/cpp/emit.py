@@ -1,0 +1,499 @@
+"""Kernel -> kernel AST: places every scalar at the outermost loop where its operands are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Atom, Index
+from ...ir.loops import Program, Reduction, Scan, Scatter
+from ...ir.value import Value
+from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
+from ...schedule.loop_mapping import MappedNode
+from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
+from .short_rows import with_short_rows
+
+SUM_BLOCK = 256  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
+COLUMN_BLOCK = SUM_BLOCK // 16  # and this long where each has one lane
+STREAM = 1 << 12  # elements that do not come from the nearest cache: waiting for them hides float64 additions
+
+
+@dataclass
+class Scope:
+    """One stage being emitted: statements before and after the loop at each level."""
+
+    stage: Stage
+    before: list[list[Stmt]]
+    after: list[list[Stmt]]
+    bound: dict[Value, Value] = field(default_factory=dict)
+    forwarded: dict[str, Value] = field(default_factory=dict)
+    sums: list[tuple[str, str]] = field(default_factory=list)
+    serial: bool = False
+    blocked: list[tuple[str, str]] = field(default_factory=list)
+    columns: list[tuple[Stmt, Stmt]] = field(default_factory=list)
+
+
+@dataclass
+class Emitter:
+    program: Program
+    kernel: Kernel
+    params: dict[str, Param] = field(default_factory=dict)
+    scratch: dict[str, Declare] = field(default_factory=dict)
+    partials: list[Partial] = field(default_factory=list)
+    row: list[Stmt] = field(default_factory=list)
+    row_names: dict[Value, Value] = field(default_factory=dict)
+    levels: dict[Value, int] = field(default_factory=dict)
+    scalars: dict[str, Value] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    symbols: set[Atom] = field(default_factory=set)
+    counter: int = 0
+    checks: bool = False
+    exact: bool = False
+
+    def fresh(self, prefix: str) -> str:
+        self.counter += 1
+        return f"{prefix}{self.counter - 1}"
+
+    def param(self, buffer: str, written: bool = False) -> str:
+        old = self.params.get(buffer)
+        if old is None or (written and not old.written):
+            label = old.name if old else f"p{len(self.params)}"
+            self.params[buffer] = Param(label, self.program.buffers[buffer].dtype, written)
+        return self.params[buffer].name
+
+    def note(self, e: Index) -> None:
+        self.symbols.update(ex.syms_of(e))
+
+
+def emit(p: Program, k: Kernel, exact: bool = False) -> tuple[Function, tuple[str, ...]]:
+    """The AST of a kernel, and the program buffers that its parameters stand for.
+
+    `exact`: every quotient is a division, where a product with a reciprocal could err below the normal numbers.
+    """
+    e = Emitter(p, k, exact=exact)
+    for b, numel in k.scratch.items():
+        _scratch(e, b, numel)
+    for stage in k.stages:
+        _stage(e, stage)
+        e.ready.update(q.node.out for q in stage.members)
+    e.note(k.rows)
+    e.note(k.work)
+    for v in k.row_counters:
+        e.note(v.args[1])
+    for d in e.scratch.values():
+        e.note(d.numel or 0)
+    function = Function(
+        params=tuple(e.params.values()),
+        symbols=tuple(sorted(a.key for a in e.symbols)),
+        rows=k.stages[0].inner[0].args[1] if k.flat else k.rows,
+        flat=k.stages[0].inner[0] if k.flat else None,
+        scratch=tuple(e.scratch.values()),
+        body=tuple(e.row),
+        partials=tuple(e.partials),
+        work=k.work,
+        checks=e.checks,
+        row_counters=k.row_counters,
+    )
+    return with_short_rows(function), tuple(e.params)
+
+
+def _scratch(e: Emitter, b: str, numel: Index) -> str:
+    if b not in e.scratch:
+        e.scratch[b] = Declare(e.fresh("w"), e.program.buffers[b].dtype, None, numel)
+    return e.scratch[b].name
+
+
+def _stage(e: Emitter, stage: Stage) -> None:
+    depth = len(stage.inner)
+    s = Scope(stage, [[] for _ in range(depth + 1)], [[] for _ in range(depth + 1)])
+    for v in stage.inner:
+        e.note(v.args[1])
+    for q in stage.members:
+        _member(e, s, q)
+    e.row.extend(s.before[0])
+    if depth:
+        e.row.extend(_nest(e, s, 0))
+    e.row.extend(s.after[0])
+
+
+def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
+    """The loop at level `at` around everything deeper."""
+    v = s.stage.inner[at]
+    begin, end = ("begin", "end") if e.kernel.flat else ("0", "")
+    innermost = at == len(s.stage.inner) - 1
+    limit = e.kernel.tail_bounds.get(v)
+    e.note(limit if limit is not None else 0)
+    if not innermost:
+        body = [*s.before[at + 1], *_nest(e, s, at + 1), *s.after[at + 1]]
+        if at == 0 and s.columns:
+            opened, folded = zip(*s.columns, strict=True)
+            inner = Loop(v, "block", "block_end", tuple(body))
+            return [Loop(v, begin, end, (*opened, inner, *folded), step=COLUMN_BLOCK)]
+        return [Loop(v, begin, end, tuple(body), limit=limit)]
+    body = [*s.before[at + 1], *s.after[at + 1]]
+    if not s.blocked:
+        return [Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit)]
+    parts = [Declare(part, torch.float32, va.const(0.0, torch.float32)) for _, part in s.blocked]
+    folds = [
+        Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
+        for total, part in s.blocked
+    ]
+    if _known_at_most(v.args[1], SUM_BLOCK):
+        return [*parts, Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit), *folds]
+    inner = Loop(v, "block", "block_end", tuple(body), simd=not s.serial, sums=tuple(s.sums))
+    return [Loop(v, begin, end, (*parts, inner, *folds), step=SUM_BLOCK)]
+
+
+def _level(e: Emitter, s: Scope, v: Value) -> int:
+    known = e.levels.get(v)
+    if known is not None and v.op == "name":
+        return known
+    inner = s.stage.inner
+    deepest = max((k + 1 for k, a in enumerate(inner) if a in v.vars), default=0)
+    return max([deepest, *(_level(e, s, a) for a in v.args)], default=0) if v.op != "name" else deepest
+
+
+def _bind(e: Emitter, s: Scope, v: Value) -> Value:
+    """`v` as a name (or constant), its definition placed at the outermost possible level."""
+    if v.op in ("const", "name"):
+        return v
+    found = s.bound.get(v) or e.row_names.get(v)
+    if found is not None:
+        return found
+    if v.op == "load":
+        source = _existing(e, s, v)
+        if source is not None:
+            s.bound[v] = source
+            return source
+    resolved, level = _resolve(e, s, v)
+    label = name(e.fresh("t"), v.dtype)
+    e.levels[label] = level
+    s.before[level].append(Let(label.attr, resolved))
+    (e.row_names if level == 0 else s.bound)[v] = label
+    return label
+
+
+def _existing(e: Emitter, s: Scope, v: Value) -> Value | None:
+    """A load of something that this row already holds in a variable."""
+    b = v.attr[0]
+    if b in s.forwarded:
+        return s.forwarded[b]
+    return e.scalars.get(b)
+
+
+def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
+    """`v` with its operands bound, and the level that it belongs to."""
+    if v.op == "masked":
+        cond, other = _bind(e, s, v.args[0]), _bind(e, s, v.args[2])
+        held = _inline(e, s, v.args[1])
+        out = va.make("masked", (cond, held, other), v.dtype)
+        return out, max(_level(e, s, cond), _level(e, s, other), _tree_level(e, s, held))
+    if v.op == "load":
+        address, level = _address(e, s, v)
+        return address, level
+    if v.op in ("index", "wrap_index"):
+        at, level = _index(e, s, v.attr)
+        e.checks |= v.op == "wrap_index"
+        s.serial |= v.op == "wrap_index" and level == len(s.stage.inner) and bool(s.stage.inner)
+        args = tuple(_bind(e, s, a) for a in v.args)
+        return va.make(v.op, args, v.dtype, at), max([level, *(_level(e, s, a) for a in args)])
+    args = tuple(_bind(e, s, a) for a in v.args)
+    level = max((_level(e, s, a) for a in args), default=0)
+    if v.op == "nonzero":
+        e.checks = True
+        s.serial |= level == len(s.stage.inner) and bool(s.stage.inner)
+    if (
+        v.op == "truediv"
+        and not e.exact
+        and v.dtype == torch.float32
+        and _level(e, s, args[1]) < level == len(s.stage.inner)
+    ):
+        return _divide_by(e, s, *args), level
+    return va.make(v.op, args, v.dtype, v.attr), level
+
+
+def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:
+    """a / d in a loop that keeps d: its reciprocal is taken outside, scaled to neither overflow nor vanish."""
+    f32 = torch.float32
+    scale = _bind(e, s, va.make("divisor_scale", (d,), f32))
+    scaled = _bind(e, s, va.make("mul", (d, scale), f32))
+    inverse = _bind(e, s, va.make("reciprocal", (scaled,), f32))
+    return va.make("divide_by", (a, scale, scaled, inverse), f32)
+
+
+def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
+    return max(_level(e, s, x) for x in va.walk(v))
+
+
+def _inline(e: Emitter, s: Scope, v: Value) -> Value:
+    """A tree that is evaluated only under its mask: loads stay inside the expression."""
+    if not any(x.op in ("load", "wrap_index", "nonzero") for x in va.walk(v)):
+        return _bind(e, s, v)
+    if v.op == "load":
+        existing = _existing(e, s, v)
+        return existing if existing is not None else _address(e, s, v, masked=True)[0]
+    if v.op in ("index", "wrap_index"):
+        at, _ = _index(e, s, v.attr, masked=True)
+        e.checks |= v.op == "wrap_index"
+        s.serial |= v.op == "wrap_index"
+        return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, at)
+    e.checks |= v.op == "nonzero"
+    s.serial |= v.op == "nonzero"
+    return va.make(v.op, tuple(_inline(e, s, a) for a in v.args), v.dtype, v.attr)
+
+
+def _address(e: Emitter, s: Scope, v: Value, masked: bool = False) -> tuple[Value, int]:
+    b, index = v.attr
+    if b in e.ready and e.kernel.storage.get(b) == SCRATCH:
+        writer = next(q for st in e.kernel.stages for q in st.members if q.node.out == b)
+        at, level = _index(e, s, scratch_index(writer, index), masked)
+        return va.load(_scratch(e, b, e.kernel.scratch[b]), at, v.dtype), level
+    at, level = _index(e, s, index, masked)
+    return va.load(e.param(b), at, v.dtype), level
+
+
+def _index(e: Emitter, s: Scope, index: Index, masked: bool = False) -> tuple[Index, int]:
+    """An index whose data-dependent parts are names; `masked`: they are read and checked only under the mask."""
+    e.note(index)
+    level = max((k + 1 for k, a in enumerate(s.stage.inner) if a in ex.vars_of(index)), default=0)
+    if not ex.lookups(index):
+        return index, level
+    bind = _inline if masked else _bind
+    bound = {x: bind(e, s, x) for x in ex.lookups(index)}
+    level = max([level, *(_tree_level(e, s, b) for b in bound.values())])
+    return ex.substitute(index, {}, lambda x: bound[x]), level
+
+
+def _member(e: Emitter, s: Scope, q: MappedNode) -> None:
+    if q.kind == "point":
+        _point(e, s, q)
+    elif q.kind == "scan":
+        _scan(e, s, q)
+    elif q.kind == "scatter":
+        _scatter(e, s, q)
+    elif e.kernel.flat or q.kind == "outer":
+        _across_rows(e, s, q)
+    else:
+        _within_row(e, s, q)
+
+
+def _point(e: Emitter, s: Scope, q: MappedNode) -> None:
+    b = q.node.out
+    value = _bind(e, s, q.value)
+    depth = len(s.stage.inner)
+    where = e.kernel.storage[b]
+    s.forwarded[b] = value
+    if where == SCALAR:
+        e.scalars[b] = value
+    if where == SCRATCH:
+        target = _scratch(e, b, e.kernel.scratch[b])
+        s.before[depth].append(Store(target, scratch_index(q, q.index), value))
+    if b in e.kernel.stored:
+        at, _ = _index(e, s, q.index)
+        s.before[depth].append(Store(e.param(b, written=True), at, value))
+
+
+def _kept_first(q: MappedNode) -> int | None:
+    """How many leading inner loops are kept when all kept ones precede all reduced ones, else None."""
+    flags = [v in q.reduced for v in q.inner]
+    kept = flags.count(False)
+    return kept if flags == [False] * kept + [True] * (len(flags) - kept) else None
+
+
+def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
+    """A scalar accumulator opened at `level`, updated in the innermost loop; its name after the loops."""
+    node = q.node
+    assert isinstance(node, Reduction)
+    value = _bind(e, s, q.value)
+    depth = len(s.stage.inner)
+    acc = e.fresh("r")
+    if node.op == "sum" and value.dtype == torch.float32 and (wide := _wide(s, q)):
+        s.before[level].append(Declare(acc, torch.float64, va.const(0.0, torch.float64)))
+        if wide == "blocks":
+            part = e.fresh("r")
+            s.blocked.append((acc, part))
+            s.sums.append(("sum", part))
+            s.before[depth].append(Update(part, None, "sum", value))
+        else:
+            s.before[depth].append(Update(acc, None, "sum", _widen(value, torch.float64)))
+            if level < depth:
+                s.sums.append(("sum", acc))
+        return va.make("cast", (name(acc, torch.float64),), torch.float32)
+    s.before[level].append(Declare(acc, value.dtype, identity(node.op, value.dtype)))
+    s.before[depth].append(Update(acc, None, node.op, value))
+    if depth and level < depth:
+        s.sums.append((node.op, acc))
+    return name(acc, value.dtype)
+
+
+def _wide(s: Scope, q: MappedNode) -> str:
+    """How a float32 sum gets a float64 total: "blocks" of vectors, "steps" for each element, "" for a short one."""
+    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    if _one_lane(s.stage):
+        return "" if _known_at_most(length, COLUMN_BLOCK) else "steps"
+    if isinstance(length, int) and length >= STREAM:
+        return "steps"
+    return "" if _known_at_most(length, SUM_BLOCK) else "blocks"
+
+
+def _one_lane(stage: Stage) -> bool:
+    """Whether the stage's innermost loop runs in order, so that its sums have no lanes."""
+    return any(
+        q.kind in ("scan", "scatter")
+        or any(v.op == "wrap_index" for v in va.walk(q.value))
+        or (bool(q.reduced) and _kept_first(q) is None and stage.inner[-1] in q.reduced)
+        for q in stage.members
+    )
+
+
+def _known_at_most(size: Index, limit: int) -> bool:
+    return isinstance(size, int) and size <= limit
+
+
+def _within_row(e: Emitter, s: Scope, q: MappedNode) -> None:
+    b = q.node.out
+    kept = _kept_first(q)
+    where = e.kernel.storage[b]
+    if kept is None:
+        _array_reduction(e, s, q)
+        return
+    result = _accumulate(e, s, q, kept)
+    after = s.after[kept]
+    if where == SCALAR:
+        label = name(e.fresh("t"), result.dtype)
+        after.append(Let(label.attr, result))
+        e.levels[label] = 0
+        e.scalars[b] = label
+        result = label
+    if where == SCRATCH:
+        after.append(Store(_scratch(e, b, e.kernel.scratch[b]), scratch_index(q, q.index), result))
+    if b in e.kernel.stored:
+        at, _ = _index(e, s, q.index)
+        after.append(Store(e.param(b, written=True), at, result))
+
+
+def _array_reduction(e: Emitter, s: Scope, q: MappedNode) -> None:
+    """Kept loops inside reduced ones: one accumulator per kept point; long sums of float32 in blocks."""
+    node = q.node
+    assert isinstance(node, Reduction)
+    b = node.out
+    kept = tuple(v for v in q.inner if v not in q.reduced)
+    numel = ex.prod(v.args[1] for v in kept)
+    slot = ex.flatten([v.args[1] for v in kept], [ex.ix(v) for v in kept])
+    dtype = q.value.dtype
+    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    wide = node.op == "sum" and dtype == torch.float32 and not _known_at_most(length, COLUMN_BLOCK)
+    direct = e.kernel.storage[b] == SCRATCH and not wide
+    target = _scratch(e, b, numel) if direct else _temp(e, f"acc.{b}", torch.float64 if wide else dtype, numel)
+    at = scratch_index(q, q.index) if direct else slot
+    total = va.load(target, at, torch.float64 if wide else dtype)
+    s.before[0].append(_over(kept, Store(target, at, identity(node.op, total.dtype))))
+    value = _bind(e, s, q.value)
+    if wide and q.inner[0] in q.reduced and not any(v in q.reduced for v in q.inner[1:]):
+        part = _temp(e, f"part.{b}", dtype, numel)
+        opened = _over(kept, Store(part, at, identity(node.op, dtype)))
+        folded = Update(target, at, node.op, _widen(va.load(part, at, dtype), torch.float64))
+        s.columns.append((opened, _over(kept, folded)))
+        s.before[len(s.stage.inner)].append(Update(part, at, node.op, value))
+    else:
+        s.before[len(s.stage.inner)].append(Update(target, at, node.op, _widen(value, total.dtype)))
+    s.serial |= s.stage.inner[-1] in q.reduced
+    result = _widen(total, dtype)
+    if e.kernel.storage[b] == SCRATCH and not direct:
+        s.after[0].append(_over(kept, Store(_scratch(e, b, numel), scratch_index(q, q.index), result)))
+    if b in e.kernel.stored:
+        where, _ = _index(e, s, q.index)
+        s.after[0].append(_over(kept, Store(e.param(b, written=True), where, result)))
+
+
+def _temp(e: Emitter, key: str, dtype: torch.dtype, numel: Index) -> str:
+    e.scratch[key] = Declare(e.fresh("w"), dtype, None, numel)
+    return e.scratch[key].name
+
+
+def _over(loops: tuple[Atom, ...], body: Stmt) -> Stmt:
+    for k, v in enumerate(reversed(loops)):
+        body = Loop(v, "0", "", (body,), simd=k == 0)
+    return body
+
+
+def _across_rows(e: Emitter, s: Scope, q: MappedNode) -> None:
+    """Each thread accumulates over its rows; results are combined once all rows are done."""
+    node = q.node
+    assert isinstance(node, Reduction)
+    b = node.out
+    kept = tuple(v for v in q.inner if v not in q.reduced)
+    dtype = q.value.dtype
+    slot = ex.flatten([v.args[1] for v in kept], [ex.ix(v) for v in kept])
+    numel = ex.prod(v.args[1] for v in kept)
+    acc = e.fresh("a")
+    wide = torch.float64 if dtype == torch.float32 and node.op == "sum" else dtype
+    target = e.param(b, written=True)
+    e.note(numel)
+    e.note(q.index)
+    e.partials.append(Partial(acc, wide, numel, node.op, identity(node.op, wide), kept, slot, target, q.index))
+    lead = _kept_first(q)
+    if lead is not None and any(v in q.reduced for v in q.inner):
+        result = _accumulate(e, s, q, lead)
+        total = result.args[0] if result.op == "cast" and result.args[0].dtype == wide else _widen(result, wide)
+        s.after[lead].append(Update(acc, slot, node.op, total))
+        return
+    value = _bind(e, s, q.value)
+    s.before[len(s.stage.inner)].append(Update(acc, slot, node.op, _widen(value, wide)))
+    s.serial |= bool(s.stage.inner) and s.stage.inner[-1] in q.reduced
+
+
+def _widen(v: Value, dtype: torch.dtype) -> Value:
+    return v if v.dtype == dtype else va.make("cast", (v,), dtype)
+
+
+def _scan(e: Emitter, s: Scope, q: MappedNode) -> None:
+    """One running result per point of the loops inside the scanned one, which are independent."""
+    node = q.node
+    assert isinstance(node, Scan)
+    depth = len(s.stage.inner)
+    value = _bind(e, s, q.value)
+    wide = torch.float64 if value.dtype == torch.float32 and node.op == "sum" else value.dtype
+    first = min((k for k, v in enumerate(s.stage.inner) if v in q.scanned), default=depth)
+    after = tuple(v for v in s.stage.inner[first:] if v not in q.scanned)
+    if after:
+        slot = ex.flatten([v.args[1] for v in after], [ex.ix(v) for v in after])
+        acc = e.fresh("w")
+        e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(v.args[1] for v in after))
+        s.before[first].append(_over(after, Store(acc, slot, identity(node.op, wide))))
+        s.before[depth].append(Update(acc, slot, node.op, _widen(value, wide)))
+        result = _widen(va.load(acc, slot, wide), value.dtype)
+        s.serial |= s.stage.inner[-1] in q.scanned
+    else:
+        acc = e.fresh("r")
+        s.before[first].append(Declare(acc, wide, identity(node.op, wide)))
+        s.before[depth].append(Update(acc, None, node.op, _widen(value, wide)))
+        result = _widen(name(acc, wide), value.dtype)
+        s.serial = True
+    if e.kernel.storage[node.out] == SCRATCH:
+        target = _scratch(e, node.out, e.kernel.scratch[node.out])
+        s.before[depth].append(Store(target, scratch_index(q, q.index), result))
+    if node.out in e.kernel.stored:
+        at, _ = _index(e, s, q.index)
+        s.before[depth].append(Store(e.param(node.out, written=True), at, result))
+
+
+_SCATTER_OPS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
+
+
+def _scatter(e: Emitter, s: Scope, q: MappedNode) -> None:
+    """Stores in loop order; only a loop that never meets its own elements again may run as vectors."""
+    node = q.node
+    assert isinstance(node, Scatter)
+    value = _bind(e, s, q.value)
+    at, _ = _index(e, s, q.index)
+    target = e.param(node.out, written=True)
+    body = s.before[len(s.stage.inner)]
+    if node.mode == "set":
+        body.append(Store(target, at, value))
+    else:
+        body.append(Update(target, at, _SCATTER_OPS[node.mode], value))
+    s.serial |= not s.stage.inner or ex.coefficient(q.index, s.stage.inner[-1]) != 1

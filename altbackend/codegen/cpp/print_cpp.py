@@ -1,0 +1,385 @@
+"""Kernel AST -> OpenMP C++. Spelling only: every decision is already in the AST."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Atom, Index
+from ...ir.ops import OPS
+from ...ir.value import Value
+from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
+from .short_rows import SHORT
+
+CTYPES: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "alt::bfloat16",
+    torch.float16: "alt::half",
+    torch.float8_e4m3fn: "alt::float8_e4m3fn",
+    torch.float8_e5m2: "alt::float8_e5m2",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+_CLAUSE = {"sum": "+", "prod": "*", "max": "alt_max", "min": "alt_min", "any": "alt_any", "all": "alt_all"}
+_COMBINE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "alt::maximum({0}, {1})",
+    "min": "alt::minimum({0}, {1})",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+    "xor": "{0} ^ {1}",
+    "logaddexp": "alt::logaddexp({0}, {1})",
+}
+STACK_SCRATCH = 1 << 17  # bytes of scratch a kernel may take from a thread's stack
+
+
+class Lines:
+    """Indented text."""
+
+    def __init__(self) -> None:
+        self.out: list[str] = []
+        self.depth = 0
+
+    def add(self, text: str) -> None:
+        self.out.append("  " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        self.add(text + " {")
+        self.depth += 1
+
+    def close(self, tail: str = "") -> None:
+        self.depth -= 1
+        self.add("}" + tail)
+
+
+def function(f: Function, identifier: str, threshold: int) -> str:
+    """The C++ text of one kernel."""
+    w = Lines()
+    params = [
+        f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
+        for p in f.params
+    ]
+    params += [f"const int64_t {s}" for s in f.symbols] + ["const int max_threads"]
+    if f.checks:
+        params.append("int64_t* error")
+    w.open(f"static void {identifier}({', '.join(params)})")
+    _threads(w, f, threshold)
+    for p in f.partials:
+        _partial_open(w, p)
+    heap = _scratch_bytes(f) > STACK_SCRATCH
+    w.add("#pragma omp parallel num_threads(threads) if (threads > 1)")
+    w.open("")
+    w.add("const int thread = omp_get_thread_num();")
+    _share(w, f)
+    for d in f.scratch:
+        _declare_scratch(w, d, heap)
+    for p in f.partials:
+        w.add(f"{CTYPES[p.dtype]}* const {p.name} = {p.name}_all + thread * {p.name}_pitch;")
+    if f.flat is None:
+        if f.rows == 1:
+            w.add("(void)begin; (void)end;")
+            w.add("const int64_t o = 0; (void)o;")
+            w.open("if (thread == 0)")
+        else:
+            if f.short:
+                _short(w, f)
+            _digits(w, f)
+            w.open("for (int64_t o = begin; o < end; ++o)")
+        _block(w, f.body)
+        _count(w, f.row_counters)
+        w.close()
+        if f.short:
+            w.close()
+    else:
+        _block(w, f.body)
+    w.close()
+    for p in f.partials:
+        _partial_close(w, p)
+    w.close()
+    return "\n".join(w.out) + "\n"
+
+
+def _short(w: Lines, f: Function) -> None:
+    (size,) = (s.var.args[1] for s in f.short if isinstance(s, Loop))
+    w.open(f"if ({index(size)} < {SHORT})")
+    w.add("#pragma omp simd")
+    w.open("for (int64_t o = begin; o < end; ++o)")
+    _block(w, f.short)
+    w.close()
+    w.close(" else {")
+    w.depth += 1
+
+
+def _digits(w: Lines, f: Function) -> None:
+    """Where the variables of the rows' loops begin."""
+    step: Index = 1
+    for k, v in reversed(list(enumerate(f.row_counters))):
+        quotient = "begin" if step == 1 else f"begin / ({index(step)})"
+        first = quotient if k == 0 else f"{quotient} % {_paren(v.args[1])}"
+        w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # where there are no rows, a size may be 0
+        step = ex.mul(step, v.args[1])
+
+
+def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
+    for k, v in reversed(list(enumerate(row_counters))):
+        if k == 0:
+            w.add(f"++{v.key};")
+        else:
+            w.open(f"if (++{v.key} == {index(v.args[1])})")
+            w.add(f"{v.key} = 0;")
+    for _ in row_counters[1:]:
+        w.close()
+
+
+def _threads(w: Lines, f: Function, threshold: int) -> None:
+    """Threads by work; a static kernel below the threshold is decided here."""
+    if f.rows == 1 and f.flat is None:
+        w.add("const int threads = 1; (void)max_threads;")
+    elif isinstance(f.work, int):
+        w.add(
+            "const int threads = max_threads;" if f.work >= threshold else "const int threads = 1; (void)max_threads;"
+        )
+    else:
+        w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
+
+
+def _share(w: Lines, f: Function) -> None:
+    split = "alt::share({n}, thread, omp_get_num_threads())"
+    if f.flat is not None:
+        split = "alt::share_blocks({n}, 64, thread, omp_get_num_threads())"
+    w.add(f"const alt::Share mine = {split.format(n=index(f.rows))};")
+    w.add("const int64_t begin = mine.begin, end = mine.end;")
+
+
+def _scratch_bytes(f: Function) -> int:
+    total = 0
+    for d in f.scratch:
+        if not isinstance(d.numel, int):
+            return STACK_SCRATCH + 1
+        total += d.numel * d.dtype.itemsize + 64
+    return total
+
+
+def _declare_scratch(w: Lines, d: Declare, heap: bool) -> None:
+    assert d.numel is not None
+    t = CTYPES[d.dtype]
+    if heap:
+        w.add(f"alt::Heap<{t}> {d.name}_heap({index(d.numel)}); {t}* const {d.name} = {d.name}_heap.data;")
+    else:
+        w.add(f"alignas(64) {t} {d.name}[{index(d.numel)}];")
+
+
+def _partial_open(w: Lines, p: Partial) -> None:
+    t = CTYPES[p.dtype]
+    per_line = max(64 // p.dtype.itemsize, 1)
+    w.add(f"const int64_t {p.name}_pitch = ({index(p.numel)} + {2 * per_line - 1}) / {per_line} * {per_line};")
+    w.add(f"alt::Heap<{t}> {p.name}_heap(threads * {p.name}_pitch); {t}* const {p.name}_all = {p.name}_heap.data;")
+    w.add(f"for (int64_t k = 0; k < threads * {p.name}_pitch; ++k) {p.name}_all[k] = {scalar(p.init)};")
+
+
+def _partial_close(w: Lines, p: Partial) -> None:
+    for v in p.kept:
+        w.open(_for(v.key, "0", index(v.args[1])))
+    if not p.kept:
+        w.open("")  # several partials of one kernel each have their own total
+    t = CTYPES[p.dtype]
+    w.add(f"{t} total = {p.name}_all[{index(p.slot)}];")
+    combined = _COMBINE[p.op].format("total", f"{p.name}_all[t * {p.name}_pitch + {index(p.slot)}]")
+    w.add(f"for (int t = 1; t < threads; ++t) total = {combined};")
+    w.add(f"{p.target}[{index(p.index)}] = total;")
+    for _ in p.kept or (None,):
+        w.close()
+
+
+def _for(v: str, begin: str, end: str) -> str:
+    return f"for (int64_t {v} = {begin}; {v} < {end}; ++{v})"
+
+
+def _block(w: Lines, body: tuple[Stmt, ...]) -> None:
+    for s in body:
+        _statement(w, s)
+
+
+def _statement(w: Lines, s: Stmt) -> None:
+    match s:
+        case Let():
+            w.add(f"const {CTYPES[s.value.dtype]} {s.name} = {scalar(s.value)};")
+        case Declare():
+            init = "" if s.init is None else f" = {scalar(s.init)}"
+            w.add(f"{CTYPES[s.dtype]} {s.name}{init or '{}'};")
+        case Store():
+            target = s.target if s.index is None else f"{s.target}[{index(s.index)}]"
+            w.add(f"{target} = {scalar(s.value)};")
+        case Update():
+            target = s.target if s.index is None else f"{s.target}[{index(s.index)}]"
+            w.add(f"{target} = {_COMBINE[s.op].format(target, scalar(s.value))};")
+        case Loop():
+            _loop(w, s)
+
+
+def _tile(w: Lines, s: Loop) -> None:
+    """Two loops over a block: with as many iterations as a whole block has, which the compiler unrolls, or fewer."""
+    limited = [s, *_limited(s.body)]
+    for q in limited:
+        w.add(f"const int64_t {q.var.key}_end = alt::min64({index(q.var.args[1])}, {index(q.limit or 0)});")
+    w.open(f"if ({' && '.join(f'{q.var.key}_end == {index(q.var.args[1])}' for q in limited)})")
+    _loop(w, _with_ends(s, False))
+    w.close(" else {")
+    w.depth += 1
+    _loop(w, _with_ends(s, True))
+    w.close()
+
+
+def _limited(body: tuple[Stmt, ...]) -> list[Loop]:
+    return [x for q in body if isinstance(q, Loop) for x in ([q] if q.limit is not None else []) + _limited(q.body)]
+
+
+def _with_ends(s: Stmt, own: bool) -> Stmt:
+    """A loop without limits: to the `own` end of this block, or to that of whole blocks."""
+    if not isinstance(s, Loop):
+        return s
+    end = f"{s.var.key}_end" if own and s.limit is not None else s.end
+    return replace(s, end=end, limit=None, body=tuple(_with_ends(q, own) for q in s.body))
+
+
+def _loop(w: Lines, s: Stmt) -> None:
+    assert isinstance(s, Loop)
+    if s.limit is not None:
+        _tile(w, s)
+        return
+    v = s.var.key
+    end = s.end or index(s.var.args[1])
+    if s.step > 1:
+        w.open(f"for (int64_t block = {s.begin}; block < {end}; block += {s.step})")
+        w.add(f"const int64_t block_end = alt::min64(block + {s.step}, {end});")
+    else:
+        if s.simd:
+            clauses = "".join(f" reduction({_CLAUSE[op]}: {n})" for op, n in s.sums)
+            w.add(f"#pragma omp simd{clauses}")
+        w.open(_for(v, s.begin, end))
+    _block(w, s.body)
+    w.close()
+
+
+def literal(number: object, dtype: torch.dtype) -> str:
+    """A constant that the compiler reads back exactly."""
+    t = CTYPES[dtype]
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype.is_floating_point:
+        x = float(number)  # type: ignore[arg-type]
+        suffix = "f" if dtype != torch.float64 else ""
+        if math.isnan(x):
+            text = f'__builtin_nan{suffix}("")'
+        elif math.isinf(x):
+            text = ("-" if x < 0 else "") + f"__builtin_inf{suffix}()"
+        else:
+            text = (float_text(x) if dtype != torch.float64 else repr(x)) + suffix
+        return text if dtype in (torch.float32, torch.float64) else f"alt::cast<{t}>({text})"
+    x = int(number)  # type: ignore[call-overload]
+    if x == -(2**63):
+        return "INT64_MIN"
+    return f"{t}({x}{'LL' if abs(x) > 2**31 - 1 else ''})"
+
+
+def float_text(x: float) -> str:
+    """The shortest decimal of the nearest float32."""
+    near = _float32(x)
+    for row_counters in range(6, 18):
+        text = f"{near:.{row_counters}g}"
+        if _float32(float(text)) == near:
+            break
+    return text if any(c in text for c in ".en") else text + ".0"
+
+
+def _float32(x: float) -> float:
+    """The nearest float32, as a Python float; too large a number becomes infinite."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return math.copysign(math.inf, x)
+    return rounded
+
+
+def scalar(v: Value) -> str:
+    """One scalar expression; operands that are names are spelled as such."""
+    match v.op:
+        case "name":
+            return str(v.attr)
+        case "const":
+            return literal(v.attr, v.dtype)
+        case "load":
+            return f"{v.attr[0]}[{index(v.attr[1])}]"
+        case "index":
+            return f"int64_t({index(v.attr)})"
+        case "cast":
+            return f"alt::cast<{CTYPES[v.dtype]}>({scalar(v.args[0])})"
+        case "masked":
+            cond, value, other = (scalar(a) for a in v.args)
+            return f"({cond} ? {value} : {other})"
+        case "wrap_index":
+            code = int(v.args[1].attr) if len(v.args) > 1 else va.INDEX_ERROR
+            name = "index_from_zero" if code & va.FROM_ZERO else "wrap_index"
+            more = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
+            return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{more})"
+        case "nonzero":
+            return f"alt::nonzero({scalar(v.args[0])}, error)"
+        case "divisor_scale" | "divide_by":
+            return f"alt::{v.op}({', '.join(scalar(a) for a in v.args)})"
+        case _:
+            text = OPS[v.op].cpp.format(*(scalar(a) for a in v.args), T=CTYPES[v.dtype])
+            narrow = v.dtype in (torch.int8, torch.uint8, torch.int16, torch.bool) and text.startswith(("(", "-"))
+            return f"{CTYPES[v.dtype]}({text})" if narrow else text
+
+
+def index(e: Index) -> str:
+    """An index expression in 64-bit integers."""
+    if isinstance(e, int):
+        return str(e) if abs(e) < 2**31 else f"{e}LL"
+    parts: list[str] = []
+    for m, c in e.terms:
+        factors = [_atom(a) for a in m]
+        if c not in (1, -1):
+            factors.insert(0, index(abs(c)))
+        sign = "-" if c < 0 else "+"
+        parts.append(f"{sign} {' * '.join(factors)}")
+    if e.const:
+        parts.append(f"{'-' if e.const < 0 else '+'} {index(abs(e.const))}")
+    text = " ".join(parts)
+    return text[2:] if text.startswith("+ ") else "-" + text[2:]
+
+
+def _atom(a: Atom) -> str:
+    match a.kind:
+        case "var" | "sym":
+            return a.key
+        case "lookup":
+            return scalar(a.args[0])
+    x, y = (_paren(b) for b in a.args)
+
+    def simple() -> bool:
+        return ex.known_nonnegative(a.args[0])
+
+    match a.kind:
+        case "floordiv":
+            return f"({x} / {y})" if simple() else f"alt::floor_div({x}, {y})"
+        case "mod":
+            return f"({x} % {y})" if simple() else f"alt::floor_mod({x}, {y})"
+        case _:
+            return f"alt::{a.kind}64({x}, {y})"
+
+
+def _paren(e: Index) -> str:
+    text = index(e)
+    return text if text.isalnum() else f"({text})"

@@ -1,0 +1,47 @@
+"""Rows that turn out to be short: a form of a row's reduction whose vectors run across rows.
+
+A loop over 8 elements fills no vector, and a reduction of one costs more than its elements. Where only the call knows
+the length, the kernel has both forms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .ast import Declare, Function, Let, Loop, Stmt, Store, Update
+
+SHORT = 32  # elements from which vectors along a row are faster
+
+
+def with_short_rows(f: Function) -> Function:
+    """`f` with a second body for rows below SHORT, if its rows are one reduction whose length is symbolic."""
+    loops = [s for s in f.body if isinstance(s, Loop)]
+    if f.flat is not None or f.rows == 1 or f.scratch or f.partials or f.checks or f.row_counters or len(loops) != 1:
+        return f
+    (loop,) = loops
+    inner = next((s for s in loop.body if isinstance(s, Loop)), loop)
+    if isinstance(inner.var.args[1], int) or not (inner.simd and inner.sums) or inner.limit is not None:
+        return f
+    if any(isinstance(s, Loop) for s in inner.body) or (loop is not inner and loop.step == 1):
+        return f
+    body = [part for s in f.body for part in (_serial(loop, inner) if s is loop else (s,))]
+    return replace(f, short=tuple(body)) if all(map(_plain, body)) else f
+
+
+def _serial(loop: Loop, inner: Loop) -> list[Stmt]:
+    """The loop over a row without blocks, by one lane; what a block opens and closes is done once."""
+    plain = Loop(inner.var, "0", "", inner.body)
+    return [plain if s is inner else s for s in loop.body] if loop is not inner else [plain]
+
+
+def _plain(s: Stmt) -> bool:
+    """Whether a statement touches nothing that rows share but their own results."""
+    match s:
+        case Let() | Store():
+            return True
+        case Declare():
+            return s.numel is None
+        case Update():
+            return s.index is None
+        case Loop():
+            return all(map(_plain, s.body))

@@ -1,0 +1,158 @@
+"""The loop of a matrix product in Triton: what a program computes before the pointwise code that uses its sums.
+
+The text defines `across` and `along` (which tile of rows and of columns), `batch` where there is one, and `sums`,
+a float32 tile [XBLOCK, RBLOCK]. Tiles are numbered in bands of several rows, so that programs that run together share
+columns in the L2 cache, as Triton's matmul tutorial does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....schedule.products.matmul import Matmul, Operand, tiles_of
+
+
+@dataclass(frozen=True)
+class Product:
+    """A statement: the sums of tile number `tile`, from the parameters `left` and `right`."""
+
+    tile: str
+    left: str
+    right: str
+    matmul: Matmul
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """A statement: the descriptions of both operands, made once by every program."""
+
+    left: str
+    right: str
+    matmul: Matmul
+
+
+DESCRIPTOR_BYTES = 128  # of global memory a description takes
+
+
+def scratch_bytes(m: Matmul | None) -> int:
+    """Global memory that each program of a kernel needs for itself."""
+    return 2 * DESCRIPTOR_BYTES if m is not None and m.tiles is not None and m.tiles.descriptors else 0
+
+
+def lines(s: Product) -> list[str]:
+    """The text, lines of a loop's body indented."""
+    m = s.matmul
+    t, _, _ = tiles_of(m)
+    if t.descriptors:
+        return [*_position(s.tile, m), *_described(m)]
+    left, right = m.left.strides, m.right.strides
+    rows, row_mask = _inside("rows", m.rows, t.rows, masked=left[1] == 1)
+    columns, column_mask = _inside("columns", m.columns, t.columns, masked=right[2] == 1)
+    term_mask = "depth < left_over" if m.depth % t.depth else ""
+    return [
+        *_position(s.tile, m),
+        "rows = across * XBLOCK + tl.arange(0, XBLOCK)",
+        "columns = along * RBLOCK + tl.arange(0, RBLOCK)",
+        *rows,
+        *columns,
+        "depth = tl.arange(0, KBLOCK)",
+        f"left = {_base(s.left, m.left)}{_scaled('rows[:, None]', left[1])}{_scaled('depth[None, :]', left[2])}",
+        f"right = {_base(s.right, m.right)}{_scaled('depth[:, None]', right[1])}"
+        f"{_scaled('columns[None, :]', right[2])}",
+        "sums = tl.zeros([XBLOCK, RBLOCK], tl.float32)",
+        f"for begin in range(0, {m.depth}, KBLOCK):",
+        *([f"    left_over = {m.depth} - begin"] if term_mask else []),
+        f"    a = tl.load(left{_mask(row_mask, term_mask)})",
+        f"    b = tl.load(right{_mask(term_mask, column_mask)})",
+        _dot(m),
+        f"    left += {_times('KBLOCK', left[2])}",
+        f"    right += {_times('KBLOCK', right[1])}",
+    ]
+
+
+def descriptions(s: Descriptors) -> list[str]:
+    """The text of the descriptions; what they read beyond the end of a matrix is zero."""
+    m = s.matmul
+    sides = (
+        ("left", _base(s.left, m.left), m.left.strides, (m.rows, m.depth), ("XBLOCK", "KBLOCK")),
+        ("right", _base(s.right, m.right), m.right.strides, (m.depth, m.columns), ("KBLOCK", "RBLOCK")),
+    )
+    out = []
+    for label, base, (_, down, beside), sizes, blocks in sides:
+        turn = 1 if beside == 1 else -1  # the contiguous dimension stands last
+        shape, block = (", ".join(map(str, x[::turn])) for x in (sizes, blocks))
+        step = down if beside == 1 else beside
+        out.append(f"{label}_parts = tl.make_tensor_descriptor({base}, [{shape}], [{step}, 1], [{block}])")
+    return out
+
+
+def _described(m: Matmul) -> list[str]:
+    a = "[across * XBLOCK, begin])" if m.left.strides[2] == 1 else "[begin, across * XBLOCK]).T"
+    b = "[begin, along * RBLOCK])" if m.right.strides[2] == 1 else "[along * RBLOCK, begin]).T"
+    return [
+        "sums = tl.zeros([XBLOCK, RBLOCK], tl.float32)",
+        f"for begin in range(0, {m.depth}, KBLOCK):",
+        f"    a = left_parts.load({a}",
+        f"    b = right_parts.load({b}",
+        _dot(m),
+    ]
+
+
+def _dot(m: Matmul) -> str:
+    if m.dtype == torch.float32:
+        return '    sums = tl.dot(to_tf32(a), to_tf32(b), sums, input_precision="tf32")'
+    return "    sums = tl.dot(a, b, sums)"
+
+
+def _position(tile: str, m: Matmul) -> list[str]:
+    t, high, wide = tiles_of(m)
+    out = []
+    if m.batch > 1:
+        out = [f"batch = {tile} // {high * wide}", f"within = {tile} % {high * wide}"]
+        tile = "within"
+    band = min(t.band, high)
+    if band == 1:
+        return [*out, f"across = {tile} // {wide}", f"along = {tile} % {wide}"]
+    if band == high:
+        return [*out, f"across = {tile} % {high}", f"along = {tile} // {high}"]
+    height = str(band) if high % band == 0 else "height"
+    return [
+        *out,
+        f"first = {tile} // {band * wide} * {band}",
+        *([f"height = tl.minimum({high} - first, {band})"] if height == "height" else []),
+        f"across = first + {tile} % {band * wide} % {height}",
+        f"along = {tile} % {band * wide} // {height}",
+    ]
+
+
+def _inside(name: str, size: int, block: int, masked: bool) -> tuple[list[str], str]:
+    """What keeps positions inside the matrix: where they are contiguous in memory a mask, else the last one again.
+
+    A clamped position costs nothing in the loop; of contiguous ones it would hide that they are contiguous.
+    """
+    if size % block == 0:
+        return [], ""
+    if masked:
+        return [], f"{name} < {size}"
+    return [f"{name} = tl.minimum({name}, {size - 1})"], ""
+
+
+def _base(param: str, o: Operand) -> str:
+    batch = f" + {_times('batch', o.strides[0])}" if o.strides[0] else ""
+    return param + (f" + {o.offset}" if o.offset else "") + batch
+
+
+def _scaled(text: str, step: int) -> str:
+    return f" + {_times(text, step)}"
+
+
+def _times(text: str, step: int) -> str:
+    return text if step == 1 else f"{text} * {step}"
+
+
+def _mask(below: str, beside: str) -> str:
+    """The arguments of a load that masks of the first and of the second axis guard."""
+    masks = [*([f"({below})[:, None]"] if below else []), *([f"({beside})[None, :]"] if beside else [])]
+    return f", mask={' & '.join(masks)}, other=0.0" if masks else ""

@@ -1,0 +1,155 @@
+"""Kernel -> tile AST: what one program of a GPU computes, as statements over whole tiles.
+
+A tile has up to two axes: `x` over rows (or, without rows, over all elements) and `r` over the points of a row. A
+scalar of the IR becomes a named tile that has the axes on which it depends. Values are `ir.value` trees whose
+operands are names, with these operators beside those of the IR:
+
+    tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy)
+    tile_index  attr: index, as int64
+    wrapped     args: position; attr: size
+    inside      args: wrapped position; attr: size
+    tile_scalar attr: index, as it is
+    narrowed    args: number of 64 bits; attr: index, whose values alone it may equal
+    guarded     args: value, mask; attr: identity of an operator where the mask does not hold
+    broadcast   attr: shape
+    reshaped    attr: shape
+    spread      one number a thread, for the middle one of three axes
+    helper      attr: function of `runtime.tile_math`
+    reduced     attr: (operator, axis number, rank)
+    scanned     attr: (operator, axis number)
+
+`shape` is a tuple of block names, "1" for an axis that the tile does not have, () for a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from ...ir.expr import Atom, Index
+from ...ir.value import Value
+from ...schedule.tiling.gpu.blocks import Blocks
+from ..cpp.ast import Let, Param
+from .templates.matmul import Descriptors, Product
+
+Shape = tuple[str, ...]
+Masks = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Points:
+    """`name`: the positions of one axis that start at `base`; without a block a single one.
+
+    `axis` of `rank` is the place of the axis in the tile.
+    """
+
+    name: str
+    base: str
+    block: str | None
+    axis: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """`name = var < size`."""
+
+    name: str
+    var: str
+    size: Index
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A tile that a loop updates, filled with `init`."""
+
+    name: str
+    dtype: torch.dtype
+    init: Value
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Fold:
+    """`target = target op value` where the masks hold."""
+
+    target: str
+    op: str
+    value: Value
+    masks: Masks
+
+
+@dataclass(frozen=True)
+class TileStore:
+    """`target[index] = value`, or the atomic `op` of both, where the masks hold."""
+
+    target: str
+    index: Index
+    value: Value
+    masks: Masks
+    shape: Shape | None
+    op: str = ""
+
+
+@dataclass(frozen=True)
+class TileLoop:
+    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at a time.
+
+    `joined`: the loop inside it runs on from one turn to the next, so that its loads are ahead of its turn.
+    """
+
+    var: str
+    begin: str
+    end: Index
+    step: str
+    body: tuple[TileStmt, ...]
+    stages: int = 1
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Comment:
+    text: str
+
+
+TileStmt: TypeAlias = (
+    "Let | Points | Mask | Accumulator | Fold | TileStore | TileLoop | Descriptors | Product | Comment"
+)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Partial results of a reduction over rows, `numel` a program in a workspace of `dtype`.
+
+    `workspace` names the accumulator, of `shape`. Result number `slot` is `op` over the programs, stored at `index` of
+    the buffer `out`.
+    """
+
+    workspace: str
+    dtype: torch.dtype
+    numel: Index
+    shape: Shape
+    op: str
+    out: str
+    slot: Atom
+    index: Index
+
+
+@dataclass(frozen=True)
+class TileFunction:
+    """What the printer spells; `buffers` are the program's buffers in the order of `params`."""
+
+    params: tuple[Param, ...]
+    buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
+    checks: bool
+    blocks: Blocks
+    body: tuple[TileStmt, ...]
+    totals: tuple[Total, ...]
+
+
+def parts_name(t: Total) -> str:
+    """The workspace parameter of a total."""
+    return f"{t.workspace}_parts"

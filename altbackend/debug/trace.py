@@ -1,0 +1,168 @@
+"""What one compilation tells about itself: timings, text forms of every stage, decisions and their reasons.
+
+There is one `Trace` per compiled graph, passed explicitly to each stage. With nothing asked for it costs two
+clock reads per stage, and no text is made.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Literal
+
+from altbackend.config.options import Config
+from altbackend.debug.torch_logs import artifact_logger, structured_artifact, structured_enabled
+from altbackend.errors import DebugFolderWarning
+
+# Rungs of the log ladder (option `log`).
+TIMINGS, DECISIONS, GRAPHS, SOURCE, IR = 1, 2, 3, 4, 5
+
+Kind = Literal["graph", "output_code", "kernel_code", "ir_pre_fusion", "ir_post_fusion", "schedule", "other"]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a kind of artifact goes besides the debug folder: a rung of the ladder, a TORCH_LOGS name."""
+
+    rung: int
+    torch_log: str
+
+
+SINKS: Mapping[Kind, Sink] = MappingProxyType(
+    {
+        "graph": Sink(GRAPHS, "post_grad_graphs"),
+        "output_code": Sink(SOURCE, "output_code"),
+        "kernel_code": Sink(SOURCE, "kernel_code"),
+        "ir_pre_fusion": Sink(IR, "ir_pre_fusion"),
+        "ir_post_fusion": Sink(IR, "ir_post_fusion"),
+        "schedule": Sink(DECISIONS, "schedule"),
+        "other": Sink(IR, ""),
+    }
+)
+# TORCH_LOGS names of decision kinds; the rest only reach the ladder and the folder.
+DECISION_LOGS: Mapping[str, str] = MappingProxyType(
+    {"fusion": "fusion", "schedule": "schedule", "perf_hint": "perf_hints"}
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One choice of the compiler: what kind, about what, the verdict, and why."""
+
+    kind: str
+    subject: str
+    verdict: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.subject}: {self.verdict} ({self.reason})"
+
+
+class Trace:
+    """The record of one graph's compilation.
+
+    `timings` maps a stage's path ("codegen", or "codegen/print" for a stage inside it) to seconds, summed over
+    repeats; `decisions` is in the order they were taken; `folder` is None unless `cfg.debug_dir` is set.
+    """
+
+    def __init__(self, graph_name: str, cfg: Config) -> None:
+        self.graph_name = graph_name
+        self.cfg = cfg
+        self.timings: dict[str, float] = {}
+        self.decisions: list[Decision] = []
+        self.folder = Path(cfg.debug_dir).expanduser() / _file_name(graph_name) if cfg.debug_dir else None
+        self._open: list[str] = []
+        self._written = 0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times what is inside; stages nest."""
+        self._open.append(name)
+        path = "/".join(self._open)
+        self.timings.setdefault(path, 0.0)  # an outer stage is listed before its inner ones
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[path] += perf_counter() - start
+            self._open.pop()
+
+    def artifact(self, name: str, text: Callable[[], str], kind: Kind = "other") -> None:
+        """Offers a stage's text form. `text` is called at most once, and only if somebody asked for it.
+
+        Written to the debug folder as `NN_name`, printed from rung `SINKS[kind].rung` of the ladder, and handed
+        to torch's logs.
+        """
+        sink = SINKS[kind]
+        logger = artifact_logger(sink.torch_log) if sink.torch_log else None
+        printed = self.cfg.log >= sink.rung
+        structured = structured_enabled()
+        if not (self.folder or printed or logger or structured):
+            return
+        content = text()
+        if self.folder:
+            self._write(f"{self._written:02d}_{_file_name(name)}", content)
+            self._written += 1
+        if printed:
+            self._print(f"{name}\n{content}")
+        if logger:
+            logger.debug("%s %s\n%s", self.graph_name, name, content)
+        if structured:
+            structured_artifact(f"{self.graph_name}_{name}", lambda: content)
+
+    def decision(self, kind: str, subject: str, verdict: str, reason: str) -> None:
+        """Records why the compiler did or did not do something."""
+        taken = Decision(kind, subject, verdict, reason)
+        self.decisions.append(taken)
+        if self.cfg.log >= DECISIONS:
+            self._print(str(taken))
+        logger = artifact_logger(DECISION_LOGS[kind]) if kind in DECISION_LOGS else None
+        if logger:
+            logger.debug("%s %s", self.graph_name, taken)
+
+    def seconds(self) -> float:
+        """Total of the outermost stages."""
+        return sum(spent for path, spent in self.timings.items() if "/" not in path)
+
+    def timings_text(self) -> str:
+        """One line per stage, nested stages indented, in milliseconds; then the total."""
+        rows = [("  " * path.count("/") + path.rpartition("/")[2], spent) for path, spent in self.timings.items()]
+        rows.append(("total", self.seconds()))
+        return "".join(f"{label:<32}{spent * 1e3:10.3f} ms\n" for label, spent in rows)
+
+    def finish(self) -> None:
+        """Ends the record: writes `timings.txt` and `decisions.txt`, and prints the line of rung 1."""
+        if self.folder:
+            self._write("timings.txt", self.timings_text())
+            self._write("decisions.txt", "".join(f"{taken}\n" for taken in self.decisions))
+        if self.cfg.log >= TIMINGS:
+            stages = ", ".join(f"{path} {s * 1e3:.1f}" for path, s in self.timings.items() if "/" not in path)
+            self._print(f"compiled in {self.seconds() * 1e3:.1f} ms ({stages})")
+
+    def _print(self, text: str) -> None:
+        print(f"altbackend: {self.graph_name}: {text}", file=sys.stderr, flush=True)
+
+    def _write(self, name: str, content: str) -> None:
+        """A debug folder that cannot be written ends with one warning; the compilation goes on."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(content, encoding="utf-8")
+        except OSError as cause:
+            self.folder = None
+            message = f"debug folder {self.cfg.debug_dir} cannot be written ({cause}); compiling without it"
+            warnings.warn(message, DebugFolderWarning, stacklevel=3)
+
+
+def _file_name(name: str) -> str:
+    """`name` with every character that a file system may refuse replaced."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    return cleaned if cleaned.strip(".") else f"_{cleaned}"

@@ -1,0 +1,251 @@
+"""What the code of a graph depends on, in words: the key of its entry, and why two graphs have different ones."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from ..compat import torch_api
+from ..compile_pool import cpp
+from ..config.options import SPECS, Config, uncacheable
+from ..lowering.facts import device_of, user_line
+from .json_values import NotCacheable, encode
+
+Parts = dict[str, dict[str, str]]  # part of the key -> what it holds, by name
+_ALSO_CODE = ("threads",)  # of the options that only affect running, those that a schedule asks for
+MOST_NAMED = 3  # differences that an explanation lists
+MOST_CHARS = 200  # of each
+
+
+def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
+    """All that the code of a functional graph depends on. `job`: what it is compiled for, by name.
+
+    Names of nodes count, since they are names in the host program; lines of the user do not (`lines_of`). Raises
+    NotCacheable, CompilerMissing.
+    """
+    if reason := uncacheable(cfg):
+        raise NotCacheable(reason)
+    device = device_of(gm)
+    return {
+        "graph": {n.name: _call(n) for n in gm.graph.nodes},
+        "inputs": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "placeholder"},
+        "values": {n.name: _meta(n) for n in gm.graph.nodes if n.op == "call_function"} | _views_of_inputs(gm),
+        "constants": {n.name: content_of(resolve(gm, str(n.target))) for n in gm.graph.nodes if n.op == "get_attr"},
+        "sizes": sizes_of(n.meta.get("val") for n in nodes_of(gm)),
+        "job": {name: str(value) for name, value in job.items()},
+        "options": options_of(cfg),
+        "versions": versions(),
+        "settings": settings(),
+        "machine": gpu(device) if device.type == "cuda" else cpp.identity(cfg),
+    }
+
+
+def key_of(parts: Parts) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def family_of(parts: Parts) -> str:
+    """Graphs of one family call the same operators; whichever of them is kept can explain a miss of another."""
+    calls = "\n".join(text.partition("(")[0] for text in parts["graph"].values())
+    return hashlib.sha256(calls.encode()).hexdigest()[:16]
+
+
+def explain_miss(wanted: Parts, kept: Parts) -> str:
+    """Which parts of the key differ from a kept entry's, and how; "" if none do."""
+    found = [
+        f"{part} {name}: {_short(kept.get(part, {}).get(name))} kept, {_short(wanted.get(part, {}).get(name))} wanted"
+        for part in {**wanted, **kept}
+        for name in {**wanted.get(part, {}), **kept.get(part, {})}
+        if wanted.get(part, {}).get(name) != kept.get(part, {}).get(name)
+    ]
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return "; ".join(found[:MOST_NAMED]) + more
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + "..."
+
+
+def lines_of(gm: GraphModule) -> str:
+    """Digest of the user's lines behind the nodes, which errors raised by a compiled call name."""
+    lines = "\n".join(user_line(n) for n in nodes_of(gm) if n.op == "call_function")
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def nodes_of(gm: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph and of the graphs inside it."""
+    for n in gm.graph.nodes:
+        yield n
+        if n.op == "get_attr" and isinstance(held := resolve(gm, str(n.target)), GraphModule):
+            yield from nodes_of(held)
+
+
+def resolve(gm: GraphModule, path: str) -> Any:
+    """What a graph's `get_attr` of `path` gives."""
+    return functools.reduce(getattr, path.split("."), gm)
+
+
+def _call(n: Node) -> str:
+    if n.op == "call_function":
+        kwargs = f", {json.dumps(encode(n.kwargs))}" if n.kwargs else ""
+        return f"{_target(n.target)}({json.dumps(encode(n.args))}{kwargs})"
+    return f"{n.op}({json.dumps(encode(n.args))})" if n.op == "output" else n.op
+
+
+@functools.lru_cache(maxsize=4096)
+def _target(target: Any) -> str:
+    return json.dumps(encode(target))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _meta(n: Node) -> str:
+    late = n.meta.get("unbacked_bindings")
+    return describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
+
+
+def _views_of_inputs(gm: GraphModule) -> dict[str, str]:
+    """The results that AOTAutograd makes again of inputs, and where they are in these."""
+    found = gm.graph.output_node().meta.get("of_inputs") or {}
+    return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in found.items()}
+
+
+def describe(x: Any) -> str:
+    """Geometry of a traced value, or the number that it is."""
+    if isinstance(x, torch.Tensor):
+        if x.layout != torch.strided:
+            return f"{x.dtype} {x.device} {x.layout} {[*x.shape]}"
+        flags = " conjugate" * x.is_conj() + " negative" * x.is_neg()
+        return f"{x.dtype} {x.device} {[*x.shape]} strides {[*x.stride()]} offset {x.storage_offset()}{flags}"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(describe, x))})"
+    if x is None or isinstance(x, (bool, int, float, complex, str)):
+        return repr(x)
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"{type(x).__name__} {x.node.expr}"
+    raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
+
+
+def content_of(held: Any) -> str:
+    """A constant by its content."""
+    if isinstance(held, GraphModule):
+        inner = {n.name: f"{_call(n)} {_inner(held, n)}" for n in held.graph.nodes}
+        return f"graph {hashlib.sha256(json.dumps(inner).encode()).hexdigest()}"
+    if type(held) not in (torch.Tensor, torch.nn.Parameter) or held.layout != torch.strided:
+        raise NotCacheable(f"a constant of type {type(held).__name__} has no content that can be compared")
+    return f"{describe(held)} content {hashlib.sha256(bytes_of(held)).hexdigest()}"
+
+
+def bytes_of(held: torch.Tensor) -> bytes:
+    """The elements of a strided tensor on any device, of any dtype and shape, in the order of its dimensions."""
+    with torch_api.real_tensors(), torch.no_grad():
+        flat = held.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+
+
+def _inner(gm: GraphModule, n: Node) -> str:
+    return content_of(resolve(gm, str(n.target))) if n.op == "get_attr" else _meta(n)
+
+
+# --- symbolic sizes --------------------------------------------------------------------------------------------------
+
+
+def sizes_of(values: Iterable[Any]) -> dict[str, str]:
+    """Ranges of the symbols in traced values, and the conditions on them that tracing has met."""
+    found: dict[sympy.Symbol, Any] = {}
+    for value in values:
+        for number in numbers_of(value):
+            found.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))
+    out = {str(s): str(torch_api.size_range(env, s)) for s, env in sorted(found.items(), key=lambda item: str(item[0]))}
+    if found:
+        env = next(iter(found.values()))
+        met = [str(c) for c in torch_api.size_conditions(env) if found.keys() & c.free_symbols]
+        out["conditions"] = "; ".join(sorted(set(met)))
+    return out
+
+
+def numbers_of(x: Any) -> Iterator[Any]:
+    """The symbolic numbers of a traced value."""
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        yield x
+    elif isinstance(x, torch.Tensor) and torch_api.has_symbolic_geometry(x):
+        strides = x.stride() if x.layout == torch.strided else ()
+        yield from (s for s in (*x.shape, *strides) if isinstance(s, torch.SymInt))
+    elif isinstance(x, (tuple, list)):
+        for y in x:
+            yield from numbers_of(y)
+
+
+def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
+    """Everything that tracing and compiling have assumed of symbolic sizes so far."""
+    for n in gm.graph.nodes:
+        for number in numbers_of(n.meta.get("val")):
+            return torch_api.size_assumptions(number.node.shape_env)
+    return ()
+
+
+# --- surroundings ----------------------------------------------------------------------------------------------------
+
+
+def options_of(cfg: Config) -> dict[str, str]:
+    """The options that code depends on, as text."""
+    names = [name for name, spec in SPECS.items() if spec.affects == "code" or name in _ALSO_CODE]
+    return {
+        name: repr([p.uuid() for p in getattr(cfg, name)] if SPECS[name].is_pass else getattr(cfg, name))
+        for name in names
+    }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of all that makes code; the package's own is the digest of its files, read once a process."""
+    return {
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "triton": torch_api.triton_version() or "none",
+        "python": platform.python_version(),
+        "altbackend": _source_digest(Path(__file__).parents[1]),
+    }
+
+
+def _source_digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, inner, files in os.walk(package):
+        inner.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".h")):
+                path = Path(folder, name)
+                digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def settings() -> dict[str, str]:
+    """torch's settings of the process that passes and schedules ask for."""
+    return {
+        "threads": str(torch.get_num_threads()),
+        "mkldnn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[no-untyped-call]
+        "float32 products": torch.get_float32_matmul_precision(),
+        "default dtype": str(torch.get_default_dtype()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def gpu(device: torch.device) -> dict[str, str]:
+    """What of a GPU its code depends on."""
+    return {
+        "name": torch_api.cuda_name(device),
+        "capability": str(torch_api.cuda_capability(device)),
+        "shared memory": str(torch_api.cuda_shared_memory(device)),
+    }

@@ -1,0 +1,198 @@
+"""Operators with data-dependent positions: gather forms are loads, scatter forms stay in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.value import Value
+from .. import scalar as s
+from ..context import Ctx
+from ..registry import FallBack, lowers
+from ..tensor import Tensor, axes, expand, points, with_dim
+from .view import out_sizes
+
+
+def position(
+    ctx: Ctx,
+    t: Tensor,
+    at: Sequence[Index],
+    size: Index,
+    *,
+    from_end: bool = False,
+    checked: bool = True,
+    code: int = va.INDEX_ERROR,
+) -> Index:
+    """The index that `t` holds at a point, for a dimension of `size`.
+
+    `from_end`: negative ones are allowed. `checked`: one out of range raises at run time what `code` says; a loop that
+    checks does not run as vectors.
+    """
+    if t.dtype in (torch.bool, torch.uint8):
+        raise FallBack("a mask as index has a data-dependent result size")
+    if size == 0:
+        raise FallBack("an index into an empty dimension")
+    i = va.cast(t.at(at), torch.int64)
+    if not checked and i.op not in ("const", "index"):
+        wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
+        return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
+    if ex.bounds(size)[0] < 1:
+        # an empty dimension has no element that a position out of range could stand for
+        least = ctx.number(f"indexed_size({ex.show(size)}, {ex.show(ex.prod(t.sizes))})")
+        size = ex.sym(least, 1, max(ex.bounds(size)[1], 1))
+    if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+        if not ctx.gpu:
+            return va.wrap_index(i, size, code | va.FROM_ZERO)
+        i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
+    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else code)
+
+
+def read(x: Tensor, where: Sequence[Index]) -> Value:
+    """The scalar of `x` at positions, all of which are looked at: also those along which `x` does not vary."""
+    value = x.at(where)
+    for axis, at in zip(axes(x.sizes), where, strict=True):
+        if axis not in x.value.vars and ex.lookups(at):
+            value = _where_in_range(at, value)
+    return value
+
+
+def _where_in_range(at: Index, value: Value) -> Value:
+    """`value`, and a look at the position `at`, which always is at least 0 afterwards."""
+    here = va.apply("ge", va.index(at), va.const(0, torch.int64))
+    return va.where(here, value, va.const(0, value.dtype))
+
+
+def _nonnegative(v: Value) -> bool:
+    """Whether `v >= 0` follows from how it is computed."""
+    match v.op:
+        case "const":
+            return bool(v.attr >= 0)
+        case "index":
+            return ex.known_nonnegative(v.attr)
+        case "maximum":
+            return any(map(_nonnegative, v.args))
+        case "minimum" | "add" | "mul" | "floor" | "trunc" | "abs" | "cast":
+            return v.op == "abs" or all(map(_nonnegative, v.args))
+    return False
+
+
+@lowers("embedding.default")
+def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = points(sizes)
+    row = position(ctx, indices, p[:-1], weight.sizes[0])
+    return Tensor(sizes, weight.dtype, read(weight, [row, p[-1]]))
+
+
+@lowers("index_select.default")
+def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
+    sizes, x = out_sizes(ctx), with_dim(x)
+    dim %= len(x.sizes)
+    p = list(points(sizes)) or [0]
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
+    return Tensor(sizes, x.dtype, read(x, p))
+
+
+@lowers("gather.default")
+def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = False) -> Tensor:
+    sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
+    dim %= len(x.sizes)
+    p = list(points(indices.sizes))
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=_gather_code(ctx))
+    return Tensor(sizes, x.dtype, read(x, p))
+
+
+def _gather_code(ctx: Ctx) -> int:
+    """What gather raises; where it stands for a loss, what that raises for a class that there is not."""
+    node = ctx.graph_node
+    whole = str(node.meta.get("original_aten", "")) if node is not None else ""
+    return va.INDEX_ERROR if "nll_loss" in whole else va.RUNTIME_ERROR
+
+
+@lowers("take.default")
+def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
+    x = with_dim(x)
+    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
+    value = read(x, ex.unflatten(at, x.sizes))
+    if ex.lookups(at) and not any(ex.lookups(i) for _, i in va.loads(value)):
+        value = _where_in_range(at, value)
+    return Tensor(indices.sizes, x.dtype, value)
+
+
+@lowers("index.Tensor")
+def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""
+    sizes = out_sizes(ctx)
+    return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
+
+
+@lowers("_unsafe_index.Tensor")
+def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+    """Advanced indexing whose indices a decomposition computed, and promises to be in range."""
+    sizes = out_sizes(ctx)
+    return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
+
+
+def advanced(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
+) -> list[Index]:
+    """Per dimension of `x` the index at a point of the result, whose shape is `sizes`."""
+    given = [k for k, t in enumerate(indices) if t is not None]
+    if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
+        raise FallBack("a mask as index has a data-dependent result size")
+    rank = max(len(indices[k].sizes) for k in given)
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    first = given[0] if adjacent else 0
+    p = points(sizes)
+    common = p[first : first + rank]
+    rest = iter([*p[:first], *p[first + rank :]])
+    shape = sizes[first : first + rank]
+    where: list[Index] = []
+    for k in range(len(x.sizes)):
+        if k < len(indices) and indices[k] is not None:
+            at = expand(indices[k], shape)
+            where.append(position(ctx, at, common, x.sizes[k], from_end=True, checked=checked))
+        else:
+            where.append(next(rest))
+    return where
+
+
+@lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
+def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Any, *scales: Any) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    given = _flat(scales) or [None, None]
+    for d, scale in ((2, given[0]), (3, given[-1])):
+        n, m = x.sizes[d], sizes[d]
+        if scale is not None and not (
+            isinstance(scale, (int, float)) and ex.mul(n, int(scale)) == m and scale % 1 == 0
+        ):
+            raise FallBack("a scale that is not a whole number, which rounds otherwise than the sizes' ratio")
+        p[d] = ex.floordiv(ex.mul(p[d], n), m)
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+def _flat(xs: Any) -> list[Any]:
+    return [y for x in xs for y in _flat(x)] if isinstance(xs, (tuple, list)) else [xs]
+
+
+def _mask_triangle(x: Tensor, diagonal: int, upper: bool) -> Tensor:
+    p = points(x.sizes)
+    shifted = ex.sub(ex.sub(p[-1], p[-2]), diagonal)
+    keep = s.binary("ge" if upper else "le", va.index(shifted), 0)
+    return Tensor(x.sizes, x.dtype, va.where(keep, x.value, va.const(0, x.value.dtype)))
+
+
+@lowers("tril.default")
+def tril(ctx: Ctx, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _mask_triangle(x, diagonal, upper=False)
+
+
+@lowers("triu.default")
+def triu(ctx: Ctx, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _mask_triangle(x, diagonal, upper=True)

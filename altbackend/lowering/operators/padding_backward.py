@@ -1,0 +1,32 @@
+"""Gradient of replication padding: every padded element adds to the input element that it copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ..context import Ctx
+from ..registry import lowers
+from ..tensor import Tensor, points
+from .scatter import scatter
+
+
+def _replication_backward(rank: int) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, grad: Tensor, x: Tensor, pad: Sequence[Any]) -> Tensor:
+        p = list(points(grad.sizes))
+        lead = len(p) - rank
+        for k in range(rank):
+            n, before = x.sizes[lead + k], ctx.index(pad[2 * (rank - 1 - k)])
+            i = va.index(ex.minimum(ex.maximum(ex.sub(p[lead + k], before), 0), ex.sub(n, 1)))
+            # as a value: several points store to one place, which keeps this loop in order
+            p[lead + k] = ex.lookup(i, 0, max(ex.bounds(n)[1] - 1, 0))
+        zero = Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
+        return scatter(ctx, zero, "add", grad.sizes, p, grad.computed())
+
+    return lower
+
+
+for _rank in (1, 2, 3):
+    lowers(f"replication_pad{_rank}d_backward.default")(_replication_backward(_rank))

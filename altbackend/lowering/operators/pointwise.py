@@ -1,0 +1,414 @@
+"""Pointwise operators: a table of names, and the composed forms as equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.ops import BOOL, LOW_PRECISION, OPS, compute_dtype
+from ...ir.value import Value
+from .. import exact
+from .. import scalar as s
+from ..context import Ctx
+from ..registry import LOWERINGS, FallBack, lowers
+from ..tensor import Tensor, expand
+
+# aten name -> row of the scalar table; overloads are tried by signature.
+_DIRECT: dict[str, str] = {
+    n: n
+    for n in [
+        "abs",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "ceil",
+        "copysign",
+        "cos",
+        "cosh",
+        "digamma",
+        "eq",
+        "erf",
+        "erfc",
+        "erfinv",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "fmax",
+        "fmin",
+        "fmod",
+        "gcd",
+        "ge",
+        "gt",
+        "hypot",
+        "isinf",
+        "isnan",
+        "le",
+        "lgamma",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "maximum",
+        "minimum",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "reciprocal",
+        "relu",
+        "remainder",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "signbit",
+        "sin",
+        "sinh",
+        "sqrt",
+        "tan",
+        "tanh",
+        "trunc",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_not",
+        "i0",
+        "logaddexp",
+        "round",
+    ]
+} | {
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    "special_i0e": "i0e",
+    "special_i1": "i1",
+    "special_i1e": "i1e",
+    "__lshift__": "left_shift",
+    "__rshift__": "right_shift",
+}
+_INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
+
+
+def elementwise(
+    ctx: Ctx,
+    fn: Callable[..., Value],
+    *args: Any,
+    common: torch.dtype | None = None,
+    condition: Value | None = None,
+) -> Tensor:
+    """Apply `fn` to the scalars of broadcast arguments, in the compute dtype of `common` (default: the result's dtype).
+
+    The shape and dtype of the result are those of the traced node. `condition`: another operand, which `fn` holds.
+    Under numerics="eager" raises NotHere for what only eager's own kernel computes to the last bit.
+    """
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes, common = ctx.shape(out.shape), common or out.dtype
+    taken = [scalar_arg(ctx, a, sizes, compute_dtype(common)) for a in args]
+    if exact.wanted(ctx) and common in LOW_PRECISION:
+        taken = [exact.operand(ctx, a, k, v, common) for k, (a, v) in enumerate(zip(args, taken, strict=True))]
+    value = fn(*taken)
+    if exact.wanted(ctx):
+        exact.check(ctx, value, {*taken, condition}, common)
+    return finish(ctx, sizes, out.dtype, value)
+
+
+def finish(ctx: Ctx, sizes: tuple[Index, ...], dtype: torch.dtype, value: Value) -> Tensor:
+    """Wrap a computed scalar; under numerics="eager" a low-precision result is rounded after every operator."""
+    if value.dtype != compute_dtype(dtype):
+        value = va.cast(value, compute_dtype(dtype) if value.dtype != dtype else dtype)
+    if dtype in LOW_PRECISION and ctx.cfg.numerics == "eager" and value.dtype != dtype:
+        value = s.round_to(value, dtype)
+    return Tensor(sizes, dtype, value)
+
+
+def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -> Value:
+    if isinstance(a, Tensor):
+        return expand(a, sizes).computed(dtype)
+    if isinstance(a, (torch.SymInt, ex.Expr)):
+        return va.cast(va.index(ctx.index(a)), dtype)
+    return va.cast(a, dtype) if isinstance(a, Value) else va.const(a, dtype)
+
+
+def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
+    """torch's common dtype of a comparison's arguments, from the traced values."""
+    fakes: list[Any] = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
+    return torch.result_type(fakes[0], fakes[1 if len(fakes) > 1 else 0])
+
+
+def _direct(name: str, op: str) -> Callable[..., Tensor]:
+    arity, result = OPS[op].arity, OPS[op].result
+
+    def lower(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+        node = ctx.graph_node
+        assert node is not None
+        common = promoted(args, node) if result == BOOL else None
+        if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
+            raise FallBack("the next number of a 16-bit type is not that of float32, in which kernels compute")
+        if op in ("logical_and", "logical_or", "logical_not"):
+            return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
+        if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
+            return args[0]  # type: ignore[no-any-return]
+        if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
+            return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
+        if op in ("fmod", "remainder"):
+            return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), *args[:arity], common=common)
+        return elementwise(ctx, lambda *v: va.apply(op, *v), *args[:arity], common=common)
+
+    lower.__name__ = name
+    return lower
+
+
+def _truth(x: Value) -> Value:
+    return x if x.dtype == torch.bool else s.binary("ne", x, 0)
+
+
+def register_direct() -> None:
+    variants = ("default", "Tensor", "Scalar", "Scalar_Tensor", "Tensor_Scalar", "Tensor_Tensor")
+    for name, op in _DIRECT.items():
+        packet = getattr(torch.ops.aten, name, None)
+        for v in variants:
+            if packet is not None and v in packet.overloads():
+                LOWERINGS[getattr(packet, v)] = _direct(name, op)
+
+
+register_direct()
+
+
+@lowers("add.Tensor", "add.Scalar")
+def add(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.add(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+
+
+@lowers("sub.Tensor", "sub.Scalar")
+def sub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.sub(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+
+
+@lowers("rsub.Tensor", "rsub.Scalar")
+def rsub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
+
+
+@lowers("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, s.div, a, b)
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(ctx: Ctx, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    op = {None: "truediv", "floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
+    return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), a, b)
+
+
+@lowers("floor_divide.default", "floor_divide.Scalar")
+def floor_divide(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, _divisor(ctx, y)), a, b)
+
+
+def _divisor(ctx: Ctx, x: Value) -> Value:
+    """A divisor; an integer that may be zero is checked on a CPU, where eager raises. A GPU divides by it."""
+    if ctx.gpu or x.dtype.is_floating_point or (x.op == "const" and x.attr):
+        return x
+    if x.op == "index" and (ex.bounds(x.attr)[0] > 0 or ex.bounds(x.attr)[1] < 0):
+        return x
+    return va.make("nonzero", (x,), x.dtype)
+
+
+@lowers("pow.Tensor_Tensor", "pow.Scalar")
+def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    return elementwise(ctx, lambda x, y: va.apply("pow", x, y), a, b)
+
+
+@lowers("pow.Tensor_Scalar")
+def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
+    if isinstance(b, (ex.Expr, Value)):  # a number that a size decides
+        if not ctx.graph_node.meta["val"].is_floating_point():  # type: ignore[union-attr]
+            raise FallBack("an integer to the power of a size")
+        return pow_tensor(ctx, a, b)
+    if not ctx.gpu and a.dtype == torch.float16 and b in (0.5, -0.5):
+        return pow_tensor(ctx, a, b)  # eager's roots of other types differ from its powers at -0 and -infinity
+    return elementwise(ctx, lambda x: power(x, b), a)
+
+
+def power(x: Value, p: Any) -> Value:
+    """x**p for a constant p: products and roots where eager uses them too."""
+    if p == 1:
+        return x
+    if p == 2:
+        return s.mul(x, x)
+    if p == 3:
+        return s.mul(s.mul(x, x), x)
+    if x.dtype.is_floating_point:
+        if p == 0.5:
+            return s.unary("sqrt", x)
+        if p == -0.5:
+            return s.unary("rsqrt", x)
+        if p == -1:
+            return s.unary("reciprocal", x)
+        if p == -2:
+            return s.unary("reciprocal", s.mul(x, x))
+    return s.binary("pow", x, p)
+
+
+@lowers("where.self")
+def where(ctx: Ctx, cond: Any, a: Any, b: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    c = _truth(expand(cond, sizes).computed())
+    return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b, condition=c)
+
+
+@lowers("logical_xor.default")
+def logical_xor(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    x, y = (_truth(expand(t, sizes).computed()) for t in (a, b))
+    return Tensor(sizes, torch.bool, va.apply("ne", x, y))
+
+
+@lowers("clamp.default", "clamp.Tensor")
+def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
+    def body(v: Value, *ends: Value) -> Value:
+        it = iter(ends)
+        if lo is not None:
+            v = at_least(ctx, v, next(it))
+        return v if hi is None else at_most(ctx, v, next(it))
+
+    return elementwise(ctx, body, x, *(e for e in (lo, hi) if e is not None))
+
+
+def at_least(ctx: Ctx, v: Value, low: Value) -> Value:
+    # a zero at a bound of zero keeps its sign on a CPU; beside a tensor that is left open
+    if (exact.wanted(ctx) or not ctx.gpu) and low.op == "const" and low.attr == low.attr:
+        return s.where(s.binary("lt", v, low), low, v)
+    return va.apply("maximum", v, low)
+
+
+def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
+    if (exact.wanted(ctx) or not ctx.gpu) and high.op == "const" and high.attr == high.attr:
+        return s.where(s.binary("gt", v, high), high, v)
+    return va.apply("minimum", v, high)
+
+
+@lowers("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(ctx: Ctx, x: Any, lo: Any) -> Tensor:
+    return elementwise(ctx, lambda v, e: at_least(ctx, v, e), x, lo)
+
+
+@lowers("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(ctx: Ctx, x: Any, hi: Any) -> Tensor:
+    return elementwise(ctx, lambda v, e: at_most(ctx, v, e), x, hi)
+
+
+@lowers("square.default")
+def square(ctx: Ctx, x: Any) -> Tensor:
+    return elementwise(ctx, s.square, x)
+
+
+@lowers("native_dropout_backward.default")
+def native_dropout_backward(ctx: Ctx, g: Any, mask: Any, scale: float) -> Tensor:
+    return elementwise(ctx, lambda a, m: s.mul(s.mul(a, m), scale), g, mask)
+
+
+@lowers("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(ctx: Ctx, x: Any, mask: Tensor, number: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    m = expand(mask, ctx.shape(out.shape)).computed()
+    return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number, condition=m)
+
+
+@lowers("addcmul.default")
+def addcmul(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    def body(v: Value, p: Value, q: Value) -> Value:
+        return s.add(v, s.mul(p if value == 1 else s.mul(p, value), q))
+
+    return elementwise(ctx, body, x, a, b)
+
+
+@lowers("addcdiv.default")
+def addcdiv(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    def body(v: Value, p: Value, q: Value) -> Value:
+        return s.add(v, s.div(p if value == 1 else s.mul(p, value), q))
+
+    return elementwise(ctx, body, x, a, b)
+
+
+@lowers("lerp.Scalar", "lerp.Tensor")
+def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
+    def body(x: Value, y: Value, t: Value) -> Value:
+        # the end nearer to t, as eager chooses for accuracy
+        d = s.sub(y, x)
+        near = s.binary("lt", s.unary("abs", t), 0.5)
+        return s.where(near, s.add(x, s.mul(t, d)), s.sub(y, s.mul(d, s.sub(1.0, t))))
+
+    return elementwise(ctx, body, a, b, w)
+
+
+@lowers("_to_copy.default", "prims::convert_element_type.default")
+def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    # A user's cast is a barrier: what a low-precision chain kept in float32 is rounded first.
+    value = va.cast(x.value, x.dtype)
+    if out.dtype == x.dtype:
+        return Tensor(x.sizes, x.dtype, x.value)
+    return Tensor(x.sizes, out.dtype, va.cast(value, out.dtype))
+
+
+@lowers(
+    "clone.default",
+    "lift_fresh_copy.default",
+    "positive.default",
+    "detach.default",
+    "alias.default",
+    "lift_fresh.default",
+)
+def clone(ctx: Ctx, x: Tensor, **kwargs: Any) -> Tensor:
+    return x
+
+
+@lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")
+def full(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+    node = ctx.graph_node
+    assert node is not None
+    out = node.meta["val"]
+    name = node.target._schema.name  # type: ignore[union-attr]
+    number: Any = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
+    value = scalar_arg(ctx, number, (), out.dtype)
+    return Tensor(ctx.shape(out.shape), out.dtype, value)
+
+
+@lowers("prims::iota.default")
+def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any) -> Tensor:
+    return arange(ctx, start, None, step)
+
+
+@lowers("arange.start_step")
+def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    i = ex.ix(ex.var("d0", sizes[0]))
+    if any(isinstance(a, (float, Value)) for a in (start, step)):
+        acc = compute_dtype(out.dtype)
+        first, by = (scalar_arg(ctx, a, (), acc) for a in (start, step))
+        value = s.add(s.mul(va.cast(va.index(i), acc), by), first)
+        return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
+    value = va.index(ex.add(ctx.index(start), ex.mul(i, ctx.index(step))))
+    return Tensor(sizes, out.dtype, va.cast(value, out.dtype))
+
+
+@lowers("empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty_strided.default")
+def empty(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    return Tensor(ctx.shape(out.shape), out.dtype, va.const(0, out.dtype))

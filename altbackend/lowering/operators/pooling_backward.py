@@ -1,0 +1,185 @@
+"""Gradients of pooling. Of averages in gather form: each input element sums over the few windows that contain it.
+
+There no position is written twice, so all of it runs in parallel and fuses; sums run in the order of the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.value import Value
+from .. import scalar as s
+from ..context import Ctx
+from ..registry import lowers
+from ..tensor import Tensor, points
+from .indexing import position
+from .pointwise import finish
+from .pooling import (
+    MAX_WINDOW,
+    adaptive_end,
+    adaptive_start,
+    divisor,
+    inside,
+    pair,
+    reduced_window,
+    stored,
+    sum_of,
+    wide,
+)
+from .reduction import as_number
+from .scatter import scatter
+
+
+def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
+    """newest - reach + 1 + offset: the output point `offset` steps after the first that may contain the input."""
+    return [ex.add(ex.sub(w, ex.sub(n, 1)), i) for w, n, i in zip(newest, reach, offset, strict=True)]
+
+
+def _gather(
+    ctx: Ctx,
+    sizes: tuple[Index, ...],
+    reach: Sequence[Index],
+    newest: list[Index],
+    term: Callable[[list[Index]], tuple[Value, Value]],
+) -> Value:
+    """Sum of `term` (condition, value) over the output points that may contain the input point."""
+    known = [n for n in reach if isinstance(n, int)]
+    if len(known) == len(reach) and math.prod(known) <= MAX_WINDOW:
+        offsets = [ex.unflatten(flat, tuple(known)) for flat in range(math.prod(known))]
+        return sum_of([term(_windows(reach, o, newest)) for o in offsets])
+    both = (*sizes, *reach)
+    cond, v = term(_windows(reach, points(both)[len(sizes) :], newest))
+    return reduced_window(ctx, sizes, both, cond, v)
+
+
+def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    """A scatter over the outputs: each knows the one input that it came from, a gather would ask every window."""
+
+    def lower(
+        ctx: Ctx,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        at: Tensor,
+    ) -> Tensor:
+        return _to_positions(ctx, grad, x, at, rank)
+
+    return lower
+
+
+def _adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor) -> Tensor:
+        return _to_positions(ctx, grad, x, at, rank)
+
+    return lower
+
+
+def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> Tensor:
+    """`grad` added to zeros of `x`'s shape at the positions `at` in their planes."""
+    if 0 in grad.sizes:
+        return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
+    lead, p = len(x.sizes) - rank, points(grad.sizes)
+    plane = (*x.sizes[:lead], ex.prod(x.sizes[lead:]))
+    zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
+    where = [*p[:lead], position(ctx, at, p, plane[-1])]
+    strides = _flat_strides(ctx, x, lead)
+    got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
+    q = points(x.sizes)
+    return Tensor(x.sizes, got.dtype, got.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
+
+
+def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
+    """The result's strides with its pooled dimensions taken as one; None where they are not one in memory."""
+    strides = ctx.strides_like(x.sizes, ctx.graph_node.meta["val"])  # type: ignore[union-attr]
+    for d in range(lead, len(strides) - 1):
+        if strides[d] != ex.mul(strides[d + 1], x.sizes[d + 1]):
+            return None
+    return (*strides[:lead], strides[-1])
+
+
+lowers("max_pool2d_with_indices_backward.default")(_max_pool_backward(2))
+lowers("max_pool3d_with_indices_backward.default")(_max_pool_backward(3))
+lowers("adaptive_max_pool2d_backward.default")(_adaptive_max_pool_backward(2))
+lowers("adaptive_max_pool3d_backward.default")(_adaptive_max_pool_backward(3))
+
+
+def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def lower(
+        ctx: Ctx,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: Any,
+    ) -> Tensor:
+        k, pad = pair(kernel, rank), pair(padding, rank)
+        step = pair(stride, rank, k)
+        reach = [(k[d] - 1) // step[d] + 1 for d in range(rank)]
+        grad = stored(ctx, grad)
+        lead, p = len(x.sizes) - rank, points(x.sizes)
+        newest = [ex.floordiv(ex.add(p[lead + d], pad[d]), step[d]) for d in range(rank)]
+        dims = x.sizes[lead:]
+
+        def term(o: list[Index]) -> tuple[Value, Value]:
+            conds = [c for i, n in zip(o, grad.sizes[lead:], strict=True) for c in inside(i, n)]
+            for d in range(rank):  # the window reaches this element
+                end = ex.add(ex.mul(o[d], step[d]), k[d] - pad[d])
+                conds.append(va.compare_index("lt", p[lead + d], end))
+            n = divisor_override or divisor(dims, o, k, step, pad, count_include_pad)
+            g = wide(grad.at([*p[:lead], *o]))
+            return va.conjunction(*conds), s.div(g, as_number(n, g.dtype))
+
+        return finish(ctx, x.sizes, grad.dtype, _gather(ctx, x.sizes, reach, newest, term))
+
+    return lower
+
+
+lowers("avg_pool2d_backward.default")(_avg_pool_backward(2))
+lowers("avg_pool3d_backward.default")(_avg_pool_backward(3))
+
+
+def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, grad: Tensor, x: Tensor) -> Tensor:
+        n, m = x.sizes[-rank:], grad.sizes[-rank:]
+        lead, p = len(x.sizes) - rank, points(x.sizes)
+        reach = [_most_windows(a, b) for a, b in zip(n, m, strict=True)]
+        # the last window with start = floor(o n / m) <= i is o = ceil((i + 1) m / n) - 1
+        newest = [ex.floordiv(ex.sub(ex.mul(ex.add(p[lead + d], 1), m[d]), 1), n[d]) for d in range(rank)]
+        grad = stored(ctx, grad)
+
+        def term(o: list[Index]) -> tuple[Value, Value]:
+            conds = []
+            v = wide(grad.at([*p[:lead], *o]))
+            for d in range(rank):
+                end = adaptive_end(o[d], n[d], m[d])
+                conds += [va.compare_index("ge", o[d], 0), va.compare_index("lt", p[lead + d], end)]
+                v = s.div(v, as_number(ex.sub(end, adaptive_start(o[d], n[d], m[d])), v.dtype))
+            return va.conjunction(*conds), v
+
+        return finish(ctx, x.sizes, grad.dtype, _gather(ctx, x.sizes, reach, newest, term))
+
+    return lower
+
+
+def _most_windows(n: Index, m: Index) -> Index:
+    """In how many of `m` adaptive windows over `n` inputs an input lies at most; one too many of symbolic sizes."""
+    if not (isinstance(n, int) and isinstance(m, int)):
+        return ex.add(ex.floordiv(ex.add(m, ex.sub(n, 1)), n), 1)
+    spans = [(o * n // m, -(-(o + 1) * n // m)) for o in range(m)]
+    return max(sum(b <= i < e for b, e in spans) for i in range(n))
+
+
+lowers("_adaptive_avg_pool2d_backward.default")(_adaptive_avg_pool_backward(2))
+lowers("_adaptive_avg_pool3d_backward.default")(_adaptive_avg_pool_backward(3))

@@ -1,0 +1,60 @@
+"""Random numbers as scalars: functions of an operator's seed and an element's position, so they fuse as any other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.value import Value
+from ...runtime import philox as draws
+from .. import scalar as s
+from ..context import Ctx
+from ..registry import LOWERINGS
+from ..tensor import Tensor, points
+
+
+def _call(ctx: Ctx, op: str, seed: Tensor) -> Value:
+    """A Philox operator at every element of the node's result, counted row by row whatever its strides."""
+    sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    return va.apply(op, seed.at((0,)), va.index(ex.flatten(sizes, points(sizes))))
+
+
+def _result(ctx: Ctx, value: Value) -> Tensor:
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    return Tensor(ctx.shape(out.shape), out.dtype, value)
+
+
+def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
+    """[0, 1) with 24 bits, 53 for float64, and as many as the dtype has below 1 for 16-bit floats."""
+    if dtype == torch.float64:
+        top = s.binary("bitwise_and", s.binary("right_shift", _call(ctx, "philox_bits", seed), 11), 2**53 - 1)
+        return _result(ctx, s.mul(va.cast(top, dtype), 2.0**-53))
+    u = _call(ctx, "philox_uniform", seed)
+    if dtype in draws.EXACT_BITS:
+        steps = 2.0 ** draws.EXACT_BITS[dtype]
+        u = s.mul(s.unary("floor", s.mul(u, steps)), 1 / steps)
+    return _result(ctx, u)
+
+
+def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
+    # sqrt(-2 log u) cos(2 pi v)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    u, v = (va.cast(_call(ctx, op, seed), wide) for op in ("philox_radius", "philox_turn"))
+    radius = s.unary("sqrt", s.mul(s.unary("log", s.add(u, 2.0**-25)), -2.0))
+    return _result(ctx, s.mul(radius, s.unary("cos", s.mul(v, 2 * math.pi))))
+
+
+def integers(ctx: Ctx, seed: Tensor, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    # low + (32 bits * (high - low)) / 2^32, which fits as high - low <= 2^31
+    word = s.binary("bitwise_and", _call(ctx, "philox_bits", seed), 0xFFFFFFFF)
+    value = s.add(s.binary("right_shift", s.mul(word, high - low), 32), low)
+    return _result(ctx, va.cast(value, dtype))
+
+
+LOWERINGS[draws.philox_uniform] = uniform
+LOWERINGS[draws.philox_normal] = normal
+LOWERINGS[draws.philox_integers] = integers

@@ -1,0 +1,245 @@
+"""Operators that write to data-dependent positions: a copy of the base, then stores in loop order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.loops import Scatter
+from ...ir.ops import compute_dtype
+from ...ir.value import Value
+from .. import scalar as s
+from ..context import Ctx
+from ..gpu import scatter_refusal
+from ..registry import FallBack, lowers
+from ..tensor import Tensor, axes, expand, of_buffer, points, with_dim
+from .indexing import advanced, position
+from .one_hot import one_hot
+from .pointwise import finish
+
+MODES = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+def scatter(
+    ctx: Ctx,
+    base: Tensor,
+    mode: str,
+    sizes: Sequence[Index],
+    where: Sequence[Index],
+    value: Value,
+    *,
+    strides: tuple[Index, ...] | None = None,
+) -> Tensor:
+    """`base` with `value` combined into it at `where`, both over the points of `sizes`; a new buffer.
+
+    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`. `strides` of the buffer
+    are by default in the order of the traced result's; they must be dense.
+    """
+    val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    fake = val[0] if isinstance(val, (tuple, list)) else val  # a gradient by several arguments: the scattered is first
+    acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
+    if why := scatter_refusal(ctx, mode, acc):
+        raise FallBack(why)
+    b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
+    ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
+    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
+    dims = tuple(a for a in axes(sizes) if a.args[1] != 1)
+    if 0 not in sizes:
+        ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
+    # a base lifted to one dimension gives a result without dimensions again
+    return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
+
+
+def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:
+    """Positions of a scatter along `dim`: every other coordinate is the point's own."""
+    p = list(points(indices.sizes))
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=va.RUNTIME_ERROR)
+    return p
+
+
+def _source(src: Any, indices: Tensor, x: Tensor) -> Value:
+    if isinstance(src, Tensor):
+        return va.cast(with_dim(src).at(points(indices.sizes)), x.dtype)
+    return va.const(src, x.dtype)
+
+
+def _scatter_along(mode: str) -> Callable[..., Tensor]:
+    def lower(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any) -> Tensor:
+        if 0 in indices.sizes:
+            return x
+        x, indices = with_dim(x), with_dim(indices)
+        dim %= len(x.sizes)
+        where = _along(ctx, dim, indices, x)
+        if mode == "set" and indices.sizes == tuple(1 if k == dim else n for k, n in enumerate(x.sizes)):
+            filled = one_hot(x, dim, where[dim], _source(src, indices, x))
+            if filled is not None:
+                return finish(ctx, filled.sizes if _result_has_dims(ctx) else (), filled.dtype, filled.value)
+        return scatter(ctx, x, mode, indices.sizes, where, _source(src, indices, x))
+
+    return lower
+
+
+def _result_has_dims(ctx: Ctx) -> bool:
+    return bool(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+
+
+lowers("scatter.src", "scatter.value")(_scatter_along("set"))
+lowers("scatter_add.default")(_scatter_along("add"))
+
+
+@lowers("scatter.reduce", "scatter.value_reduce")
+def scatter_named(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any, *, reduce: str) -> Tensor:
+    return _scatter_along({"add": "add", "multiply": "prod"}[reduce])(ctx, x, dim, indices, src)
+
+
+@lowers("scatter_reduce.two")
+def scatter_reduce(
+    ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if 0 in indices.sizes:
+        return x
+    x, indices = with_dim(x), with_dim(indices)
+    where = _along(ctx, dim % len(x.sizes), indices, x)
+    return combine(ctx, x, reduce, indices.sizes, where, _source(src, indices, x), include_self)
+
+
+def combine(
+    ctx: Ctx, x: Tensor, reduce: str, sizes: Sequence[Index], where: Sequence[Index], value: Value, include_self: bool
+) -> Tensor:
+    """A reducing scatter; without `include_self` every position that it meets starts from the identity."""
+    mode = "add" if reduce == "mean" else MODES[reduce]
+    start = x if include_self else scatter(ctx, x, "set", sizes, where, _identity(mode, x.dtype))
+    total = scatter(ctx, with_dim(start), mode, sizes, where, value)
+    if reduce != "mean":
+        return total
+    # how many were added at each position; one where there is none, and the value itself counts with include_self
+    acc = compute_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64
+    zero = Tensor(x.sizes, acc, va.const(int(include_self), acc))
+    n = scatter(ctx, zero, "add", sizes, where, va.const(1, acc)).value
+    op = "truediv" if acc.is_floating_point else "floor_divide"
+    mean = va.apply(op, total.computed(acc), va.apply("maximum", n, va.const(1, acc)))
+    return finish(ctx, total.sizes, x.dtype, mean)
+
+
+def _identity(mode: str, dtype: torch.dtype) -> Value:
+    if mode in ("add", "prod"):
+        return va.const(int(mode == "prod"), dtype)
+    if dtype == torch.bool:
+        return va.const(mode == "min", dtype)
+    if dtype.is_floating_point:
+        return va.const(float("inf" if mode == "min" else "-inf"), dtype)
+    limits = torch.iinfo(dtype)
+    return va.const(limits.max if mode == "min" else limits.min, dtype)
+
+
+def _index_along(
+    ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, code: int = va.INDEX_ERROR
+) -> tuple[tuple[Index, ...], list[Index]]:
+    """(shape of the source, positions) of an index_add or index_copy."""
+    dim %= len(x.sizes)
+    p = list(points(src.sizes))
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], code=code)
+    return src.sizes, p
+
+
+@lowers("index_add.default")
+def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: Any = 1) -> Tensor:
+    if 0 in src.sizes:
+        return x
+    x, src = with_dim(x), with_dim(src)
+    # of matrices eager makes a scatter_add
+    code = va.RUNTIME_ERROR if len(x.sizes) == 2 and indices.dtype == torch.int64 else va.INDEX_ERROR
+    sizes, where = _index_along(ctx, x, dim, indices, src, code)
+    value = src.computed()
+    return scatter(ctx, x, "add", sizes, where, value if alpha == 1 else s.mul(value, alpha))
+
+
+@lowers("index_copy.default")
+def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> Tensor:
+    if 0 in src.sizes:
+        return x
+    x, src = with_dim(x), with_dim(src)
+    sizes, where = _index_along(ctx, x, dim, indices, src)
+    return scatter(ctx, x, "set", sizes, where, va.cast(src.value, src.dtype))
+
+
+@lowers("index_reduce.default")
+def index_reduce(
+    ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if 0 in src.sizes:
+        return x
+    x, src = with_dim(x), with_dim(src)
+    sizes, where = _index_along(ctx, x, dim, indices, src)
+    return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
+
+
+@lowers("index_put.default")
+def index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, *, checked: bool = True
+) -> Tensor:
+    if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
+        return _mask_put(x, indices, values, accumulate)
+    sizes = indexed_sizes(x, indices)
+    if 0 in sizes:
+        return x
+    where = advanced(ctx, x, indices, sizes, checked=checked)
+    value = expand(values, sizes)
+    return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
+
+
+@lowers("_unsafe_index_put.default")
+def unsafe_index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+    """index_put whose indices a decomposition computed, and promises to be in range."""
+    out: Tensor = index_put(ctx, x, indices, values, accumulate, checked=False)
+    return out
+
+
+def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:
+    """One value for every place where a mask over leading dimensions holds."""
+    if len([t for t in indices if t is not None]) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
+        raise FallBack("a mask beside other indices")
+    if any(n != 1 for n in values.sizes):
+        raise FallBack("as many values as the mask holds")
+    mask = indices[0]
+    held = mask.at(points(x.sizes)[: len(mask.sizes)])
+    value = va.cast(values.value, x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.where(held, s.add(x.value, value) if accumulate else value, x.value))
+
+
+def indexed_sizes(x: Tensor, indices: Sequence[Any]) -> tuple[Index, ...]:
+    """Shape of `x[indices]`: the indexed dimensions give way to the indices' common shape."""
+    given = [k for k, t in enumerate(indices) if t is not None]
+    common = _broadcast([indices[k].sizes for k in given])
+    rest = [n for k, n in enumerate(x.sizes) if k not in given]
+    first = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
+    return (*rest[:first], *common, *rest[first:])
+
+
+def _broadcast(shapes: Sequence[tuple[Index, ...]]) -> tuple[Index, ...]:
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(n)) + tuple(n) for n in shapes]
+    return tuple(next((n for n in column if n != 1), 1) for column in zip(*padded, strict=True))
+
+
+@lowers("embedding_dense_backward.default")
+def embedding_backward(
+    ctx: Ctx, grad: Tensor, indices: Tensor, rows: Any, padding: int, scale_by_frequency: bool
+) -> Tensor:
+    if scale_by_frequency:
+        raise FallBack("rows scaled by how often they occur")
+    sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    zero = Tensor(sizes, grad.dtype, va.const(0, grad.dtype))
+    if 0 in grad.sizes:
+        return zero
+    p = points(grad.sizes)
+    value = grad.computed()
+    if padding >= 0:
+        row = va.cast(indices.at(p[:-1]), torch.int64)
+        value = s.where(s.binary("eq", row, padding), 0, value)
+    return scatter(ctx, zero, "add", grad.sizes, [position(ctx, indices, p[:-1], sizes[0]), p[-1]], value)

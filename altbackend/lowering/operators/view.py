@@ -1,0 +1,387 @@
+"""View operators as index maps: nothing is copied unless an index would need a division per element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...compat import torch_api
+from ...errors import Unsupported
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.loops import View
+from .. import extern, facts
+from .. import scalar as s
+from ..aliases import alias_root
+from ..context import Ctx, memory_order
+from ..registry import FallBack, lowers
+from ..tensor import Tensor, as_view, expand, full, of_view, points, with_dim
+
+
+def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
+    return ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+
+
+def has_division(v: va.Value) -> bool:
+    return any("%" in ex.show(i) or "//" in ex.show(i) for _, i in va.loads(v))
+
+
+@lowers("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
+def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return reshape(ctx, x, out_sizes(ctx), traced=True)
+
+
+def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], traced: bool = False) -> Tensor:
+    """Row-major reinterpretation; a source that would need divisions in its loads is materialised first.
+
+    `traced`: the node being lowered is a reshape of `x` to `sizes`, so where it was traced as a view, it is that view.
+    """
+    if sizes == x.sizes:
+        return x
+    if (regrouped := _regroup(x.sizes, sizes)) is not None:
+        return Tensor(sizes, x.dtype, x.at(regrouped))
+    where = ex.unflatten(ex.flatten(sizes, points(sizes)), x.sizes)
+    value = x.at(where)
+    if has_division(value) and not has_division(x.value):
+        if traced and (same := _as_traced(ctx, x, sizes)) is not None:
+            return same
+        value = ctx.realize(x, fresh=as_view(x) is not None).at(where)
+    return Tensor(sizes, x.dtype, value)
+
+
+def _as_traced(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor | None:
+    """The node being lowered as a view with the strides that were traced, if `x` stands as its argument was traced.
+
+    Symbolic sizes may leave a division in every index of a view that torch has found to be one.
+    """
+    node = ctx.graph_node
+    assert node is not None
+    whole, part = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
+    if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor):
+        return None
+    if torch_api.storage_of(whole) is None or torch_api.storage_of(whole) != torch_api.storage_of(part):
+        return None
+    wanted = ctx.shape(whole.stride())
+    v = as_view(x, wanted)
+    if v is None or any(a != b and n != 1 for a, b, n in zip(v.strides, wanted, v.sizes, strict=True)):
+        return None
+    return of_view(View(v.buffer, sizes, ctx.shape(part.stride()), v.offset), x.dtype)
+
+
+def _regroup(old: tuple[Index, ...], new: tuple[Index, ...]) -> list[Index] | None:
+    """Index map between shapes that differ only by dimensions of size 1."""
+    if tuple(n for n in old if n != 1) != tuple(n for n in new if n != 1):
+        return None
+    live = iter([p for p, n in zip(points(new), new, strict=True) if n != 1])
+    return [0 if n == 1 else next(live) for n in old]
+
+
+@lowers("permute.default")
+def permute(ctx: Ctx, x: Tensor, order: Sequence[int]) -> Tensor:
+    order = [k % len(x.sizes) for k in order]
+    sizes = tuple(x.sizes[k] for k in order)
+    p = points(sizes)
+    where = [p[order.index(k)] for k in range(len(order))]
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("t.default")
+def t(ctx: Ctx, x: Tensor) -> Tensor:
+    return x if len(x.sizes) < 2 else permute(ctx, x, [1, 0])
+
+
+@lowers("transpose.int")
+def transpose(ctx: Ctx, x: Tensor, a: int, b: int) -> Tensor:
+    order = list(range(len(x.sizes)))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return permute(ctx, x, order)
+
+
+@lowers("expand.default")
+def expand_op(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return expand(x, out_sizes(ctx))
+
+
+@lowers("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims")
+def unsqueeze(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
+    return reshape(ctx, x, out_sizes(ctx))
+
+
+@lowers("select.int")
+def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
+    dim %= len(x.sizes)
+    index = _selected(ctx, at, x.sizes[dim], dim)
+    sizes = x.sizes[:dim] + x.sizes[dim + 1 :]
+    p = points(sizes)
+    return Tensor(sizes, x.dtype, x.at([*p[:dim], index, *p[dim:]]))
+
+
+def _selected(ctx: Ctx, at: Any, size: Index, dim: int) -> Index:
+    """A position that the user's program computes, of either sign, as one from the front; the host checks it."""
+    index = ctx.index(at)
+    if isinstance(index, int) and isinstance(size, int):
+        return index % size
+    if ex.known_nonnegative(index) and ex.known_less(index, size):
+        return index
+    name = ctx.number(f"position({ex.show(index)}, {ex.show(size)}, {dim})")
+    return ex.sym(name, 0, max(ex.bounds(size)[1] - 1, 0))
+
+
+@lowers("slice.Tensor")
+def slice_op(ctx: Ctx, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    dim %= len(x.sizes)
+    sizes = out_sizes(ctx)
+    begin = slice_start(ctx, start, x.sizes[dim])
+    p = list(points(sizes))
+    p[dim] = ex.add(begin, ex.mul(p[dim], ctx.index(step)))
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
+    begin: Index = 0 if start is None else ctx.index(start)
+    if isinstance(begin, int) and begin < 0:
+        begin = ex.maximum(ex.add(begin, size), 0)
+    elif not ex.known_nonnegative(begin):
+        name = ctx.number(f"slice_begin({ex.show(begin)}, {ex.show(size)})")
+        return ex.sym(name, 0, ex.bounds(size)[1])
+    return ex.minimum(begin, size)
+
+
+@lowers("split_with_sizes.default", "split.Tensor", "split.sizes", "chunk.default")
+def split(ctx: Ctx, x: Tensor, how: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.sizes)
+    out = []
+    begin: Index = 0
+    for fake in ctx.graph_node.meta["val"]:  # type: ignore[union-attr]
+        sizes = ctx.shape(fake.shape)
+        p = list(points(sizes))
+        p[dim] = ex.add(begin, p[dim])
+        out.append(Tensor(sizes, x.dtype, x.at(p)))
+        begin = ex.add(begin, sizes[dim])
+    return tuple(out)
+
+
+@lowers("unbind.int")
+def unbind(ctx: Ctx, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    n = x.sizes[dim]
+    if not isinstance(n, int):
+        raise FallBack("the number of results is symbolic")
+    return tuple(select(ctx, x, dim, k) for k in range(n))
+
+
+@lowers("diagonal.default")
+def diagonal(ctx: Ctx, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rank = len(x.sizes)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    sizes = out_sizes(ctx)
+    p = points(sizes)
+    rest = iter(p[:-1])
+    where: list[Index] = []
+    for k in range(rank):
+        if k == dim1:
+            where.append(ex.add(p[-1], max(-offset, 0)))
+        elif k == dim2:
+            where.append(ex.add(p[-1], max(offset, 0)))
+        else:
+            where.append(next(rest))
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("unfold.default")
+def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    sizes, x = out_sizes(ctx), with_dim(x)
+    dim %= len(x.sizes)
+    p = list(points(sizes)) if len(sizes) > 1 else [0, *points(sizes)]
+    window = p.pop()
+    p[dim] = ex.add(ex.mul(p[dim], step), window)
+    return Tensor(sizes, x.dtype, x.at(p))
+
+
+@lowers("as_strided.default")
+def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+    """A window on what the value was traced as a part of: on its own buffer, or on that of the whole value.
+
+    Raises Unsupported for one that reaches beyond both.
+    """
+    node = ctx.graph_node
+    assert node is not None
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    if offset is not None and facts.in_an_input(source):
+        raise FallBack("no guard holds where an input begins in its storage")
+    place = source.meta["val"].storage_offset() if offset is None else offset
+    sizes, strides = ctx.shape(size), ctx.shape(stride)
+    reach = ex.add(0, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(sizes, strides, strict=True)))
+    whole = alias_root(source)
+    known = True
+    for n, held in dict.fromkeys(((source, x), (whole, ctx.env[whole]))):
+        if not isinstance(held, Tensor) or not _in_one(n.meta["val"], source.meta["val"]):
+            continue
+        v = _as_it_lay(ctx, held, n.meta["val"])
+        away = ex.sub(ctx.index(place), ctx.index(n.meta["val"].storage_offset()))
+        first = ex.add(v.offset, away)
+        room = ex.sub(ex.sub(ctx.buffers[v.buffer].extent, 1), ex.add(first, reach))
+        if 0 in sizes or facts.in_an_input(source) or (ex.known_nonnegative(first) and ex.known_nonnegative(room)):
+            return of_view(View(v.buffer, sizes, strides, first), x.dtype)
+        known = isinstance(first, int) and isinstance(room, int)
+    if known:
+        raise Unsupported(node, "a window that reaches beyond the storage of the value that it is laid on")
+    return extern.window(ctx, v, View(v.buffer, sizes, strides, away), x.dtype)
+
+
+def _in_one(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two traced values lie in one storage and read it in the same way."""
+    same = (a.dtype, a.is_neg(), a.is_conj()) == (b.dtype, b.is_neg(), b.is_conj())
+    return same and torch_api.storage_of(a) == torch_api.storage_of(b)
+
+
+def _as_it_lay(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:
+    """A value in a buffer with the strides that were traced."""
+    wanted = ctx.shape(fake.stride())
+    v = as_view(ctx.realize(x, fake), wanted)
+    if v is None or any(a != b for a, b, n in zip(v.strides, wanted, x.sizes, strict=True) if n != 1):
+        return extern.with_strides(ctx, x, wanted)
+    return v
+
+
+@lowers("flip.default")
+def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
+    if not x.sizes:  # torch lets a 0-d tensor have a dimension 0
+        return x
+    p = list(points(x.sizes))
+    for d in dims:
+        p[d] = ex.sub(ex.sub(x.sizes[d], 1), p[d]) if x.sizes[d] != 1 else 0
+    return Tensor(x.sizes, x.dtype, x.at(p))
+
+
+@lowers("roll.default")
+def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
+    if not x.sizes:
+        return x
+    if not dims:
+        flat = reshape(ctx, x, (ex.prod(x.sizes),))
+        return reshape(ctx, _rolled(ctx, flat, shifts, [0]), x.sizes)
+    return _rolled(ctx, x, shifts, dims)
+
+
+def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> Tensor:
+    p = list(points(x.sizes))
+    for shift, d in zip(shifts, dims, strict=True):
+        p[d] = ex.mod(ex.add(p[d], ex.sub(x.sizes[d], ex.mod(ctx.index(shift), x.sizes[d]))), x.sizes[d])
+    return Tensor(x.sizes, x.dtype, x.at(p))
+
+
+@lowers("repeat.default")
+def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    sizes = out_sizes(ctx)
+    lead = len(sizes) - len(x.sizes)
+    where = [ex.mod(i, n) for i, n in zip(points(sizes)[lead:], x.sizes, strict=True)]
+    return Tensor(sizes, x.dtype, x.at(where))
+
+
+@lowers("constant_pad_nd.default")
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Tensor:
+    sizes = out_sizes(ctx)
+    p = list(points(sizes))
+    conds = []
+    for k in range(len(pad) // 2):
+        d = len(sizes) - 1 - k
+        before = ctx.index(pad[2 * k])
+        p[d] = ex.sub(p[d], before)
+        conds.append(va.compare_index("ge", p[d], 0))
+        conds.append(va.compare_index("lt", p[d], x.sizes[d]))
+    value = x.at(p)
+    other = va.const(number, value.dtype)
+    return Tensor(sizes, x.dtype, va.masked(va.conjunction(*conds), value, other))
+
+
+@lowers("cat.default")
+def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Each part is written into its own region of one new buffer."""
+    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    sizes = ctx.shape(out.shape)
+    dim %= len(sizes)
+    parts = [p for p in parts if len(p.sizes) == len(sizes) and p.sizes[dim] != 0]
+    if not parts:
+        return full(sizes, 0, out.dtype)  # without elements
+    if len(parts) == 1:
+        return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
+    whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
+    begin: Index = 0
+    for part in parts:
+        ctx.store_region(whole, Tensor(part.sizes, out.dtype, va.cast(part.value, part.dtype)), dim, begin)
+        begin = ex.add(begin, part.sizes[dim])
+    return of_view(View(whole.name, whole.sizes, whole.strides), out.dtype)
+
+
+@lowers("slice_scatter.default")
+def slice_scatter(
+    ctx: Ctx, x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
+    dim %= len(x.sizes)
+    begin = slice_start(ctx, start, x.sizes[dim])
+    p = list(points(x.sizes))
+    source = expand(src, (*x.sizes[:dim], _slice_length(ctx, dim), *x.sizes[dim + 1 :]))
+    moved = ex.sub(p[dim], begin)
+    conds = [va.compare_index("ge", p[dim], begin)]
+    conds.append(va.compare_index("lt", moved, ex.mul(source.sizes[dim], step)))
+    if step != 1:
+        conds.append(s.binary("eq", va.index(ex.mod(moved, step)), 0))
+    p[dim] = ex.floordiv(moved, step)
+    value = va.cast(source.at(p), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.masked(va.conjunction(*conds), value, x.value))
+
+
+def _slice_length(ctx: Ctx, dim: int) -> Index:
+    node = ctx.graph_node
+    assert node is not None
+    src = node.args[1].meta["val"]  # type: ignore[union-attr]
+    return ctx.index(src.shape[dim])
+
+
+@lowers("select_scatter.default")
+def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tensor:
+    dim %= len(x.sizes)
+    index = _selected(ctx, at, x.sizes[dim], dim)
+    p = points(x.sizes)
+    here = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
+    value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.where(here, value, x.value))
+
+
+@lowers("diagonal_scatter.default")
+def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rank = len(x.sizes)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    p = points(x.sizes)
+    along = ex.sub(p[dim1], max(-offset, 0))  # position on the diagonal
+    here = s.binary("eq", va.index(ex.sub(p[dim2], p[dim1])), offset)
+    on = va.conjunction(here, va.compare_index("ge", along, 0), va.compare_index("lt", along, src.sizes[-1]))
+    value = va.cast(src.at([*(i for k, i in enumerate(p) if k not in (dim1, dim2)), along]), x.value.dtype)
+    return Tensor(x.sizes, x.dtype, va.masked(on, value, x.value))
+
+
+@lowers("as_strided_scatter.default")
+def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+    """Only the form in which `src` covers all of `x`; the rest is a library call."""
+    node = ctx.graph_node
+    assert node is not None
+    fake = node.args[0].meta["val"]  # type: ignore[union-attr]
+    strides, sizes = ctx.shape(stride), ctx.shape(size)
+    order = memory_order(strides, sizes)
+    dense = tuple(strides[k] for k in order if sizes[k] != 1) == ex.strides_for(
+        tuple(sizes[k] for k in order if sizes[k] != 1)
+    )
+    whole = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
+    if not (dense and whole and offset in (0, None) and fake.storage_offset() == 0):
+        raise FallBack("the source covers a part of the tensor only")
+    # position in memory -> coordinates of src, slowest first
+    inner = ex.unflatten(ex.flatten(x.sizes, points(x.sizes)), tuple(sizes[k] for k in order))
+    where: list[Index] = [0] * len(sizes)
+    for k, i in zip(order, inner, strict=True):
+        where[k] = i
+    return Tensor(x.sizes, x.dtype, va.cast(src.at(where), x.dtype))

@@ -1,0 +1,231 @@
+"""A matrix product that a kernel of ours computes: its operands as they lie in memory, and how it is cut into tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...compat import torch_api
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Atom, Index
+from ...ir.loops import Extern, Pointwise, Program, View
+from ...ir.ops import LOW_PRECISION
+from ...ir.value import Value
+from ..loop_mapping import Refusal
+
+LEAST = 16  # rows, columns and terms below which the tensor cores' tiles would be mostly empty
+BARRIERS = 64  # bytes of shared memory besides the tiles
+RESULTS = 32 << 10  # bytes through which a tile of results goes, part by part, to be stored in whole lines
+_aten: Any = torch.ops.aten
+# per operator: where the term to add (or none), the left and the right operand stand among the arguments
+_ARGUMENTS: dict[Any, tuple[int | None, int, int]] = {
+    _aten.mm.default: (None, 0, 1),
+    _aten.bmm.default: (None, 0, 1),
+    _aten.addmm.default: (0, 1, 2),
+    _aten.baddbmm.default: (0, 1, 2),
+}
+PRODUCT = va.make("product", (), torch.float32)  # the float32 sums, before anything is done to them
+
+
+@dataclass(frozen=True, order=True)
+class Tiles:
+    """`rows` x `columns` results a program, `depth` terms of their sums at a time, loads `stages` turns ahead.
+
+    `band`: rows of tiles that are computed together, since they share columns in the L2 cache. `persistent`: as many
+    programs as the device has multiprocessors, each walking over several tiles. `descriptors`: operands are read by the
+    tensor memory unit, from descriptions that every program makes once in global memory.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    band: int = 8
+    persistent: bool = False
+    descriptors: bool = False
+
+    def __str__(self) -> str:
+        ways = " persistent" * self.persistent + " descriptors" * self.descriptors
+        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{ways}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A stack of matrices: element [b, i, j] is number `offset + b*strides[0] + i*strides[1] + j*strides[2]`."""
+
+    buffer: str
+    offset: int
+    strides: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """`out[b, i, j]` = `value`, where PRODUCT is the sum over k of `left[b, i, k] * right[b, k, j]`.
+
+    `dtype`: of the operands. `dims`: loops over b, i and j, with those of extent 1 left out, by which `index` (the
+    position in `out`) and `value` (of `out`'s dtype) are written.
+    """
+
+    out: str
+    dtype: torch.dtype
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    left: Operand
+    right: Operand
+    dims: tuple[Atom, ...]
+    index: Index
+    value: Value
+    tiles: Tiles | None = None
+
+    @property
+    def vectors(self) -> str:
+        """Why operands cannot be read 16 bytes at a time, or ""."""
+        elements = 16 // self.dtype.itemsize
+        for o in (self.left, self.right):
+            if any(n % elements for n in (o.offset, *(s for s in o.strides if s != 1))):
+                return f"{o.buffer} cannot be read 16 bytes at a time"
+        return ""
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.rows * self.columns * self.depth
+
+    @property
+    def points(self) -> int:
+        return self.batch * self.rows * self.columns
+
+
+def is_matmul(node: Extern) -> bool:
+    return node.target in _ARGUMENTS
+
+
+def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
+    """The product that a library call computes, or why a kernel of ours cannot."""
+    term, *sides = _ARGUMENTS[node.target]
+    views = [node.args[k] for k in sides]
+    (out,) = node.outs
+    if out is None or not all(isinstance(v, View) for v in views):
+        return Refusal("its operands are no plain tensors")
+    b = p.buffers[out]
+    (batch, rows, depth), (_, _, columns) = (_stacked(v.sizes) for v in views)
+    added = None if term is None else node.args[term]
+    if (no := _check(p, node, [b.name, *(v.buffer for v in views)], (batch, rows, depth, columns))) is not None:
+        return no
+    operands = [Operand(v.buffer, v.offset, _stacked(v.strides, 0)) for v in views]
+    for v, o in zip(views, operands, strict=True):
+        if (no := _check_layout(v, o)) is not None:
+            return no
+    dims = tuple(ex.var(f"d{k}", n) for k, n in enumerate((batch, rows, columns)))
+    at = [ex.ix(d) for d in dims][-len(b.sizes) :]
+    index = ex.add(*(ex.mul(s, i) for s, i in zip(b.strides, at, strict=True)))
+    value = _value(p, node, added, at)
+    if isinstance(value, Refusal):
+        return value
+    live = tuple(d for d in dims if d.args[1] != 1)
+    left, right = operands
+    dtype = p.buffers[left.buffer].dtype
+    return Matmul(out, dtype, batch, rows, columns, depth, left, right, live, index, va.cast(value, b.dtype))
+
+
+def shared_bytes(m: Matmul, tiles: Tiles) -> int:
+    """Shared memory of a program: the operands' tiles of all stages, and where turns overlap, one of results."""
+    loads = tiles.stages * (tiles.rows + tiles.columns) * tiles.depth
+    results = tiles.rows * tiles.columns if tiles.persistent and tiles.descriptors else 0
+    return loads * m.dtype.itemsize + min(results * m.dtype.itemsize, RESULTS) + BARRIERS
+
+
+def fits(p: Program, written: Collection[str], m: Matmul, tiles: Tiles, shared: int) -> bool:
+    """Whether the product can be cut so on a device whose programs have `shared` bytes of shared memory.
+
+    Descriptors want one matrix, vectors, and addresses that are multiples of 16: an input that some node writes has any
+    address, all others are copied where theirs is odd.
+    """
+    if shared_bytes(m, tiles) > shared:
+        return False
+    if not tiles.descriptors:
+        return True
+    sides = (m.left, m.right)
+    odd = any(p.buffers[o.buffer].kind == "input" and o.buffer in written for o in sides)
+    return m.batch == 1 and not m.vectors and not odd and all(s > 0 for o in sides for s in o.strides[1:])
+
+
+def node_of(m: Matmul, origin: Extern) -> Pointwise:
+    """The product as a loop node, so that what holds for pointwise loops can be asked of it."""
+    return Pointwise(m.out, m.dims, m.index, m.value, origin.origins)
+
+
+def with_columns(m: Matmul, columns: int) -> Matmul:
+    """The first `columns` columns of the product."""
+    *others, last = m.dims
+    fewer = ex.var(last.args[0], columns)
+    env = {last: ex.ix(fewer)}
+    return replace(
+        m,
+        columns=columns,
+        dims=(*others, fewer),
+        index=ex.substitute(m.index, env),
+        value=m.value.substitute(env),
+    )
+
+
+def _stacked(values: Sequence[Index], missing: int = 1) -> tuple[Any, Any, Any]:
+    return (missing, *values) if len(values) == 2 else tuple(values)  # type: ignore[return-value]
+
+
+def _check(p: Program, node: Extern, names: list[str], sizes: tuple[Index, ...]) -> Refusal | None:
+    symbolic = [n for n in sizes if not isinstance(n, int)]
+    if symbolic or any(ex.syms_of(p.buffers[b].extent) for b in names):
+        return Refusal("its sizes are symbolic")
+    if any(isinstance(n, int) and n < LEAST for n in sizes[1:]):
+        return Refusal(f"a side is shorter than {LEAST}")
+    dtypes = {p.buffers[b].dtype for b in names}
+    if len(dtypes) != 1 or not dtypes <= LOW_PRECISION | {torch.float32}:
+        return Refusal(f"no tensor core form for {', '.join(sorted(map(str, dtypes)))}")
+    if torch.float32 in dtypes and not torch_api.allows_tf32():
+        return Refusal("float32 products must be exact: torch.set_float32_matmul_precision allows TF32")
+    return None
+
+
+def _check_layout(v: View, o: Operand) -> Refusal | None:
+    if v.dtype is not None:
+        return Refusal(f"{o.buffer} is read as another dtype")
+    if not all(isinstance(n, int) for n in (o.offset, *o.strides)):
+        return Refusal(f"the strides of {o.buffer} are symbolic")
+    if 1 not in o.strides[1:]:
+        return Refusal(f"{o.buffer} has neither contiguous rows nor contiguous columns")
+    # a tile may end up to 256 rows behind the last one, where nothing is read, but where positions are computed
+    reachability = sum((n + 256) * s for n, s in zip(_stacked(v.sizes), o.strides, strict=True))
+    return Refusal(f"positions in {o.buffer} need 64 bits") if reachability + o.offset >= 2**31 else None
+
+
+def tiles_of(m: Matmul) -> tuple[Tiles, int, int]:
+    """Return the tiles of a product, and their number along the rows and along the columns."""
+    assert m.tiles is not None
+    return m.tiles, -(-m.rows // m.tiles.rows), -(-m.columns // m.tiles.columns)
+
+
+def _value(p: Program, node: Extern, added: Any, at: list[Index]) -> Value | Refusal:
+    """alpha * product + beta * term, in float32 like the library, which rounds once."""
+    factors = dict(node.kwargs)
+    alpha, beta = factors.pop("alpha", 1), factors.pop("beta", 1)
+    if factors or not all(isinstance(f, (int, float)) for f in (alpha, beta)):
+        return Refusal(f"arguments {', '.join(map(str, dict(node.kwargs)))}")
+    product = PRODUCT if alpha == 1 else va.apply("mul", PRODUCT, va.const(alpha, torch.float32))
+    if added is None or beta == 0:
+        return product
+    if not isinstance(added, View) or added.dtype is not None:
+        return Refusal("what it adds is no plain tensor")
+    near = at[len(at) - len(added.sizes) :]
+    steps = zip(added.sizes, added.strides, near, strict=True)
+    index = ex.add(added.offset, *(ex.mul(s, i) for n, s, i in steps if n != 1))
+    term = va.cast(va.load(added.buffer, index, p.buffers[added.buffer].dtype), torch.float32)
+    if beta != 1:
+        term = va.apply("mul", term, va.const(beta, torch.float32))
+    return va.apply("add", product, term)
