@@ -8,133 +8,48 @@ A case is a model, a mode (inference, training) and a device. Its digest covers 
 every graph, in order. Names that the compiler has made up are normalised: identifiers are numbered in order of their
 first use, unless they belong to a library (`torch.`, `tl.`, `std::`), and comments and import lines are left out.
 
-The models are traced on the CPU and never run. For a GPU, the passes, the scheduler and the printers for a GPU then
-work on that graph; operators that dispatch differently on a GPU (attention) are those of a CPU.
+`tools/translated.py` makes the code; no model runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import io
 import json
 import re
 import time
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
 
-from altbackend import backend, decomp, fx_passes, pipeline
-from altbackend.compat import aot_autograd, torch_api
 from altbackend.compiled.artifact import Code
-from altbackend.compiled.load import Job
-from altbackend.config.options import Config, resolve
-from altbackend.debug.trace import Trace
+from altbackend.config.options import resolve
 from benchmarks import subject
 from benchmarks.cases import SUITES, Case, choose
 from benchmarks.records import Request
+from tools.translated import Backend, codes
 
 MODES = ("inference", "training")
 DEVICES = ("cpu", "cuda")
-GPU = torch.device("cuda", 0)
-CAPABILITY, SHARED_MEMORY = 90, 232_448  # of an H100; bytes a block may take
 LIBRARY_NAME = re.compile(r"(?:(?:torch|tl|libdevice|std|aten|prims|at|math|ctypes)(?:\.|::)\w+(?:(?:\.|::)\w+)*)")
 TOKEN = re.compile(rf"{LIBRARY_NAME.pattern}|0x[0-9a-fA-F]+|\d[\w.]*|[A-Za-z_]\w*|\"[^\"\n]*\"|'[^'\n]*'|\S|\n")
 
 
-class _Captured(Exception):
-    """Ends a compilation once its code is known."""
-
-
-# --- code of one case --------------------------------------------------------------------------------------------
-
-
-def codes(case: Case, mode: str, device: str) -> list[Code]:
-    """Return the code of every graph of a case: one of inference, or the forward and the backward of training."""
-    found: list[Code] = []
-    # weights are frozen on a CPU, as the default has it where the kernel guards memory, and are not on a GPU
-    cfg = resolve(options={"freezing": "guarded" if device == "cpu" else False, "threads": 8})
-
-    def keep(gm: GraphModule, job: Job) -> None:
-        found.extend(pipeline.translate(gm, cfg, Trace("graph", cfg), job).whole())
-
-    def inference(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        keep(gm, Job("inference", *backend._inputs_and_outputs("inference")))
-        raise _Captured
-
-    def training(joint: GraphModule, inputs: Any, **kwargs: Any) -> Any:
-        trace = Trace("joint", cfg)
-        backend._joint_passes(joint, cfg, trace)
-        forward, backward = backend.split_joint(joint, inputs, kwargs, cfg, trace)
-        keep(forward, Job("forward", *backend._inputs_and_outputs("forward")))
-        keep(backward, Job("backward"))
-        raise _Captured
-
-    def compile_(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        fx_passes.pre_grad(gm, cfg)
-        build = aot_autograd.aot_autograd(
-            fw_compiler=lambda gm, _: gm,
-            bw_compiler=lambda gm, _: gm,
-            inference_compiler=inference,
-            decompositions=decomp.table(cfg.numerics),
-            partition_fn=training,
-            keep_inference_input_mutations=True,
-        )
-        whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
-        with aot_autograd.functorch_settings(), whole:
-            return build(gm, inputs)  # type: ignore[no-any-return]
-
-    torch._dynamo.reset()
-    with _for_gpu() if device == "cuda" else contextlib.nullcontext():
-        _trace(case, mode, device, compile_)
-    return found
-
-
-def _trace(case: Case, mode: str, device: str, compile_: Callable[..., Any]) -> None:
+def case_codes(case: Case, mode: str, device: str) -> list[Code]:
+    """Return the code of every graph of a case, in the sizes and dtype that benchmarks take on the device."""
     preset, dtype = ("cpu", "float32") if device == "cpu" else ("gpu", "bfloat16")
     request = Request(case.name, "alt", case.mode or mode, preset, "cpu", dtype)
-    try:
+
+    def run(compiler: Backend) -> None:
         built = subject.build(case, preset, request)
         with torch.set_grad_enabled(mode == "training"):
-            subject._subject(case, built, request, lambda m: torch.compile(m, backend=compile_)).run()
-    except Exception as cause:
-        causes = [cause, cause.__cause__, cause.__context__]
-        if not any(isinstance(c, _Captured) or "_Captured" in str(c) for c in causes):
-            raise
+            subject._subject(case, built, request, lambda m: torch.compile(m, backend=compiler)).run()
 
-
-@contextlib.contextmanager
-def _for_gpu() -> Iterator[None]:
-    """Graphs of CPU tensors are compiled for a GPU: lowering sees their values on it."""
-    lower = pipeline.lower_graph
-
-    def lowered(gm: GraphModule, cfg: Config, *rest: Any, **more: Any) -> Any:
-        for n in gm.graph.nodes:
-            n.meta["val"] = tree_map_only(FakeTensor, _on_gpu, n.meta.get("val"))
-            n.args, n.kwargs = tree_map_only(torch.device, lambda d: GPU, (n.args, n.kwargs))
-        return lower(gm, cfg, *rest, **more)
-
-    with (
-        patch.object(pipeline, "lower_graph", lowered),
-        patch.object(pipeline, "device_of", lambda gm: GPU),
-        patch.object(torch_api, "cuda_capability", lambda device: CAPABILITY),
-        patch.object(torch_api, "cuda_shared_memory", lambda device: SHARED_MEMORY),
-        patch.object(fx_passes, "on_gpu", lambda gm: True),
-    ):
-        yield
-
-
-def _on_gpu(x: FakeTensor) -> FakeTensor:
-    geometry = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-    return FakeTensor(x.fake_mode, geometry, GPU)
+    # weights are frozen on a CPU, as the default has it where the kernel guards memory, and are not on a GPU
+    return codes(run, device, resolve(options={"freezing": "guarded" if device == "cpu" else False, "threads": 8}))
 
 
 # --- normalised text -------------------------------------------------------------------------------------------------
@@ -207,7 +122,7 @@ def main() -> int:
     digests, differ = {}, []
     for case, mode, device in wanted(chosen.suite, chosen.cases):
         key, start = f"{case.name}-{mode}-{device}", time.monotonic()
-        found = codes(case, mode, device)
+        found = case_codes(case, mode, device)
         texts = [text_of(c) for c in found]
         digests[key] = hashlib.sha256("\0".join(texts).encode()).hexdigest()
         verdict = "" if not before else "equal" if before.get(key) == digests[key] else "DIFFERS"

@@ -1,4 +1,4 @@
-"""docs/coverage.md says of every core operator what the compiler makes of it today."""
+"""benchmarks/results/coverage.md says of every core operator what the compiler makes of it today."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks import core_page
 from benchmarks.core_aten import DECOMPOSED, GENERATED, LIBRARY, VIEW, Made, core, look
 from benchmarks.core_page import FAILED, NONE, SOME
 
-PAGE = Path("docs/coverage.md")
+PAGE = Path("benchmarks/results/coverage.md")
 # of every class, and of every family that is a library call somewhere
 SAMPLE = [
     "add.Tensor",
@@ -66,7 +66,7 @@ def test_every_core_operator_has_a_row() -> None:
 def test_the_row_is_what_the_compiler_does(name: str) -> None:
     found, held = core_page.row(OPERATORS[name]), written()[name]
     if of_this_torch():
-        assert held == str(found), "write it again: python -m benchmarks.coverage --page docs/coverage.md"
+        assert held == str(found), "write it again: python -m benchmarks.coverage --page benchmarks/results/coverage.md"
     else:
         assert held.split(" | ")[1:3] == [found.cpu, found.gpu]
 
