@@ -90,7 +90,7 @@ def needed_bytes(tensors: Any) -> int:
 def ready(case: Case, backend: str, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], Any], int]:
     """What to time, and the bytes that it needs."""
     torch._dynamo.reset()
-    options = {"strict": True} if backend == "alt" else None
+    options: dict[str, Any] | None = {"strict": True} if backend == "alt" else None
     fn = case.fn if backend == "eager" else torch.compile(case.fn, backend=found(backend), options=options)
     if not case.backward:
         with torch.no_grad():
@@ -115,7 +115,7 @@ def milliseconds(call: Callable[[], Any], times: int) -> float:
     """Median of the device's time, every call between two events and queued behind the one before."""
     for _ in range(3):
         call()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]  # type: ignore[no-untyped-call]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000)  # so that the device does not wait for the host
     marks[0].record()

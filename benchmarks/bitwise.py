@@ -28,7 +28,13 @@ import altbackend
 from .opinfo import SEED, Case, Sample, Settings, _subject, copied, database, library_calls, one_line, tensors
 
 DTYPES = ("float32", "bfloat16", "float16")
-OPTIONS = {"strict": True, "numerics": "eager", "fallback_random": True, "repro": "never", "compile_threads": 1}
+OPTIONS: dict[str, Any] = {
+    "strict": True,
+    "numerics": "eager",
+    "fallback_random": True,
+    "repro": "never",
+    "compile_threads": 1,
+}
 # pointwise operators that the database declares without a class of their own
 _NAMES = (
     "addcdiv addcmul clamp lerp where masked_fill nan_to_num hypot copysign logit nn.functional.gelu nn.functional.relu"
@@ -68,7 +74,7 @@ def compare(name: str, dtype: str, samples: int = 4, device: str = "cpu") -> tup
         return [[t, t * 1.1] if t.is_floating_point() else [t] for ts in results for t in ts]
 
     with tempfile.TemporaryDirectory() as folder:
-        options = {**OPTIONS, "debug_dir": folder}
+        options: dict[str, Any] = {**OPTIONS, "debug_dir": folder}
         try:
             run = torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
             torch.manual_seed(SEED)

@@ -1,4 +1,7 @@
-"""benchmarks/results/coverage.md: what becomes of every core ATen operator. `python -m benchmarks.coverage --page FILE` writes it."""
+"""The page benchmarks/results/coverage.md: what becomes of every core ATen operator.
+
+`python -m benchmarks.coverage --page FILE` writes it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ MEANING = {
 }
 HEAD = """# Operators
 
-Written by `python -m benchmarks.coverage --page benchmarks/results/coverage.md` (torch {torch}): every ATen operator with the tag
-`core`, traced and lowered by itself with up to six calls that the samples of torch's operator database make in eager,
-forward and backward. "GPU" is the same graph lowered for Triton. Operators on sizes (`sym_size`, ...) are left out:
+Written by `python -m benchmarks.coverage --page benchmarks/results/coverage.md` (torch {torch}): every ATen operator
+with the tag `core`, traced and lowered by itself with up to six calls that the samples of torch's operator
+database make in eager, forward and backward. "GPU" is the same graph lowered for Triton. Operators on sizes
+(`sym_size`, ...) are left out:
 they never reach a graph as calls on tensors.
 
 {meaning}

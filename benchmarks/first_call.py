@@ -20,7 +20,7 @@ from statistics import median
 
 import altbackend
 from benchmarks import machine
-from benchmarks.cases import Case, choose
+from benchmarks.cases import Case, Mode, choose
 from benchmarks.options import backend_options, names, positive
 from benchmarks.records import Failure, Request
 from benchmarks.runner import cache_folder, run_process
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(s.failures for s in found) else 0
 
 
-def measure(case: Case, mode: str, args: argparse.Namespace) -> Seconds:
+def measure(case: Case, mode: Mode, args: argparse.Namespace) -> Seconds:
     """All backends in turns, so that a busy machine meets them alike."""
     out = Seconds(case.name, mode)
     for _ in range(args.rounds):
@@ -108,7 +108,7 @@ def measure(case: Case, mode: str, args: argparse.Namespace) -> Seconds:
     return out
 
 
-def request(case: Case, mode: str, backend: str, args: argparse.Namespace) -> Request:
+def request(case: Case, mode: Mode, backend: str, args: argparse.Namespace) -> Request:
     on_gpu = args.device.startswith("cuda")
     return Request(
         case=case.name,

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -98,7 +99,11 @@ def main() -> int:
     model = model.eval()
     (x,) = inputs
     with torch.no_grad():
-        calls = {"eager": model, "hand": hand(model), args.backend: torch.compile(model, backend=args.backend)}
+        calls: dict[str, Callable[..., Any]] = {
+            "eager": model,
+            "hand": hand(model),
+            args.backend: torch.compile(model, backend=args.backend),
+        }
         want = model(x)
         errors = {name: float((f(x) - want).norm() / want.norm()) for name, f in calls.items()}
         spent: dict[str, list[float]] = {name: [] for name in calls}

@@ -15,7 +15,7 @@ from benchmarks.options import positive
 from benchmarks.subject import found
 
 STEPS = 200
-EACH_ALONE = {"fuse": False, "inline_limit": 0, "strict": True}  # one kernel an operator
+EACH_ALONE: dict[str, Any] = {"fuse": False, "inline_limit": 0, "strict": True}  # one kernel an operator
 
 
 def chain(x: Tensor) -> Tensor:

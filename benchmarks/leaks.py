@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,7 +62,8 @@ def children(parent: int) -> int:
 
 def rounds(backend: str, count: int, every: int, folder: Path, again: bool) -> Iterator[Held]:
     """Compile `count` graphs, every one another or, with `again`, a few in turn that the cache keeps."""
-    options = {"strict": True, "cache_graphs": True, "cache_dir": str(folder)} if backend == "alt" else None
+    strict: dict[str, Any] = {"strict": True, "cache_graphs": True, "cache_dir": str(folder)}
+    options = strict if backend == "alt" else None
     x = torch.linspace(0, 1, 256).reshape(16, 16)
     for n in range(-WARM_UP, count + 1):
         factor = float(n % 5 if again else n)

@@ -253,7 +253,7 @@ def cpu_ms(side: Subject) -> float:
 def _cuda_ms(side: Subject) -> float:
     """From an idle device to the last kernel's end: launching counts where it is not hidden."""
     side.clear()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
     output = side.run()

@@ -77,7 +77,7 @@ class Finding:
 @functools.cache
 def database() -> dict[str, list[Any]]:
     """Operators by name, with variant as `name.variant`; of the two small databases as `hop.name`, `custom_op.name`."""
-    invocations = importlib.import_module("torch.testing._internal.common_methods_invocations")  # takes seconds
+    invocations: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")  # takes seconds
     # Dynamo does not capture the seeding that it wraps around random operators; `run_all` seeds instead.
     invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found: dict[str, list[Any]] = {}
@@ -196,7 +196,7 @@ def copied(samples: list[Sample]) -> list[Sample]:
         fresh = held.new_empty(0).set_(held.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
         return fresh.requires_grad_(t.requires_grad)
 
-    return torch.utils._pytree.tree_map(copy, samples)  # type: ignore[no-any-return]
+    return torch.utils._pytree.tree_map(copy, samples)
 
 
 def widened(sample: Sample) -> Sample:
@@ -209,7 +209,7 @@ def widened(sample: Sample) -> Sample:
             return t
         return t.detach().double().requires_grad_(t.requires_grad)
 
-    return torch.utils._pytree.tree_map(widen, sample)  # type: ignore[no-any-return]
+    return torch.utils._pytree.tree_map(widen, sample)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -248,8 +248,8 @@ def compiled(fn: Callable[..., Any], way: str, folder: str, settings: Settings, 
     if way == "triton":
         path = importlib.import_module("test.triton_run")  # in a checkout only
         capabilities = (90,) if settings.cubin else ()
-        return path.compiled(every, capabilities=capabilities, seen=steps, host=True)  # type: ignore[no-any-return]
-    options = {"strict": True, "verify_ir": True, "debug_dir": folder, "compile_threads": 1}
+        return path.compiled(every, capabilities=capabilities, seen=steps, host=True)
+    options: dict[str, Any] = {"strict": True, "verify_ir": True, "debug_dir": folder, "compile_threads": 1}
     return torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
 
 

@@ -142,4 +142,5 @@ def read_answer(path: Path) -> Measurement | Failure:
     if "summary" in data:
         return Failure(**data)
     lists = ("eager_ms", "compiled_ms", "exact_errors")
-    return Measurement(**{k: tuple(v) if k in lists and v is not None else v for k, v in data.items()})
+    fields: dict[str, Any] = {k: tuple(v) if k in lists and v is not None else v for k, v in data.items()}
+    return Measurement(**fields)

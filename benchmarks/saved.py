@@ -82,7 +82,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
             keep_inference_input_mutations=True,
         )
         with aot_autograd.functorch_settings():
-            return build(gm, inputs)  # type: ignore[no-any-return]
+            return build(gm, inputs)
 
     request = Request(case.name, "alt", "training", preset, "cpu", "bfloat16")
     made = subject._subject(case, subject.build(case, preset, request), request, lambda m: _compile(m, backend))
@@ -95,7 +95,7 @@ def capture(case: Case, preset: Preset) -> list[Joint]:
 
 
 def _compile(module: torch.nn.Module, backend: Any) -> Callable[..., Any]:
-    return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
+    return torch.compile(module, backend=backend)
 
 
 def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:

@@ -11,8 +11,8 @@ from benchmarks.cases import SWEEPS
 
 HEAD = """# Models compiled and compared with eager
 
-Written by `python -m benchmarks.sweep --page benchmarks/results/sweep.md` (torch {torch}). Each model is as small as its
-configuration allows, with random weights and no dropout, in float32, called twice, and compiled with
+Written by `python -m benchmarks.sweep --page benchmarks/results/sweep.md` (torch {torch}). Each model is as small
+as its configuration allows, with random weights and no dropout, in float32, called twice, and compiled with
 `options={{"strict": True}}`: a graph that is not compiled would be a failure. "ok": the relative error of outputs,
 buffers and all gradients is at most 1e-4, or the results are no further from float64 than eager's, or no further from
 eager's than eager's own when its parameters move by roundings (which the last column then says). Graphs and graph

@@ -59,7 +59,7 @@ def main() -> int:
         rows = sorted(
             (row(f["microseconds"]) for f in found if "rules" in f["microseconds"]), key=lambda r: r[1] - r[0]
         )
-        rules, best = (sum(r[k] for r in rows) for k in (0, 1))
+        rules, best = sum(r[0] for r in rows), sum(r[1] for r in rows)
         print(f"{name} {args.mode}: {len(rows)} kernels, {seconds:.0f} s")
         print(f"  {rules:9.1f} -> {best:9.1f} us  all together, once each")
         for slow, fast, label in rows[:ROWS]:

@@ -49,7 +49,13 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(max(seconds, 1.0), lambda p=self.process: (late.set(), p.kill()))
+        process = self.process
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(max(seconds, 1.0), end)
         timer.start()
         try:
             self.process.stdin.write(json.dumps(request) + "\n")

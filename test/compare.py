@@ -30,7 +30,7 @@ def twin(xs: Sequence[Any]) -> list[Any]:
         held = x.detach().untyped_storage()
         key = (held.data_ptr() if held.nbytes() else id(x), x.dtype)
         if key not in bases:
-            bases[key] = torch.empty(0, dtype=x.dtype).set_(held.clone())  # type: ignore[call-overload]
+            bases[key] = torch.empty(0, dtype=x.dtype).set_(held.clone())
         y = bases[key]
         out.append(y.as_strided(x.shape, x.stride(), x.storage_offset()).requires_grad_(x.requires_grad))
     return out

@@ -46,7 +46,7 @@ class Memory:
                 room = (begin + storage.nbytes() - address) // dtype.itemsize
                 if not room:
                     raise LookupError(f"a kernel takes {storage.nbytes()} bytes as a tensor of {dtype}")
-                return torch.empty(0, dtype=dtype).set_(storage, (address - begin) // dtype.itemsize, (room,), (1,))  # type: ignore[call-overload]
+                return torch.empty(0, dtype=dtype).set_(storage, (address - begin) // dtype.itemsize, (room,), (1,))
         if address not in self.nothing:
             raise LookupError(f"a kernel of the host program takes the pointer {address:#x}, which no tensor has")
         return torch.empty(0, dtype=dtype)
@@ -76,7 +76,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         if isinstance(step, Extern):
             found.append(step)
         else:
-            p, more = cuda_program.launches(p, *step, (), n)
+            p, more = cuda_program.launches(p, step[0], step[1], (), n)
             found += more
     printed = cuda_program.build(p, s.deps, found)
     memory, flags = Memory(), []

@@ -31,6 +31,7 @@ from altbackend.ir import interp
 from altbackend.ir.ops import LOW_PRECISION
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
+from altbackend.pipeline import compile_graph
 from benchmarks.opinfo import is_untraced
 from test import fuzz_operators, triton_run
 from test.compare import as_list, compiled, difference, twin, wide
@@ -102,7 +103,7 @@ def function(case: Case, jitter: int | None = None) -> Callable[..., list[Tensor
 
 def random_case(r: random.Random) -> Case:
     names = list(OPERATORS)
-    steps = [Step(r.choice(names), tuple(r.randrange(64) for _ in range(4))) for _ in range(r.randint(2, 9))]  # type: ignore[misc]
+    steps = [Step(r.choice(names), tuple(r.randrange(64) for _ in range(4))) for _ in range(r.randint(2, 9))]  # type: ignore[arg-type]
     inputs = tuple(r.randrange(10_000) for _ in range(r.randint(1, 3)))
     grads = r.random() < 0.3
     return Case(
@@ -150,7 +151,7 @@ class Interpreted:
         return run
 
 
-backend_compile = backend.compile_graph
+backend_compile = compile_graph
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:

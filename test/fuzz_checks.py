@@ -78,7 +78,7 @@ def outcome(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 def settings() -> Any:
     names = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True, "specialize_float": False}
-    return torch._dynamo.config.patch(**names, recompile_limit=32)
+    return torch._dynamo.config.patch({**names, "recompile_limit": 32})
 
 
 def disagreement(p: Program, **options: Any) -> str | None:

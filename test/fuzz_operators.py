@@ -189,7 +189,7 @@ def _in_place(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
 def _cast(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
     x = _pick(ts, n[0])
     x = x.clamp(0, 100) if x.dtype != torch.bool else x
-    return x.nan_to_num(nan=1.0).to(_pick(DTYPES, n[1])) if x.is_floating_point() else x.to(_pick(DTYPES, n[1]))  # type: ignore[type-var]
+    return x.nan_to_num(nan=1.0).to(_pick(DTYPES, n[1])) if x.is_floating_point() else x.to(_pick(DTYPES, n[1]))  # type: ignore[arg-type]
 
 
 OPERATORS: dict[str, Operator] = {

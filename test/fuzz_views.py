@@ -218,7 +218,8 @@ def _numbers(seed: int, dtype: torch.dtype) -> T:
 
 def _laid(storage: T, g: Given, place: int) -> T:
     if g.layout == "gaps":
-        strides, step = [], 1
+        strides: list[int] = []
+        step = 1
         for n in reversed(g.shape):
             strides.insert(0, step)
             step *= n + 1
@@ -277,7 +278,7 @@ def random_case(r: random.Random) -> Case:
                 shared = tuple(r.choice((-1, 0, 1, 3, 40)) for _ in range(CALLS))
                 g = replace(g, dtype=inputs[other].dtype, with_=other, shared=shared, bits=(False,) * CALLS)
         inputs.append(g)
-    steps = tuple(Step(r.choice(NAMES), tuple(r.randrange(64) for _ in range(4))) for _ in range(r.randint(2, 7)))  # type: ignore[misc]
+    steps = tuple(Step(r.choice(NAMES), tuple(r.randrange(64) for _ in range(4))) for _ in range(r.randint(2, 7)))  # type: ignore[arg-type]
     results = tuple(r.randrange(12) for _ in range(r.randint(1, 4)))
     return Case(tuple(inputs), steps, results, grad, r.random() < 0.15)
 

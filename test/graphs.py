@@ -45,7 +45,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
             keep_inference_input_mutations=True,
         )
         with aot_autograd.functorch_settings(), aot_autograd.left_whole(decomp.taken_apart(numerics)):
-            return build(gm, example_inputs)  # type: ignore[no-any-return]
+            return build(gm, example_inputs)
 
     return compile_
 

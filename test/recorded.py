@@ -39,7 +39,8 @@ class Recorder(TorchFunctionMode):
             return out
         given = torch.utils._pytree.tree_map(self.node_of, (args, kwargs))
         if name in _OPERATORS:
-            node = self.graph.call_function(_OPERATORS[name], *given)
+            function: Any = _OPERATORS[name]
+            node = self.graph.call_function(function, *given)
         elif getattr(torch.Tensor, name, None) is func:
             node = self.graph.call_method(name, *given)
         else:

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from altbackend.lowering.registry import LOWERINGS
@@ -26,7 +26,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 # `python -m test.fuzz` shrinks what it finds; here a failure is reported as it is
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=SLOW, phases=[settings().phases[2]])
+@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=SLOW, phases=[Phase.generate])
 @given(CASE)
 @pytest.mark.timeout(110)
 def test_random_programs(case: Case) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from altbackend.ir.loops import View
 from altbackend.lowering import results
 from test import fuzz_views, ways
 from test.fuzz import Step
@@ -78,13 +80,13 @@ def test_found_before(name: str) -> None:
 def test_a_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison itself: views of computed values that begin one element further."""
     part = results._part
-    monkeypatch.setattr(results, "_part", lambda *args: results.View(*shifted(part(*args))))
+    monkeypatch.setattr(results, "_part", lambda *args: View(*shifted(part(*args))))
     case = Case((Given((12,), torch.float32, "dense", place(0), PLAIN),), (Step("times", (0, 0, 0, 0)),) * 1, (1,))
     steps = (*case.steps, Step("dtype", (1, 0, 0, 1)), Step("slice", (0, 1, 0, 1)))
     assert wrong_here(Case(case.inputs, steps, (1, 2, 3)))
 
 
-def shifted(v: results.View) -> tuple[object, ...]:
+def shifted(v: View) -> tuple[Any, ...]:
     return v.buffer, v.sizes, v.strides, 1, v.dtype
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from altbackend.compile_pool import cpp, cuda, workers
+from altbackend.compile_pool import cpp, cuda
+from altbackend.compile_pool.children import Child
 from altbackend.config.options import resolve
 from altbackend.runtime.host import Library
 from benchmarks.leaks import Held, children, held, report, rounds
@@ -36,7 +37,7 @@ def test_the_counts_see_what_is_held(tmp_path: Path) -> None:
     before = held(0, tmp_path)
     library = cpp.load('extern "C" int x() { return 1; }', resolve(None, {"cache_dir": str(tmp_path)}))
     reader, writer = os.pipe()
-    child = workers.Child(["cat"])
+    child = Child(["cat"])
     now = held(1, tmp_path)
     assert now.libraries == before.libraries + 1
     assert now.descriptors >= before.descriptors + 2

@@ -95,7 +95,8 @@ def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dic
         if isinstance(step, Extern):
             interp._run_extern(step, state)
         else:
-            _launch(*step, state)
+            kernel, buffers = step
+            _launch(kernel, buffers, state)
     return [interp._output(o, state) for o in p.outputs]
 
 
@@ -107,7 +108,8 @@ def _launch(kernel: TritonKernel, buffers: Sequence[str], state: interp.State) -
             flat.fill_(float("nan") if flat.is_floating_point() else 77)
     memory = {n: state.flat[b] for n, b in held.items()}
     memory |= {w.name: torch.empty(state.size(w.numel), dtype=w.dtype).fill_(77) for w in kernel.workspace}
-    _call(kernel, [q.name for q in (*kernel.params, *kernel.workspace)], memory, state)
+    names = [*(q.name for q in kernel.params), *(w.name for w in kernel.workspace)]
+    _call(kernel, names, memory, state)
     for f in kernel.finish:
         _call(f.kernel, f.arguments, memory, state)
 

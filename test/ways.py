@@ -95,7 +95,7 @@ def _memory(x: torch.Tensor) -> torch.Tensor:
     """All elements of the storage behind a tensor."""
     held = x.detach().untyped_storage()
     count = held.nbytes() // x.dtype.itemsize
-    return torch.empty(0, dtype=x.dtype).set_(held, 0, (count,), (1,)).clone()  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=x.dtype).set_(held, 0, (count,), (1,)).clone()
 
 
 def _gradients(found: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
@@ -164,14 +164,15 @@ class Verdicts:
         self.found: list[tuple[str, str]] = []
 
     def __enter__(self) -> Verdicts:
-        self.record = record = Trace.decision
+        record: Any = Trace.decision
+        self.record: Any = record
 
         def decision(trace: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
             record(trace, kind, subject, verdict, reason)
             if kind == "warm start":
                 self.found.append((verdict, reason))
 
-        Trace.decision = decision  # type: ignore[method-assign]
+        Trace.decision = decision  # type: ignore[assignment, method-assign]
         return self
 
     def __exit__(self, *rest: object) -> None:

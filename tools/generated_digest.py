@@ -28,19 +28,20 @@ import torch
 from altbackend.compiled.artifact import Code
 from altbackend.config.options import resolve
 from benchmarks import subject
-from benchmarks.cases import SUITES, Case, choose
+from benchmarks.cases import SUITES, Case, Mode, Preset, choose
 from benchmarks.records import Request
 from tools.translated import Backend, codes
 
-MODES = ("inference", "training")
+MODES: tuple[Mode, ...] = ("inference", "training")
 DEVICES = ("cpu", "cuda")
 LIBRARY_NAME = re.compile(r"(?:(?:torch|tl|libdevice|std|aten|prims|at|math|ctypes)(?:\.|::)\w+(?:(?:\.|::)\w+)*)")
 TOKEN = re.compile(rf"{LIBRARY_NAME.pattern}|0x[0-9a-fA-F]+|\d[\w.]*|[A-Za-z_]\w*|\"[^\"\n]*\"|'[^'\n]*'|\S|\n")
 
 
-def case_codes(case: Case, mode: str, device: str) -> list[Code]:
+def case_codes(case: Case, mode: Mode, device: str) -> list[Code]:
     """Return the code of every graph of a case, in the sizes and dtype that benchmarks take on the device."""
-    preset, dtype = ("cpu", "float32") if device == "cpu" else ("gpu", "bfloat16")
+    preset: Preset = "cpu" if device == "cpu" else "gpu"
+    dtype = "float32" if device == "cpu" else "bfloat16"
     request = Request(case.name, "alt", case.mode or mode, preset, "cpu", dtype)
 
     def run(compiler: Backend) -> None:
@@ -103,7 +104,7 @@ def _without_cpp_comments(text: str) -> str:
 # --- command ---------------------------------------------------------------------------------------------------------
 
 
-def wanted(suite: str, names: list[str]) -> Iterator[tuple[Case, str, str]]:
+def wanted(suite: str, names: list[str]) -> Iterator[tuple[Case, Mode, str]]:
     for case in choose(suite, names):
         for mode in MODES:
             if case.mode in (None, mode):

@@ -22,6 +22,7 @@ from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
 from altbackend.config.options import Config
 from altbackend.debug.trace import Trace
+from altbackend.lowering.graph import lower_graph
 
 GPU = torch.device("cuda", 0)
 CAPABILITY, SHARED_MEMORY = 90, 232_448  # of an H100; bytes a block may take
@@ -71,7 +72,7 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
         )
         whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
         with aot_autograd.functorch_settings(), whole:
-            return build(gm, inputs)  # type: ignore[no-any-return]
+            return build(gm, inputs)
 
     torch._dynamo.reset()
     with _for_gpu() if device == "cuda" else contextlib.nullcontext():
@@ -87,7 +88,7 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
 @contextlib.contextmanager
 def _for_gpu() -> Iterator[None]:
     """Compile graphs of CPU tensors for a GPU: lowering sees their values on it."""
-    lower = pipeline.lower_graph
+    lower = lower_graph
 
     def lowered(gm: GraphModule, cfg: Config, *rest: Any, **more: Any) -> Any:
         for n in gm.graph.nodes:

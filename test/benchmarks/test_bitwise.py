@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_gradients_equal_eager(name: str, dtype: str) -> None:
 
 def calls_and_decisions(fn: Callable[[T], T], folder: Path, x: T) -> tuple[list[str], str]:
     torch._dynamo.reset()
-    options = {**bitwise.OPTIONS, "debug_dir": str(folder)}
+    options: dict[str, Any] = {**bitwise.OPTIONS, "debug_dir": str(folder)}
     torch.compile(fn, backend=altbackend.alt, dynamic=False, options=options)(x)
     return list(library_calls(folder, [])), "".join(f.read_text() for f in folder.glob("*/decisions.txt"))
 

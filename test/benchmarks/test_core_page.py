@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import core_page
-from benchmarks.core_aten import DECOMPOSED, GENERATED, LIBRARY, VIEW, Made, core, look
-from benchmarks.core_page import FAILED, NONE, SOME
+from benchmarks.core_aten import DECOMPOSED, FAILED, GENERATED, LIBRARY, VIEW, Made, core, look
+from benchmarks.core_page import NONE, SOME
 
 PAGE = Path("benchmarks/results/coverage.md")
 # of every class, and of every family that is a library call somewhere

@@ -57,7 +57,7 @@ def test_an_error_that_eager_has_nearby_is_no_error() -> None:
     """A layer norm over two elements: its gradient is 1e-5 of the terms that cancel in it."""
     case = Case("nn.functional.layer_norm", "float32", "backward")
     x, w = torch.tensor([[1.793, 3.2695]], requires_grad=True), torch.tensor([-1.8369, -2.6445])
-    sample = (x, ((2,), w), {})
+    sample: Any = (x, ((2,), w), {})
     subject = opinfo.Subject(case, torch.nn.functional.layer_norm, [sample])
     usual = opinfo.usual_error(subject, sample, 0)
     (exact,) = subject.eager([opinfo.widened(sample)])[0]

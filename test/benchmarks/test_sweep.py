@@ -139,7 +139,7 @@ def test_a_small_configuration_takes_what_its_class_knows_and_drops_out_nothing(
 
 
 def test_values_that_hide_mistakes_are_replaced() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
+    model: Any = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
     nn.init.zeros_(model[2].weight)
     spread(model)
     assert model[1].p == 0.0

@@ -25,7 +25,7 @@ HUGE = 1 << 40  # a size or a position that is far outside of every mapping
 def captured() -> Iterator[None]:
     torch._dynamo.reset()
     both = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
-    with torch._dynamo.config.patch(**both, recompile_limit=64):
+    with torch._dynamo.config.patch({**both, "recompile_limit": 64}):
         yield
 
 
@@ -49,100 +49,100 @@ def check_calls(fn: Callable[..., Any], calls: list[tuple[Any, ...]], run: Calla
         assert not [text for g, w in pairs if (text := difference(g, w))], f"{got} instead of {want} for {args}"
 
 
-def part(x: T, n: T) -> T:
+def part(x: T, n: Any) -> T:
     k = n.sum().item()
     torch._check(k >= 0)
     torch._check(k <= x.shape[0])
     return x[:k] * 2
 
 
-def one_number(x: T, n: T) -> T:
+def one_number(x: T, n: Any) -> T:
     k = n.sum().item()
     torch._check(k == 3)
     return x.new_ones(k) + x[:k]
 
 
-def message(x: T, n: T) -> T:
+def message(x: T, n: Any) -> T:
     k = n.sum().item()
     torch._check(k < 7, lambda: "k is less than 7")
     return x * k
 
 
-def allocated(x: T, n: T) -> T:
+def allocated(x: T, n: Any) -> T:
     return x.new_zeros(n.sum().item()) + 1
 
 
-def ranged(x: T, n: T) -> T:
+def ranged(x: T, n: Any) -> T:
     k = n.sum().item()
     torch._constrain_as_size(k, 2, 5)
     return x.new_zeros(k) + x[0]
 
 
-def pieces(x: T, n: T) -> tuple[T, ...]:
+def pieces(x: T, n: Any) -> tuple[T, ...]:
     k = n.sum().item()
     torch._check(k >= 0)
     return torch.split(x * 2, [k, 10 - k])
 
 
-def two_pieces(x: T, n: T) -> list[T]:
+def two_pieces(x: T, n: Any) -> list[T]:
     return [p + 1 for p in torch.split(x, n.tolist())]
 
 
-def asserted(x: T, n: T) -> T:
+def asserted(x: T, n: Any) -> T:
     k = n.sum().item()
     torch.ops.aten._assert_scalar(k > 3, "more than three")
     return x * 2
 
 
-def of_floats(x: T, n: T) -> T:
+def of_floats(x: T, n: Any) -> T:
     f = (n.sum() / 2).item()
     torch._check(f < 3.5)
     return x * f
 
 
-def asserted_of_tensors(x: T, n: T) -> T:
+def asserted_of_tensors(x: T, n: Any) -> T:
     torch.ops.aten._assert_async.msg((n > 0).all(), "all positive")
     return x * 2
 
 
-def reshaped(x: T, n: T) -> T:
+def reshaped(x: T, n: Any) -> T:
     return x.view(n.sum().item(), 2) * 2
 
 
-def folded(x: T, n: T) -> T:
+def folded(x: T, n: Any) -> T:
     k = n.sum().item()
     torch._check(k >= 0)
     return x.new_zeros(k * 2).reshape(2, k) + 1
 
 
-def selected(x: T, n: T) -> tuple[T, T]:
+def selected(x: T, n: Any) -> tuple[T, T]:
     k = n.sum().item()
     return x[k] * 2, torch.select(x, 0, k)
 
 
-def as_many(x: T, n: T) -> T:
+def as_many(x: T, n: Any) -> T:
     kept = x[x > n.sum()]
     torch._check(kept.shape[0] == 4)
     return kept + x[:4]
 
 
-def as_many_as_rows(x: T, n: T) -> T:
+def as_many_as_rows(x: T, n: Any) -> T:
     i = torch.nonzero(x > n.sum())
     torch._check(i.shape[0] == x.shape[0])
     return i[:, 0] + x
 
 
-def even(x: T, n: T) -> T:
+def even(x: T, n: Any) -> T:
     kept = x[x > n.sum()]
     torch._check(kept.shape[0] % 2 == 0)
     return kept.view(-1, 2).sum(1)
 
 
-def classes(x: T, n: T) -> T:
+def classes(x: T, n: Any) -> T:
     return F.one_hot(n, 4) * 2
 
 
-def repeated(x: T, n: T) -> T:
+def repeated(x: T, n: Any) -> T:
     return torch.repeat_interleave(x[: n.shape[0]], n) * 2
 
 
@@ -200,7 +200,7 @@ def test_checks_by_the_host_program_of_a_gpu(fn: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("fn", [part, message, asserted_of_tensors, of_floats], ids=lambda f: f.__name__)
 def test_checks_in_training(fn: Callable[..., Any]) -> None:
     def gradient(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(x: T, n: T) -> Any:
+        def run(x: T, n: Any) -> Any:
             x = x.clone().requires_grad_()
             call(x, n).square().sum().backward()
             return x.grad
@@ -211,17 +211,17 @@ def test_checks_in_training(fn: Callable[..., Any]) -> None:
 
 
 def test_nothing_is_written_before_a_check() -> None:
-    def by_number(x: T, n: T) -> T:
+    def by_number(x: T, n: Any) -> T:
         x.mul_(2)
         k = n.sum().item()
         torch._check(k > 0)
         return x.add_(k)
 
-    def by_tensor(x: T, n: T) -> T:
+    def by_tensor(x: T, n: Any) -> T:
         torch.ops.aten._assert_async.msg((n > 0).all(), "all positive")
         return x.add_(1)
 
-    def by_index(x: T, n: T) -> T:
+    def by_index(x: T, n: Any) -> T:
         y = x[n] + 1
         x.add_(y.sum())
         return y
@@ -337,7 +337,7 @@ INDEXING: dict[str, Callable[[T, T, T], Any]] = {
     "one_hot": lambda x, y, i: F.one_hot(i, 4),
     "nll_loss": lambda x, y, i: F.nll_loss(y[:2], i),
     "cross_entropy": lambda x, y, i: F.cross_entropy(y[:2], i),
-    "max_unpool": lambda x, y, i: F.max_unpool1d(x[None, :2], i[None], 2),
+    "max_unpool": lambda x, y, i: F.max_unpool1d(x[None, :2], i[None], (2,)),
     "take of one": lambda x, y, i: (x[:1].take(i), y[:1, :1].take(i % 3 - 1)),
     "of one row": lambda x, y, i: (x[:1][i], y[:1].gather(0, i[None, :1]), F.embedding(i, y[:1])),
     "of an expanded row": lambda x, y, i: (y[:1].expand(5, 4)[i], torch.zeros(5)[i]),

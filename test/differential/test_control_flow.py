@@ -145,7 +145,12 @@ def test_equal_bodies_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     """Four layers have as many kernels as two, and are translated and built as often."""
     built: list[Any] = []
     translate = pipeline.translate
-    monkeypatch.setattr(pipeline, "translate", lambda *a: (built.append(a[3].kind), translate(*a))[1])
+
+    def counted(*args: Any) -> Any:
+        built.append(args[3].kind)
+        return translate(*args)
+
+    monkeypatch.setattr(pipeline, "translate", counted)
 
     def made(fn: Callable[..., Any]) -> tuple[int, list[Any]]:
         torch._dynamo.reset()

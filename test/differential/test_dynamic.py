@@ -101,7 +101,7 @@ def test_a_size_that_happens_to_equal_a_number_stays_a_symbol() -> None:
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         graphs.append(len(inputs))
-        return alt(gm, inputs, options=dict(OPTIONS))  # type: ignore[no-any-return]
+        return alt(gm, inputs, options=dict(OPTIONS))
 
     graphs: list[int] = []
     run = torch.compile(fn, backend=backend, fullgraph=True)

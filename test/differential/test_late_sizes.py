@@ -16,8 +16,8 @@ T = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def captured() -> Iterator[None]:
-    both = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
-    with torch._dynamo.config.patch(**both):
+    both: dict[str, Any] = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    with torch._dynamo.config.patch(both):
         yield
 
 

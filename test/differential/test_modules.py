@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from altbackend import alt
 from test.compare import OPTIONS, check, check_gradients, compiled, difference
 
-ACTIVATIONS = [
+ACTIVATIONS: list[Callable[..., Any]] = [
     *(F.relu, F.relu6, F.gelu, F.silu, F.elu, F.selu, F.celu, F.leaky_relu, F.hardtanh, F.hardswish, F.hardsigmoid),
     *(F.mish, F.softplus, F.softsign, F.tanhshrink, F.logsigmoid, F.hardshrink, F.softshrink, torch.tanh),
     *(torch.sigmoid, lambda x: F.gelu(x, approximate="tanh"), lambda x: F.glu(x, -1), lambda x: F.threshold(x, 0.1, 2)),
@@ -100,7 +101,7 @@ def test_module(name: str, training: bool) -> None:
     x = torch.randn(shape)
     states = []
     for module, run in ((eager, eager), (mine, torch.compile(mine, backend=alt, options=dict(OPTIONS)))):
-        state = {}
+        state: dict[str, Any] = {}
         for step in range(2):
             leaf = x.clone().requires_grad_()
             out = run(leaf)
@@ -169,6 +170,7 @@ def test_dropout_keeps_what_it_should() -> None:
     torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / 0.75))
     assert 0.72 < kept.float().mean() < 0.78
     y.sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad != 0, kept)
 
 

@@ -222,7 +222,8 @@ def test_numbers_that_data_decides() -> None:
 
     def fn(x: T, i: T) -> tuple[Any, ...]:
         n, f = i.sum().item(), x.max().item()
-        return x * n, x * math.sqrt(f), n // 3, n % 3, f * 0.5, x.new_zeros(abs(n) + 1) + f / 3, x * round(f / 3)
+        size: Any = abs(n) + 1
+        return x * n, x * math.sqrt(f), n // 3, n % 3, f * 0.5, x.new_zeros(size) + f / 3, x * round(f / 3)
 
     run = compiled(fn, dynamic=True)
     for k in (3, 0, -4, 7):

@@ -33,7 +33,7 @@ ONE: dict[str, Callable[..., Any]] = {
     "max at": lambda x, d, k: torch.max(x, d, k).indices,
     "min at": lambda x, d, k: torch.min(x, d, k).indices,
 }
-ROWS = {
+ROWS: dict[str, Callable[..., Any]] = {
     "softmax": F.softmax,
     "log_softmax": F.log_softmax,
     "cumsum": torch.cumsum,
@@ -98,7 +98,17 @@ def test_scans_of_size_one_and_beside_other_shapes() -> None:
 
 
 def test_everything_at_once_and_zero_dimensional() -> None:
-    fns = [torch.sum, torch.mean, torch.prod, torch.amax, torch.min, torch.argmax, torch.argmin, torch.var, torch.any]
+    fns: list[Callable[..., Any]] = [
+        torch.sum,
+        torch.mean,
+        torch.prod,
+        torch.amax,
+        torch.min,
+        torch.argmax,
+        torch.argmin,
+        torch.var,
+        torch.any,
+    ]
     for x in (torch.randn(3, 4, 5), torch.tensor(2.5), torch.randn(7, 9).t()):
         check(lambda x: [f(x) for f in fns if f is not torch.var or x.dim()], x)
     check(lambda x: [x.sum(0), x.amax(-1), F.softmax(x, 0), x.cumsum(0), x.argmax(0)], torch.tensor(1.5))

@@ -119,6 +119,8 @@ def test_a_tensor_subclass_with_gradients() -> None:
         assert type(x.grad) is TwoTensor
         return y.detach(), x.grad
 
+    got: Any
+    want: Any
     for got, want in zip(run(compiled(fn)), run(fn), strict=True):
         assert not difference(got.a, want.a)
         assert not difference(got.b, want.b)

@@ -114,7 +114,7 @@ def gradients_of_loss(run: Callable[..., T], *leaves: T) -> tuple[T, ...]:
         x.grad = None
     loss = run(*leaves)
     loss.backward()
-    return loss.detach(), *(x.grad for x in leaves)  # type: ignore[misc]
+    return loss.detach(), *(x.grad for x in leaves)  # type: ignore[arg-type]
 
 
 def test_backward_starts_in_a_thread_without_a_context() -> None:

@@ -21,7 +21,7 @@ T = torch.Tensor
 
 def replayed(fn: Any, **more: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(fn, backend=alt, options={"strict": True, "cudagraphs": True}, **more)  # type: ignore[no-any-return]
+    return torch.compile(fn, backend=alt, options={"strict": True, "cudagraphs": True}, **more)
 
 
 def recorded() -> list[cuda_graphs.Recorded]:
@@ -72,7 +72,7 @@ def test_training_with_an_optimizer_equals_eager(ahead: int) -> None:
             xs = [torch.randn(32, 64, device="cuda") for _ in range(ahead)]
             found = [run(x).square().mean() for x in xs]
             opt.zero_grad(set_to_none=True)
-            sum(found).backward()  # type: ignore[union-attr]
+            sum(found).backward()
             opt.step()
             losses += [f.item() for f in found]
         return losses, net.state_dict()
@@ -128,7 +128,7 @@ def test_sizes_past_the_limit_run_plainly() -> None:
 def test_no_synchronisation_and_other_streams() -> None:
     net = model().eval()
     run, x = replayed(net), torch.randn(8, 64, device="cuda")
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     with torch.no_grad():
         want = net(x)
         run(x)

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from altbackend import alt
-from altbackend.autotune import measure
+from altbackend.autotune import measure, products, trial
 from altbackend.autotune.measure import TrialFailed
+from altbackend.config.options import resolve
+from altbackend.schedule.device import cuda
 from altbackend.schedule.products import cost
 from altbackend.schedule.products.matmul import Tiles
 from benchmarks import matmul_fit
@@ -109,14 +111,12 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:
     """A grid that reads and writes far outside its buffers; the next trial runs in a new process."""
-    tuner = matmul_fit.products.tuner(
-        matmul_fit.resolve(None, {"cache_dir": str(tmp_path)}), matmul_fit.target.cuda(), torch.device("cuda", 0)
-    )
+    tuner = products.tuner(resolve(None, {"cache_dir": str(tmp_path)}), cuda(), torch.device("cuda", 0))
     plain = Tiles(64, 64, 64, 4, 4)  # every program reads where its number says
     case = matmul_fit.make_case((512, 512, 256), "relu", tuner, (plain,))
     kernel, buffers = case.emitted[str(plain)]
     launch = (kernel, buffers, tuner.compiled(kernel).result())
-    good = matmul_fit.trial.of(case.program, [launch])
+    good = trial.of(case.program, [launch])
     bad = {**good, "steps": [{**good["steps"][0], "grid": 1 << 24}]}
     measurer = measure.Measurer(measure.on_device(0).command)
     try:
@@ -152,7 +152,9 @@ def test_gradients_of_autocast_weights_are_written_as_float32_by_the_library(tmp
     exact.load_state_dict(model.state_dict())
     exact(x.double()).square().mean().backward()
     for g, p, e in zip(got, model.parameters(), exact.parameters(), strict=True):
-        assert (g.dtype, g.stride()) == (p.grad.dtype, p.grad.stride())
-        mine, eager = float((g - e.grad).norm()), float((p.grad - e.grad).norm())
+        want: Any = p.grad
+        reference: Any = e.grad
+        assert (g.dtype, g.stride()) == (want.dtype, want.stride())
+        mine, eager = float((g - reference).norm()), float((want - reference).norm())
         assert mine <= 2 * eager, (mine, eager)
     assert "2 matmuls write float32" in decisions(tmp_path)
