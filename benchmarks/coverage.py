@@ -23,6 +23,7 @@ import json
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -59,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds one case may take")
     p.add_argument("--budget", type=float, metavar="S", help="seconds the whole sweep may take")
     p.add_argument("--cubin", action="store_true", help="with --device triton: compile kernels to machine code too")
+    p.add_argument("--warm", action="store_true", help="all cases twice, the second time from the first one's cache")
     p.add_argument("--out", type=Path, metavar="FILE", help="append findings as JSON lines")
     p.add_argument("--resume", action="store_true", help="leave out the cases that --out holds")
     p.add_argument("--all", action="store_true", help="print every finding, not only failures")
@@ -70,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the failures and a summary; exit status 1 if there is an unknown failure."""
     args = parser().parse_args(argv)
-    settings = Settings(args.device, args.samples or SAMPLES[args.device], args.cubin)
+    settings = Settings(args.device, args.samples or SAMPLES[args.device], args.cubin, args.warm)
     if args.page:
         args.page.write_text(core_page.page())
         return 0
@@ -82,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = known_failures(Path(KNOWN[args.device])) if KNOWN[args.device] else frozenset()
     findings: list[Finding] = []
     with open(args.out or os.devnull, "a") as out:
-        for finding in sweep(args, units):
+        for finding in _twice(args, units) if args.warm else sweep(args, units):
             findings.append(finding)
             if finding.status != "not run":
                 out.write(json.dumps(asdict(finding)) + "\n")
@@ -138,7 +141,13 @@ def plan(args: argparse.Namespace, done: frozenset[Case]) -> list[Unit]:
 def command(a: argparse.Namespace) -> list[str]:
     """How a worker is started."""
     line = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--device", a.device]
-    return [*line, "--samples", str(a.samples or SAMPLES[a.device]), *(["--cubin"] if a.cubin else [])]
+    return [
+        *line,
+        "--samples",
+        str(a.samples or SAMPLES[a.device]),
+        *(["--cubin"] if a.cubin else []),
+        *(["--warm"] if a.warm else []),
+    ]
 
 
 def ask(worker: Worker, case: Case, seconds: float, only_aot: bool = False) -> Finding:
@@ -164,6 +173,14 @@ def sweep(args: argparse.Namespace, units: Sequence[Unit]) -> Iterator[Finding]:
         yield found.get()
     for t in threads:
         t.join()
+
+
+def _twice(args: argparse.Namespace, units: Sequence[Unit]) -> Iterator[Finding]:
+    """Findings of a sweep that fills a cache folder, then those of one whose processes find it full."""
+    with tempfile.TemporaryDirectory(prefix="altbackend-coverage-") as folder, patch.dict(os.environ):
+        os.environ["ALTBACKEND_CACHE_DIR"] = folder
+        for _ in range(2):
+            yield from sweep(args, units)
 
 
 def _feed(args: argparse.Namespace, waiting: Any, found: Any, end: float) -> None:

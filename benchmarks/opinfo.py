@@ -48,11 +48,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Settings:
-    """`way`: "cpu", "cuda" or "triton": the CPU's samples, kernels for a GPU in Triton's interpreter."""
+    """`way`: "cpu", "cuda" or "triton": the CPU's samples, kernels for a GPU in Triton's interpreter.
+
+    `cached`: graphs come from the cache folder where it holds them; findings then name no library calls.
+    """
 
     way: str = "cpu"
     samples: int = 16
     cubin: bool = False
+    cached: bool = False
 
     @property
     def device(self) -> str:
@@ -249,7 +253,11 @@ def compiled(fn: Callable[..., Any], way: str, folder: str, settings: Settings, 
         path = importlib.import_module("test.triton_run")  # in a checkout only
         capabilities = (90,) if settings.cubin else ()
         return path.compiled(every, capabilities=capabilities, seen=steps, host=True)
-    options: dict[str, Any] = {"strict": True, "verify_ir": True, "debug_dir": folder, "compile_threads": 1}
+    options: dict[str, Any] = {"strict": True, "compile_threads": 1}
+    if settings.cached:
+        options["cache_graphs"] = True
+    else:  # these options make every graph compile
+        options |= {"verify_ir": True, "debug_dir": folder}
     return torch.compile(every, backend=altbackend.alt, fullgraph=True, dynamic=False, options=options)
 
 

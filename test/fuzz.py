@@ -1,12 +1,14 @@
 """Random small programs: eager = interpreter of the loop IR = compiled C++, forward and backward.
 
     python -m test.fuzz --programs 500 --seed 0
+    python -m test.fuzz --programs 500 --seed 0 --warm
 
 A program is a list of steps, each an operator name with integer arguments that pick its operands and parameters,
 so that it prints, replays and shrinks. Every step appends one tensor; operands are picked among those that fit.
 Program `k` of a seed is the same whatever ran before it, so `--first K` goes on where a run ended. Most programs are
 recorded as a flat graph, which Dynamo captures in a third of the time; every eighth is captured as it is and compiled
 for any size, then called with other sizes. With `--triton N` every N-th also runs its Triton kernels, interpreted.
+With `--warm` all programs run once more in other processes, from the graphs that the first ones have cached.
 """
 
 from __future__ import annotations
@@ -349,11 +351,17 @@ def refused(case: Case) -> bool:
     return False
 
 
-def trial(seed: int, k: int, triton: int, shrinking: bool, folder: str) -> str | None:
-    """The report on program `k`: itself, shrunk, and how it differs; "" if all ways agree, None if eager refuses it."""
+def trial(seed: int, k: int, triton: int, shrinking: bool, folder: str, cached: bool = False) -> str | None:
+    """The report on program `k`: itself, shrunk, and how it differs; "" if all ways agree, None if eager refuses it.
+
+    `cached`: graphs come from the cache in `folder` where it holds them; the interpreter then has no part.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    case, way, options = program(seed, k), way_of(k, triton), {"cache_dir": folder, "verify_ir": True}
+    case, way = program(seed, k), way_of(k, triton)
+    options: dict[str, Any] = {"cache_dir": folder, "verify_ir": not cached, "cache_graphs": cached}
+    if cached:
+        way = replace(way, interpret=False)
     if refused(case):
         return None
     text = disagreement(case, options, way)
@@ -371,18 +379,22 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--triton", type=int, default=0, metavar="N", help="every N-th program on the GPU's path too")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--warm", action="store_true", help="again in other processes, from the cache of graphs")
     args = parser.parse_args()
     failures, refusals, start = 0, 0, time.monotonic()
     numbers = range(args.first, args.first + args.programs)
-    with tempfile.TemporaryDirectory(prefix="altbackend-fuzz-") as folder, ProcessPoolExecutor(args.jobs) as pool:
-        same = [args.seed, args.triton, not args.no_shrink, folder]
-        reports = pool.map(_trial, [(same[0], k, *same[1:]) for k in numbers])
-        for k, report in zip(numbers, reports, strict=True):
-            failures += bool(report)
-            refusals += report is None
-            if report or (k + 1) % 100 == 0:
-                print(report or f"{k + 1 - args.first} programs, {time.monotonic() - start:.0f} s", flush=True)
-    taken = args.programs - refusals
+    rounds = 2 if args.warm else 1
+    with tempfile.TemporaryDirectory(prefix="altbackend-fuzz-") as folder:
+        same = [args.seed, args.triton, not (args.no_shrink or args.warm), folder, args.warm]
+        for _ in range(rounds):
+            with ProcessPoolExecutor(args.jobs) as pool:
+                reports = pool.map(_trial, [(same[0], k, *same[1:]) for k in numbers])
+                for k, report in zip(numbers, reports, strict=True):
+                    failures += bool(report)
+                    refusals += report is None
+                    if report or (k + 1) % 100 == 0:
+                        print(report or f"{k + 1 - args.first} programs, {time.monotonic() - start:.0f} s", flush=True)
+    taken = rounds * args.programs - refusals
     print(f"{taken} programs of seed {args.seed} from {args.first}, {failures} disagree; {refusals} that eager refuses")
     return 1 if failures else 0
 
