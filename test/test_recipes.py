@@ -1,0 +1,65 @@
+"""Each recipe of docs/recipes.md, applied to a copy of the sources, does what its check says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "recipes.md"
+BLOCK = re.compile(
+    r"^```(?:python|cpp) (check|append|insert)(?: (\S+))?(?: after `([^\n]*)`)?\n(.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: `action` "check", or "append" or "insert" of `text` in a file, for the latter after a line."""
+
+    action: str
+    file: str
+    anchor: str
+    text: str
+
+
+def recipes() -> dict[str, list[Block]]:
+    """Return the blocks of each section that has any, by its title."""
+    sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.M)[1:]
+    blocks = {s.partition("\n")[0]: [Block(*m.groups("")) for m in BLOCK.finditer(s)] for s in sections}
+    return {title: found for title, found in blocks.items() if found}
+
+
+def apply(block: Block, root: Path) -> None:
+    """Change a file as the block says. Raises AssertionError unless the file has the block's anchor just once."""
+    path = root / block.file
+    text = path.read_text(encoding="utf-8")
+    if block.action == "append":
+        path.write_text(text + block.text, encoding="utf-8")
+        return
+    line = f"{block.anchor}\n"
+    assert text.count(line) == 1, f"{block.file} has the line {block.anchor!r} {text.count(line)} times"
+    path.write_text(text.replace(line, line + block.text), encoding="utf-8")
+
+
+@pytest.mark.parametrize("title", list(recipes()))
+def test_the_recipe_works(title: str, tmp_path: Path) -> None:
+    for folder in ("altbackend", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    blocks = recipes()[title]
+    for block in blocks:
+        if block.action != "check":
+            apply(block, tmp_path)
+    checks = [b.text for b in blocks if b.action == "check"]
+    assert checks, f"the recipe {title!r} has no check"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for text in checks:
+        command = [sys.executable, "-c", text]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
