@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from ..errors import Unsupported
 from ..ir import expr as ex
-from ..ir.loops import Constant, Extern, Program, View, late_symbols, symbols_of
+from ..ir.loops import Constant, Extern, Program, View, symbols_of, unbacked_symbols
 from ..runtime import control_flow
 from .context import Ctx
 
@@ -49,7 +49,7 @@ def require_functional(gm: GraphModule) -> None:
 
 def require_closed(p: Program) -> None:
     """Raises Unsupported unless a body's program needs nothing but its operands."""
-    given = set(p.inputs) | late_symbols(p)
+    given = set(p.inputs) | unbacked_symbols(p)
     given |= {ex.show(n) for b in p.inputs if b in p.buffers for n in p.buffers[b].sizes}
     used = {s for node in p.nodes for s in symbols_of(p, node)}
     for o in p.outputs:
