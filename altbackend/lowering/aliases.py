@@ -1,4 +1,4 @@
-"""Which nodes of a graph are views of another's storage, by the names of their operators."""
+"""The nodes of a graph that are views of another node's storage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def alias_root(n: torch.fx.Node) -> torch.fx.Node:
-    """The node whose storage `n` is a view of. One of an operator's several results is a root of its own."""
+    """Return the node that owns the storage of `n`. A tensor among several results of a call owns its storage."""
     while n.op == "call_function" and is_view(n) and n.args:
         source = n.args[0]
         if not isinstance(source, torch.fx.Node) or (n.target is operator.getitem and not is_view(source)):
