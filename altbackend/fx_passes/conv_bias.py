@@ -1,5 +1,7 @@
-"""A convolution's bias as an addition of its own: on a GPU the library adds it in a pass over memory, a kernel of ours
-does it together with the activation that follows. So too its gradient, which the library sums up in another pass.
+"""Split the bias of a convolution into an addition.
+
+On a GPU the library adds the bias in a separate pass over memory, while a generated kernel adds it together with the
+activation that follows. The gradient of the bias, which the library sums in another pass, becomes a generated sum.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from .graph import aten, insert, is_call, replace, val
 
 
 def run_joint(gm: GraphModule) -> int:
-    """Of a joint graph, biases and their gradients: sums that become part of kernels of ours; gives their number."""
+    """Split off the biases of a joint graph and their gradients; return the number of both."""
     count = run(gm)
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution_backward.default) or not n.args[10][2]:
@@ -29,7 +31,7 @@ def run_joint(gm: GraphModule) -> int:
 
 
 def run(gm: GraphModule) -> int:
-    """Split the biases off; gives their number."""
+    """Split off the biases; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or n.args[2] is None:

@@ -1,7 +1,7 @@
-"""Local simplification: equal calls once, operators that change nothing, uniform values folded.
+"""Local simplification: common subexpressions, operators without effect, constant folding of uniform tensors.
 
-Every rewrite keeps shape, dtype and strides of the value that it replaces. A value that reaches the output
-directly is left alone: an output must not become an alias of something else.
+Every rewrite preserves shape, dtype and strides of the value that it replaces. A value that the graph may return is
+not replaced, since a result must not become an alias of another value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from .graph import Purity, aten, drop_dead, insert, val
 
 
 def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
-    """Apply to a fixed point (at most four rounds); counts by rule. `exact`: fold nothing that may differ in a bit."""
+    """Apply all rules up to a fixed point, at most four rounds; return the number of rewrites by rule.
+
+    `exact`: fold only operators whose result has eager's bits.
+    """
     counts: dict[str, int] = {}
     for _ in range(4):
         done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm, exact)}
@@ -59,7 +62,7 @@ def _key(x: Any) -> Any:
 
 
 def feeds_output(n: Node) -> bool:
-    """Whether the output may return this value's own storage."""
+    """Return whether the graph may return the storage of this value."""
     return any(u.op == "output" or (is_view(u) and feeds_output(u)) for u in n.users)
 
 
@@ -70,13 +73,14 @@ def is_view(n: Node) -> bool:
 
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether sizes or strides are equal for all values of their symbols. `==` would guard on what holds for one."""
+    """Return whether sizes or strides are equal for all values of their symbols; `==` would add a guard."""
     return len(a) == len(b) and all(
         x == y if type(x) is type(y) is int else statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )
 
 
 def same_layout(a: Any, b: Any) -> bool:
+    """Return whether two fake values are tensors of equal dtype, sizes and strides."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     return a.dtype == b.dtype and same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
@@ -84,7 +88,7 @@ def same_layout(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """`name` shows the equation; `applies` gives the argument that a call equals, or None."""
+    """A rule for a no-op: `name` is the equation, `applies` returns the argument that a call equals, or None."""
 
     name: str
     targets: tuple[Any, ...]
@@ -101,7 +105,7 @@ def _neutral(number: float) -> Callable[[Node], Any]:
 
 
 RULES = (
-    # -0.0 + 0 is +0.0, so x + 0 is no rule for floats
+    # x + 0 -> x is wrong for floats: -0.0 + 0 is +0.0
     Rule("x - 0 -> x", (aten.sub.Tensor, aten.sub.Scalar), _neutral(0)),
     Rule("x * 1 -> x", (aten.mul.Tensor, aten.mul.Scalar), _neutral(1)),
     Rule("x / 1 -> x", (aten.div.Tensor, aten.div.Scalar), _neutral(1)),
@@ -124,7 +128,7 @@ def _identity(order: Any) -> bool:
 
 
 def no_ops(gm: GraphModule) -> dict[str, int]:
-    """Drop calls that give back their argument, layout and all."""
+    """Replace calls whose result equals their argument in values and layout; return the number by rule."""
     by_target = {t: r for r in RULES for t in r.targets}
     written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _mutates(n) and n.args}
     counts: dict[str, int] = {}
@@ -162,17 +166,17 @@ _ARITHMETIC = frozenset(
     | {aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.logical_not.default}
     | {aten.reciprocal.default, aten.bitwise_not.default}
 )
-_FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager's vectors have their own
+_FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager has other vector functions
 
 
 def uniform(gm: GraphModule, exact: bool = False) -> int:
-    """Arithmetic on tensors that hold one number everywhere becomes that number; functions of it, unless `exact`."""
+    """Fold arithmetic on tensors whose elements are all one number, and functions of them unless `exact`."""
     with torch_api.real_tensors():
         return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 
 def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
-    known: dict[Node, torch.Tensor] = {}
+    numbers: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):
         fake = val(n)
@@ -181,30 +185,30 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
         if n.target in _FILLED:
             number = _FILLED[n.target](n)
             if type(number) in (int, float, bool):
-                known[n] = torch.full((), number, dtype=fake.dtype)
-        elif n.target in _MOVES and (source := n.args[0]) in known:
+                numbers[n] = torch.full((), number, dtype=fake.dtype)
+        elif n.target in _MOVES and (source := n.args[0]) in numbers:
             assert isinstance(source, Node)
-            known[n] = known[source].to(fake.dtype)
+            numbers[n] = numbers[source].to(fake.dtype)
         elif (
             n.target in folded
             and not n.kwargs
-            and all(a in known for a in n.args if isinstance(a, Node))
+            and all(a in numbers for a in n.args if isinstance(a, Node))
             and any(isinstance(a, Node) for a in n.args)
         ):
-            args = [known[a] if isinstance(a, Node) else a for a in n.args]
+            args = [numbers[a] if isinstance(a, Node) else a for a in n.args]
             if not all(isinstance(a, (torch.Tensor, int, float, bool)) for a in args):
                 continue
-            known[n] = n.target(*args).to(fake.dtype)
-            count += _as_full(n, fake, known)
+            numbers[n] = n.target(*args).to(fake.dtype)
+            count += _as_full(n, fake, numbers)
     return count
 
 
-def _as_full(n: Node, fake: torch.Tensor, known: dict[Node, torch.Tensor]) -> int:
+def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor]) -> int:
     if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
         return 0
     kwargs = {"dtype": fake.dtype, "layout": torch.strided, "device": fake.device, "pin_memory": False}
-    new = insert(n.graph, n, aten.full.default, (list(fake.shape), known[n].item()), kwargs)
-    known[new] = known[n]
+    new = insert(n.graph, n, aten.full.default, (list(fake.shape), numbers[n].item()), kwargs)
+    numbers[new] = numbers[n]
     n.replace_all_uses_with(new)
     n.graph.erase_node(n)
     return 1

@@ -79,9 +79,9 @@ def _shared_views(
 
 
 def _subview(ctx: Ctx, owner_view: View, owner_fake: torch.Tensor, fake: torch.Tensor) -> View:
-    """Return the part of `owner_view`, which has the strides of the traced `owner_fake`, that the traced result `fake` is.
+    """Return the part of `owner_view` that the traced result `fake` is; its dtype may differ.
 
-    The result may have another dtype.
+    `owner_fake`: the traced owner of the storage, whose strides `owner_view` has.
     """
     bytes_before = ex.mul(ex.sub(owner_view.offset, ctx.index(owner_fake.storage_offset())), owner_fake.dtype.itemsize)
     offset = ex.add(ex.floordiv(bytes_before, fake.dtype.itemsize), ctx.index(fake.storage_offset()))
