@@ -11,6 +11,8 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
+from .aten.name import operator_name
+from .aten.pointwise import ONE_KERNEL, is_tagged
 from .compat import aot_autograd
 
 aten = torch.ops.aten
@@ -108,14 +110,6 @@ _SAME_STEPS = (
     "__and__ __or__ __xor__ clip deg2rad float_power frac hardshrink heaviside isfinite isneginf isposinf ldexp max "
     "min nan_to_num rad2deg sgn true_divide"
 )
-# Operators that lack the tag `pointwise` but are one kernel in eager.
-_ALSO_ONE_KERNEL = (
-    "_log_softmax _log_softmax_backward_data _softmax_backward_data binary_cross_entropy binary_cross_entropy_backward "
-    "elu_backward glu glu_backward hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss "
-    "huber_loss_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss_backward "
-    "smooth_l1_loss smooth_l1_loss_backward soft_margin_loss_backward softplus_backward"
-)
-
 # _foreach_X -> X on each tensor, so that the loop of a tensor fuses with its neighbours.
 _SAME_NAME = (
     "abs acos add asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma log "
@@ -302,6 +296,6 @@ def taken_apart(numerics: str) -> tuple[Any, ...]:
 
 def _one_kernel(op: Any) -> bool:
     """Return whether eager has one kernel for an operator whose decomposition does not give the same bits."""
-    name = op.overloadpacket.__name__ if isinstance(op, torch._ops.OpOverload) else ""
-    pointwise = bool(name) and torch.Tag.pointwise in op.tags and not name.startswith("_foreach")
-    return name in _ALSO_ONE_KERNEL.split() or (pointwise and name not in _SAME_STEPS.split())
+    name = operator_name(op)
+    pointwise = is_tagged(op) and not name.startswith("_foreach")
+    return name in ONE_KERNEL or (pointwise and name not in _SAME_STEPS.split())

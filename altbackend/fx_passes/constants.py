@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import aliased_arguments, declares_alias
 from .graph import Purity, drop_dead, val
 
 
@@ -30,7 +32,7 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     Casts that widen 8-bit numbers are left out: such weights are stored in 8 bits to save memory.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    written = {a for n in gm.graph.nodes if n.op == "call_function" and _writes(n) for a in _aliased(n, written=True)}
+    written = {a for n in gm.graph.nodes if writes(n) for a in aliased_arguments(n, written=True)}
     constant = {
         placeholders[k]
         for k in static
@@ -61,27 +63,9 @@ def move_up(gm: GraphModule, constant: set[Node]) -> None:
             last = n
 
 
-def _writes(n: Node) -> bool:
-    schema = getattr(n.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
-
-
-def _aliased(n: Node, written: bool = False) -> list[Node]:
-    """Return the operands whose storage the results of a call may share, by its schema, or those that it writes."""
-    schema = getattr(n.target, "_schema", None)
-    if schema is None:
-        return n.all_input_nodes
-    operands: list[Node] = []
-    for k, a in enumerate(schema.arguments):
-        if a.alias_info and (a.alias_info.is_write or not written):
-            torch.fx.node.map_arg(n.args[k] if k < len(n.args) else n.kwargs.get(a.name), operands.append)
-    return operands
-
-
 def worth(n: Node) -> bool:
     """Return whether a call is worth a prologue; a view of a parameter costs nothing and would only add an input."""
-    schema = getattr(n.target, "_schema", None)
-    return n.op == "call_function" and (schema is None or not any(r.alias_info for r in schema.returns))
+    return n.op == "call_function" and not declares_alias(n.target)
 
 
 def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
@@ -129,7 +113,7 @@ def _returned(gm: GraphModule) -> set[Node]:
         n = stack.pop()
         if n.op == "call_function" and n not in calls:
             calls.add(n)
-            stack.extend(_aliased(n))
+            stack.extend(aliased_arguments(n))
     return calls
 
 

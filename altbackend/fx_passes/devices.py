@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..aten.mutates import writes
 from .graph import val
 
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def _keys(calls: list[Node]) -> Iterator[tuple[Node, tuple[int, torch.device | N
         operands = [a for a in n.all_input_nodes if a in level]
         if n.target is operator.getitem and operands:
             level[n], device_of[n] = level[operands[0]], device_of[operands[0]]
-        elif _writes_an_input(n):
+        elif writes(n):
             input_writes.append((k, n))
             continue
         else:
@@ -79,10 +80,6 @@ def _device(n: Node) -> torch.device | None:
     """Return the device that computes a call, or None if several GPUs take part."""
     gpus_used = {t.device for x in (n, *n.all_input_nodes) for t in _tensors(val(x)) if t.device.type == "cuda"}
     return CPU if not gpus_used else next(iter(gpus_used)) if len(gpus_used) == 1 else None
-
-
-def _writes_an_input(n: Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
 
 
 def _part(gm: GraphModule, nodes: list[Node], device: torch.device | None) -> Part:

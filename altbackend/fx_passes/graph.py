@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..aten.mutates import is_mutable
+from ..aten.random import is_random
 from ..compat import torch_api
 
 aten = torch.ops.aten
@@ -75,10 +77,7 @@ class Purity:
 
     @staticmethod
     def _look_up(n: Node) -> bool:
-        schema = getattr(n.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            return False
-        return torch.Tag.nondeterministic_seeded not in getattr(n.target, "tags", ()) and not n.is_impure()
+        return not is_mutable(n.target) and not is_random(n.target) and not n.is_impure()
 
 
 def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:

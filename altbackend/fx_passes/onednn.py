@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.view import may_alias
+from .cse import feeds_output
 from .graph import aten, insert, is_call, only_user, replace, val
-from .simplify import feeds_output, is_view, same_layout
+from .simplify import same_layout
 
 mkldnn = torch.ops.mkldnn
 
@@ -187,7 +189,7 @@ def _dies_at(n: Node, last: Node) -> bool:
     if n.op != "call_function" or n.target not in _OWNING:
         return False
     order = {m: k for k, m in enumerate(n.graph.nodes)}
-    return all(order[u] <= order[last] and not is_view(u) for u in n.users) and not feeds_output(n)
+    return all(order[u] <= order[last] and not may_alias(u) for u in n.users) and not feeds_output(n)
 
 
 _OWNING = frozenset(

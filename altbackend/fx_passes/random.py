@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.random import is_random
 from ..debug.trace import Trace
 from ..runtime import philox as draws
 from .graph import aten, insert, is_call, replace, val
@@ -38,7 +39,7 @@ def expose_checkpointed(joint: GraphModule, trace: Trace) -> None:
 
     To recompute the original operators, the state of the generator would have to be restored.
     """
-    _from_seeds(joint, [n for n in joint.graph.nodes if _draws(n) and "recompute" in n.meta], trace)
+    _from_seeds(joint, [n for n in joint.graph.nodes if is_random(n.target) and "recompute" in n.meta], trace)
 
 
 def _dropout(gm: GraphModule, n: Node) -> None:
@@ -64,7 +65,7 @@ def _dropout(gm: GraphModule, n: Node) -> None:
 def run(gm: GraphModule, trace: Trace) -> None:
     """Replace random operators by functions of seeds; the decision log has the reason for each that stays a call."""
     expose_dropout(gm)
-    _from_seeds(gm, [n for n in gm.graph.nodes if _draws(n)], trace)
+    _from_seeds(gm, [n for n in gm.graph.nodes if is_random(n.target)], trace)
 
 
 _CHECKPOINT = ("recompute", "ac_graph_id")
@@ -90,10 +91,6 @@ def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
     for k, n in enumerate(replaceable):
         seed = insert(gm.graph, n, operator.getitem, (seeds, k))
         replace(n, _REWRITES[n.target](_Draw(gm, n, seed)), keep_meta=True)
-
-
-def _draws(n: Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
 
 
 def _device(gm: GraphModule) -> torch.device:

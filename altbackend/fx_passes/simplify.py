@@ -14,8 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aten.mutates import writes
 from ..compat import torch_api
-from .graph import Purity, aten, drop_dead, insert, val
+from . import cse
+from .cse import feeds_output
+from .graph import aten, drop_dead, insert, val
 
 
 def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
@@ -25,51 +28,13 @@ def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for _ in range(4):
-        done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm, exact)}
+        done = {"common subexpressions": cse.eliminate(gm.graph), **no_ops(gm), "uniform values": uniform(gm, exact)}
         for k, v in done.items():
             counts[k] = counts.get(k, 0) + v
         if not any(done.values()):
             break
         drop_dead(gm.graph)
     return {k: v for k, v in counts.items() if v}
-
-
-def common(gm: GraphModule) -> int:
-    """Common-subexpression elimination on pure calls."""
-    seen: dict[Any, Node] = {}
-    pure = Purity()
-    count = 0
-    for n in list(gm.graph.nodes):
-        if n.op != "call_function" or not hasattr(n.target, "_schema") or not pure(n) or feeds_output(n):
-            continue
-        key = (n.target, _key(n.args), _key(n.kwargs))
-        first = seen.get(key)
-        if first is None:
-            seen[key] = n
-            continue
-        n.replace_all_uses_with(first)
-        gm.graph.erase_node(n)
-        count += 1
-    return count
-
-
-def _key(x: Any) -> Any:
-    if isinstance(x, (tuple, list)):
-        return tuple(map(_key, x))
-    if isinstance(x, dict):
-        return tuple((k, _key(v)) for k, v in sorted(x.items()))
-    return x if isinstance(x, Node) else (type(x), repr(x))
-
-
-def feeds_output(n: Node) -> bool:
-    """Return whether the graph may return the storage of this value."""
-    return any(u.op == "output" or (is_view(u) and feeds_output(u)) for u in n.users)
-
-
-def is_view(n: Node) -> bool:
-    """Whether a call's result shares storage with an argument."""
-    schema = getattr(n.target, "_schema", None)
-    return n.op == "call_function" and (schema is None or any(r.alias_info for r in schema.returns))
 
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -130,7 +95,7 @@ def _identity(order: Any) -> bool:
 def no_ops(gm: GraphModule) -> dict[str, int]:
     """Replace calls whose result equals their argument in values and layout; return the number by rule."""
     by_target = {t: r for r in RULES for t in r.targets}
-    written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _mutates(n) and n.args}
+    written = {n.args[0] for n in gm.graph.nodes if writes(n) and n.args}
     counts: dict[str, int] = {}
     for n in list(gm.graph.nodes):
         rule = by_target.get(n.target) if n.op == "call_function" else None
@@ -143,11 +108,6 @@ def no_ops(gm: GraphModule) -> dict[str, int]:
         gm.graph.erase_node(n)
         counts[rule.name] = counts.get(rule.name, 0) + 1
     return counts
-
-
-def _mutates(n: Node) -> bool:
-    schema = getattr(n.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
 
 
 _FILLED: dict[Any, Callable[[Node], Any]] = {

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import declares_alias
 from ..ir.verify import InvalidIR
 from .graph import val
 
@@ -76,10 +78,7 @@ def _viewed(n: Node) -> Node | None:
         return None
     if n.target is operator.getitem:
         return n.args[0] if _viewed(n.args[0]) is not None else None
-    schema = getattr(n.target, "_schema", None)
-    if schema is None or not any(r.alias_info for r in schema.returns):
-        return None
-    return n.args[0]
+    return n.args[0] if declares_alias(n.target) else None
 
 
 def _written(gm: GraphModule, root: Mapping[Node, Node]) -> frozenset[str]:
@@ -88,8 +87,7 @@ def _written(gm: GraphModule, root: Mapping[Node, Node]) -> frozenset[str]:
         stale = [a for a in n.all_input_nodes if root[a] in written and a is not written[root[a]]]
         if stale and n.op != "output":
             raise InvalidIR(f"{n} reads {root[stale[0]]} after {written[root[stale[0]]]} has written it")
-        schema = getattr(n.target, "_schema", None)
-        if n.op == "call_function" and schema is not None and schema.is_mutable and isinstance(n.args[0], Node):
+        if writes(n) and isinstance(n.args[0], Node):
             written[root[n.args[0]]] = n
     return frozenset(str(n.target) for n in written if n.op == "placeholder")
 

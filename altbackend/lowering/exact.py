@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..aten.name import operator_name
+from ..aten.pointwise import ROUNDED_ONCE
 from ..compat import torch_api
 from ..ir import value as va
 from ..ir.ops import LOW_PRECISION, OPS, WIDE
@@ -22,14 +24,10 @@ from .registry import FallBack
 from .scalar import round_to
 from .tensor import Tensor
 
-aten = torch.ops.aten
-
 _STEPS = frozenset({"add", "sub", "mul", "truediv", "reciprocal"})  # each rounds its result
-# Operators of several steps that all of eager's 16-bit loops compute in float32 and round once.
-_ROUNDED_ONCE = frozenset({aten.addcdiv, aten.hardsigmoid, aten.hardswish, aten.native_dropout_backward})
 # Operand positions at which eager's 16-bit CPU kernels take a Python number or a 0-d tensor as float32. At all other
 # positions the number is first rounded to the dtype of the other operands.
-_NUMBERS_AS_FLOAT32 = {aten.mul: (0, 1), aten.div: (1,)}
+_NUMBERS_AS_FLOAT32 = {"mul": (0, 1), "div": (1,)}
 
 
 def is_eager(ctx: Ctx) -> bool:
@@ -54,7 +52,7 @@ def check(ctx: Ctx, value: Value, leaves: Collection[Value | None], dtype: torch
         if v.op in ("add", "sub") and any(_is_product(a, leaves) for a in v.args):
             raise FallBack("a product in a sum: eager's compiler may contract the two steps")
         steps += v.op in _STEPS
-    if low and steps > 1 and _packet(ctx) not in _ROUNDED_ONCE:
+    if low and steps > 1 and _operator(ctx) not in ROUNDED_ONCE:
         raise FallBack("several steps in 16 bits: eager's vector loop and its scalar loop round them differently")
 
 
@@ -76,9 +74,9 @@ def _is_product(v: Value, leaves: Collection[Value | None]) -> bool:
     return v.op == "mul" and v not in leaves
 
 
-def _packet(ctx: Ctx) -> Any:
+def _operator(ctx: Ctx) -> str:
     assert ctx.graph_node is not None
-    return getattr(ctx.graph_node.target, "overloadpacket", None)
+    return operator_name(ctx.graph_node.target)
 
 
 def operand(ctx: Ctx, arg: Any, position: int, value: Value, common: torch.dtype) -> Value:
@@ -89,7 +87,7 @@ def operand(ctx: Ctx, arg: Any, position: int, value: Value, common: torch.dtype
     if tensor and (arg.sizes or ctx.gpu):
         return round_to(value, common)
     # eager's kernels on a GPU take Python numbers as float32
-    if ctx.gpu or position in _NUMBERS_AS_FLOAT32.get(_packet(ctx), ()):
+    if ctx.gpu or position in _NUMBERS_AS_FLOAT32.get(_operator(ctx), ()):
         return value
     return va.const(_rounded(value.attr, common), value.dtype) if value.op == "const" else round_to(value, common)
 

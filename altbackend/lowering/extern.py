@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..aten.view import declares_alias
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
@@ -298,7 +299,6 @@ def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], 
 
 def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     """Return the buffers with which the results may share storage, by the alias annotations of the schema."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not any(r.alias_info for r in schema.returns):
+    if not declares_alias(target):
         return ()
     return tuple(b for a, x in _schema_args(target, args, kwargs) if a.alias_info for b in _buffers(x))

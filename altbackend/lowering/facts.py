@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..aten.mutates import is_write_back
 from ..compat import torch_api
 from ..errors import Unsupported
 
@@ -59,4 +60,4 @@ def in_an_input(n: Any, written: bool = False) -> bool:
 
 def is_written(n: torch.fx.Node) -> bool:
     """Return whether the graph writes the input `n`."""
-    return any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users)
+    return any(is_write_back(u) and u.args[0] is n for u in n.users)

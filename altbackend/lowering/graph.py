@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..aten.mutates import is_write_back
+from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..config.options import Config
 from ..errors import AltError, Unsupported, internal_error
@@ -19,7 +21,6 @@ from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_de
 from ..ir.value import Value
 from ..runtime import checks
 from . import extern, gpu, host_numbers, negative, results, sizes, unbacked_symbols
-from .aliases import is_view
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .operators import (
@@ -239,7 +240,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return args[0][args[1]]
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
-    if target is torch.ops.aten.copy_.default:
+    if is_write_back(node):
         args = (args[0], negative.value(args[1], node.args[1]))
         if _dtypes_ok(node) and not cpu_beside_gpu(ctx, node):
             return _copy_into(ctx, node, args[0], args[1])
@@ -261,7 +262,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             return empty
         try:
             result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
-            if not cpu_beside_gpu(ctx, node) or is_view(node) or _is_number(result):
+            if not cpu_beside_gpu(ctx, node) or passes_storage_on(node) or _is_number(result):
                 return result
         except FallBack as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
@@ -397,7 +398,7 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, buffe
     if not isinstance(t, Tensor):
         return t
     fake = node.meta["val"] if k is None else node.meta["val"][k]
-    if not is_view(node) and _returned(ctx, node, k) > 1:
+    if not passes_storage_on(node) and _returned(ctx, node, k) > 1:
         # results that are views of one value share its memory, as in eager, and share none with other values
         own = _has_own_buffer(ctx, t, buffers_before) or _shares_storage(node, fake)
         return ctx.realize(t, fake, fresh=not own)
@@ -456,7 +457,7 @@ def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
-        if user.op == "call_function" and is_view(user):
+        if user.op == "call_function" and passes_storage_on(user):
             total += _returned(ctx, user)
     return total
 
@@ -469,5 +470,5 @@ def _readers(node: torch.fx.Node, k: int | None) -> int:
             continue
         if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
-        total += _readers(user, None) if user.op == "call_function" and is_view(user) else 1
+        total += _readers(user, None) if user.op == "call_function" and passes_storage_on(user) else 1
     return total

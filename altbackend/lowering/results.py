@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..aten.mutates import is_write_back
+from ..aten.view import storage_owner
 from ..compat import torch_api
 from ..errors import Unsupported
 from ..ir import expr as ex
@@ -14,7 +16,6 @@ from ..ir.expr import Index
 from ..ir.loops import View
 from ..ir.value import Value
 from . import extern, negative
-from .aliases import alias_root
 from .context import Ctx
 from .tensor import Tensor, as_view
 
@@ -56,7 +57,7 @@ def _shared_views(
     """
     shared: dict[torch.fx.Node, list[int]] = {}
     for k, (n, traced) in enumerate(zip(flat, roots, strict=True)):
-        if traced is None or not isinstance(n, torch.fx.Node) or (root := alias_root(n)).op != "call_function":
+        if traced is None or not isinstance(n, torch.fx.Node) or (root := storage_owner(n)).op != "call_function":
             continue
         if root.meta.get("root") == traced[0]:  # else a pass has computed the results from another value
             shared.setdefault(root, []).append(k)
@@ -110,7 +111,7 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     if not isinstance(lowered, Tensor) or not isinstance(fake, torch.Tensor):
         return lowered
     v, strided = _stored_view(ctx, n, fake)
-    root = alias_root(n)
+    root = storage_owner(n)
     owner = taken.get(v.buffer)
     foreign = ctx.buffers[v.buffer].kind != "temp" and root.op == "call_function"
     if not strided and (input_view := _view_of_input(ctx, root, fake)) is not None:
@@ -136,7 +137,7 @@ def _view_of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | 
     if (input_fake.is_neg(), input_fake.is_conj()) != (fake.is_neg(), fake.is_conj()):
         return None
     v = as_view(ctx.env[root])
-    if v is None or any(u.target is torch.ops.aten.copy_.default and u.args[0] is root for u in root.users):
+    if v is None or any(is_write_back(u) and u.args[0] is root for u in root.users):
         return None
     offset = ex.add(v.offset, ctx.index(fake.storage_offset() - input_fake.storage_offset()))
     return View(v.buffer, ctx.shape(fake.shape), ctx.shape(fake.stride()), offset)
@@ -144,7 +145,7 @@ def _view_of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | 
 
 def _written_back(n: torch.fx.Node) -> bool:
     """Return whether the graph writes a node's value to an input; views of the value may then be views of the input."""
-    return any(u.target is torch.ops.aten.copy_.default and u.args[1] is n for u in n.users)
+    return any(is_write_back(u) and u.args[1] is n for u in n.users)
 
 
 def _own_storage(ctx: Ctx, n: torch.fx.Node, t: Tensor, strides: tuple[Index, ...], offset: Index) -> View:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import aliased_arguments, may_alias
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.loops import Constant, Extern, Program, View, symbols_of, unbacked_symbols
@@ -46,7 +48,7 @@ def called(p: Program, constants: dict[str, Any]) -> dict[str, GraphModule]:
 def require_functional(gm: GraphModule) -> None:
     """Raise Unsupported for a subgraph that writes, or that has an integer input which is unsafe to use as a size."""
     for n in gm.graph.nodes:
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
+        if writes(n):
             raise Unsupported(n, "a subgraph that writes")
         if n.op == "placeholder" and _below_zero(n) and (reader := _unsafe_reader(n)):
             raise Unsupported(n, f"an integer that may be negative, read by {reader}")
@@ -118,15 +120,5 @@ def _returned_inputs(gm: GraphModule) -> Iterator[Any]:
         seen.add(n)
         if n.op == "placeholder":
             yield n.meta.get("val")
-        elif n.op == "call_function":
-            stack += _viewed(n)
-
-
-def _viewed(n: Node) -> list[Any]:
-    """Return the arguments with which the results of a call may share memory; all if there is no schema."""
-    schema = getattr(n.target, "_schema", None)
-    if schema is None:
-        return list(n.all_input_nodes)
-    if not any(r.alias_info for r in schema.returns):
-        return []
-    return [x for a, x in zip(schema.arguments, n.args, strict=False) if a.alias_info]
+        elif n.op == "call_function" and may_alias(n):
+            stack += aliased_arguments(n)

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.mutates import is_mutable
+from ..aten.name import operator_name
+from ..aten.random import is_random
 from ..compat import aot_autograd
+from ..fx_passes import cse
 from . import cost
 from .choose import Chooser, tagged
 from .liveness import classify, copy_written_inputs, is_tangent
 from .reorder import demand_order
-from .repeats import merge_repeats
 
 Decision = Callable[[str, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
@@ -34,7 +37,7 @@ def split(
     backward needs a value that can be neither saved nor recomputed.
     """
     if aot_autograd.wants_equal_calls_once():
-        merge_repeats(joint.graph)
+        cse.eliminate(joint.graph)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     after = [inputs[k] for k in replaced]
     copy_written_inputs(joint, after)
@@ -71,11 +74,11 @@ def _unsupported_call(n: Node) -> str:
         return f"{n.name} has a subgraph or an effect"
     if not isinstance(n.target, torch._ops.OpOverload):
         return ""
-    if cost.is_random(n) and n.meta.get("recompute") is not None and tagged(n) is not None:
+    if is_random(n.target) and n.meta.get("recompute") is not None and tagged(n) is not None:
         return f"{n.name} draws random numbers in a checkpointed region"
     if n.target.namespace == "_c10d_functional":
         return f"{n.name} is a collective"
-    if n.target._schema.is_mutable and cost.name_of(n) not in _EFFECTS:
+    if is_mutable(n.target) and operator_name(n.target) not in _EFFECTS:
         return f"{n.name} writes to its arguments"
     if n.meta.get("partitioner_tag") == "must_be_in_backward":
         return f"{n.name} is bound to the backward"

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..aten.mutates import is_write_back
 from . import cost
 
 aten = torch.ops.aten
@@ -78,8 +79,7 @@ def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] 
         frozenset(_ancestors(read)),
         frozenset(read),
         _storages(nodes),
-        frozenset(n.args[0] for n in effects if n.target is aten.copy_.default and isinstance(n.args[0], Node))
-        | frozenset(replaced),
+        frozenset(n.args[0] for n in effects if is_write_back(n) and isinstance(n.args[0], Node)) | frozenset(replaced),
         frozenset(outputs),
     )
 
@@ -92,7 +92,7 @@ def copy_written_inputs(joint: GraphModule, replaced: Iterable[Node]) -> None:
     """
     writes = joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
     for n in dict.fromkeys([*replaced, *(w.args[0] for w in writes if w.args[0].op == "placeholder")]):
-        readers = [u for u in n.users if u.op != "output" and not (u.target is aten.copy_.default and u.args[0] is n)]
+        readers = [u for u in n.users if u.op != "output" and not (is_write_back(u) and u.args[0] is n)]
         if not readers or not isinstance(n.meta.get("val"), torch.Tensor):
             continue
         with joint.graph.inserting_before(min(readers)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...aten.view import storage_owner
 from ...compat import torch_api
 from ...errors import Unsupported
 from ...ir import expr as ex
@@ -15,7 +16,6 @@ from ...ir.expr import Index
 from ...ir.loops import View
 from .. import extern, facts
 from .. import scalar as s
-from ..aliases import alias_root
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
 from ..tensor import Tensor, as_view, expand, full, of_view, points, with_dim
@@ -225,7 +225,7 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
     storage_offset = source.meta["val"].storage_offset() if offset is None else offset
     sizes, strides = ctx.shape(size), ctx.shape(stride)
     reach = ex.add(0, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(sizes, strides, strict=True)))
-    owner = alias_root(source)
+    owner = storage_owner(source)
     static = True
     for n, lowered in dict.fromkeys(((source, x), (owner, ctx.env[owner]))):
         if not isinstance(lowered, Tensor) or not _in_one(n.meta["val"], source.meta["val"]):
