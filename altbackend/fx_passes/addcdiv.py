@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 
-def run(gm: GraphModule) -> int:
+
+def run(gm: GraphModule, ctx: Context) -> int:
     """Replace the decomposed calls, in place; return their number."""
     count = 0
     for total in gm.graph.find_nodes(op="call_function", target=torch.add):

@@ -15,13 +15,19 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..compat import torch_api
+from .context import Context
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _LIMIT = 1 << 26  # elements of the largest mask that is computed at compile time
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "empty")
 
 
-def run(gm: GraphModule) -> dict[str, int]:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Simplify the attention calls of a graph that Dynamo captured; return the number of removed masks."""
+    return sum(simplify_masks(gm).values())
+
+
+def simplify_masks(gm: GraphModule) -> dict[str, int]:
     """Simplify the attention calls of a graph that Dynamo captured; return the numbers of dropped and causal masks."""
     counts = {"dropped": 0, "causal": 0}
     values: dict[Node, Any] = {}

@@ -5,12 +5,23 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, propagate, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
 
 
-def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Run the convolutions of an inference graph channels-last; on a GPU copy constant weights too."""
+    return int(rearrange(gm, ctx.constant_nodes(gm) if ctx.device == "gpu" else None))
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Run the convolutions of a joint graph channels-last."""
+    return int(rearrange_joint(gm))
+
+
+def rearrange(gm: GraphModule, constant: set[Node] | None = None) -> bool:
     """Copy the inputs of convolutions to channels-last if they are not; return whether the graph changed.
 
     Strides are propagated, so an operator between two convolutions keeps the layout. `constant`: weights in this set
@@ -37,7 +48,7 @@ def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
     return changed
 
 
-def run_joint(gm: GraphModule) -> bool:
+def rearrange_joint(gm: GraphModule) -> bool:
     """Run all convolutions of a joint graph, forward and backward, channels-last; return whether the graph changed.
 
     Applies only if all of them are 4-D in 16 bits with static shapes.

@@ -10,12 +10,23 @@ import operator
 
 from torch.fx import GraphModule
 
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
 
-def run_joint(gm: GraphModule) -> int:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Split off the biases of an inference graph."""
+    return split_biases(gm)
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Split off the biases of a joint graph and their gradients."""
+    return split_joint_biases(gm)
+
+
+def split_joint_biases(gm: GraphModule) -> int:
     """Split off the biases of a joint graph and their gradients; return the number of both."""
-    count = run(gm)
+    count = split_biases(gm)
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution_backward.default) or not n.args[10][2]:
             continue
@@ -30,7 +41,7 @@ def run_joint(gm: GraphModule) -> int:
     return count
 
 
-def run(gm: GraphModule) -> int:
+def split_biases(gm: GraphModule) -> int:
     """Split off the biases; return their number."""
     count = 0
     for n in list(gm.graph.nodes):

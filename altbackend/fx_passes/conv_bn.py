@@ -13,7 +13,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import torch_api
+from .context import Context
 from .graph import aten, drop_dead, insert, is_call, only_user, val
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Fold batch normalisations into convolutions; without freezing, only where the weights are small."""
+    return fold(gm, ctx.constant_nodes(gm), always if ctx.freezes else smaller_than_image)
 
 
 def always(conv: Node) -> bool:
@@ -27,7 +33,7 @@ def smaller_than_image(conv: Node) -> bool:
     return not torch_api.has_symbolic_geometry(image) and weight.numel() <= image.numel()
 
 
-def run(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:
+def fold(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:
     """Fold if weights and statistics are constant and `pays` holds for the convolution; return the number of folds."""
     count = 0
     for n in list(gm.graph.nodes):

@@ -8,9 +8,20 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
 WIDEST = 36  # elements of a window, as in `lowering.operators.depthwise`
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Store constant weights of depthwise convolutions for generated kernels."""
+    return turn_weights(gm, ctx.constant_nodes(gm))
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Split the backward of depthwise convolutions."""
+    return split_gradients(gm)
 
 
 def split_gradients(joint: GraphModule) -> int:

@@ -10,11 +10,20 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..aten.view import may_alias
+from .context import Context
 from .cse import feeds_output
 from .graph import aten, insert, is_call, only_user, replace, val
 from .simplify import same_layout
 
 mkldnn = torch.ops.mkldnn
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Call oneDNN for linears and convolutions; with freezing, pack their weights."""
+    count = call_onednn(gm, ctx.constant_nodes(gm), pack=ctx.freezes)
+    packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
+    ctx.trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{count}, {packed} with packed weights")
+    return count
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ def available() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
-def run(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
+def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
     """Replace matmuls and convolutions whose weights are constant by calls of oneDNN; return their number.
 
     `pack`: store weights in oneDNN's own layout if that is faster; else oneDNN reads them in their present layout.

@@ -8,7 +8,19 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from .context import Context
 from .graph import aten, insert, layout, val
+
+
+def record(gm: GraphModule, ctx: Context) -> int:
+    """Record the traced values of the results in the output node."""
+    gm.graph.output_node().meta["result_layouts"] = of(gm)
+    return 0
+
+
+def restore_recorded(gm: GraphModule, ctx: Context) -> int:
+    """Restore the recorded layouts of the results; return the number of copies."""
+    return restore(gm, gm.graph.output_node().meta.pop("result_layouts"))
 
 
 def of(gm: GraphModule) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, propagate, val
 
 _LOW = (torch.bfloat16, torch.float16)
@@ -19,7 +20,17 @@ _ROWS = 512  # fewest rows for which the product is bound by arithmetic, so that
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
-def run(gm: GraphModule, constant: set[Node], each_call: bool = False) -> int:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Pad the matmuls of an inference graph whose weights are constant."""
+    return pad_weights(gm, ctx.constant_nodes(gm), each_call=not ctx.freezes)
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Pad the matmuls of a joint graph."""
+    return pad_products(gm)
+
+
+def pad_weights(gm: GraphModule, constant: set[Node], each_call: bool = False) -> int:
     """Pad the width of matmuls that gain from it; return their number.
 
     `each_call`: weights are copied in every call.
@@ -76,7 +87,7 @@ def _widen(gm: GraphModule, n: Node, constant: set[Node]) -> None:
     propagate(gm, [sliced])
 
 
-def run_joint(gm: GraphModule) -> int:
+def pad_products(gm: GraphModule) -> int:
     """Pad the large matmuls of a joint graph, forward and backward; return their number.
 
     Every dimension that is contiguous in an operand or in the result is padded. Zeros along the summed dimension do not

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, propagate, val
 
 
-def run(gm: GraphModule) -> int:
+def run(gm: GraphModule, ctx: Context) -> int:
     """Rewrite such convolutions of static 4-D float tensors; return their number."""
     count = 0
     for n in list(gm.graph.nodes):

@@ -16,10 +16,31 @@ from torch.fx import GraphModule, Node
 from ..aten.random import is_random
 from ..debug.trace import Trace
 from ..runtime import philox as draws
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
 LARGEST_RANGE = 2**31  # of integers: its product with a 32-bit word fits in 64 bits
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Replace random operators by functions of seeds; the decision log has the reason for each that stays a call."""
+    expose_dropout(gm)
+    return _from_seeds(gm, [n for n in gm.graph.nodes if is_random(n.target)], ctx.trace)
+
+
+def run_dropout(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite the dropouts of a joint graph; return their number."""
+    return expose_dropout(gm)
+
+
+def run_checkpointed(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite random operators of checkpointed regions as functions of saved seeds, so that they can be recomputed.
+
+    To recompute the original operators, the state of the generator would have to be restored.
+    """
+    checkpointed = [n for n in gm.graph.nodes if is_random(n.target) and "recompute" in n.meta]
+    return _from_seeds(gm, checkpointed, ctx.trace)
 
 
 def expose_dropout(gm: GraphModule) -> int:
@@ -32,14 +53,6 @@ def expose_dropout(gm: GraphModule) -> int:
     for n in static:
         _dropout(gm, n)
     return len(static)
-
-
-def expose_checkpointed(joint: GraphModule, trace: Trace) -> None:
-    """Rewrite random operators of checkpointed regions as functions of saved seeds, so that they can be recomputed.
-
-    To recompute the original operators, the state of the generator would have to be restored.
-    """
-    _from_seeds(joint, [n for n in joint.graph.nodes if is_random(n.target) and "recompute" in n.meta], trace)
 
 
 def _dropout(gm: GraphModule, n: Node) -> None:
@@ -62,12 +75,6 @@ def _dropout(gm: GraphModule, n: Node) -> None:
         gm.graph.erase_node(n)
 
 
-def run(gm: GraphModule, trace: Trace) -> None:
-    """Replace random operators by functions of seeds; the decision log has the reason for each that stays a call."""
-    expose_dropout(gm)
-    _from_seeds(gm, [n for n in gm.graph.nodes if is_random(n.target)], trace)
-
-
 _CHECKPOINT = ("recompute", "ac_graph_id")
 
 
@@ -77,7 +84,7 @@ def _part_of(old: Node, new: Node) -> Node:
     return new
 
 
-def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
+def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> int:
     device = _device(gm)
     replaceable: list[Node] = []
     for n in random:
@@ -86,11 +93,12 @@ def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
         if not reason:
             replaceable.append(n)
     if not replaceable:
-        return
+        return 0
     seeds = insert(gm.graph, replaceable[0], draws.philox_seeds, (len(replaceable), device))
     for k, n in enumerate(replaceable):
         seed = insert(gm.graph, n, operator.getitem, (seeds, k))
         replace(n, _REWRITES[n.target](_Draw(gm, n, seed)), keep_meta=True)
+    return len(replaceable)
 
 
 def _device(gm: GraphModule) -> torch.device:

@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, drop_dead, insert, is_call, propagate, val
 
 
-def run(gm: GraphModule, constant: set[Node]) -> int:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Merge the linears of an inference graph that share their input."""
+    return join(gm, ctx.constant_nodes(gm))
+
+
+def join(gm: GraphModule, constant: set[Node]) -> int:
     """Concatenate the constant weights of matmuls that share their input; return the number of groups."""
     groups: dict[tuple[object, ...], list[Node]] = {}
     for n in gm.graph.nodes:

@@ -17,11 +17,20 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..aten.mutates import writes
 from ..compat import torch_api
 from . import cse
+from .context import Context
 from .cse import feeds_output
 from .graph import aten, drop_dead, insert, val
 
 
-def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Apply all rules and record the number of rewrites by rule."""
+    counts = apply_rules(gm, exact=ctx.mode == "eager")
+    for rule, count in counts.items():
+        ctx.trace.decision("simplify", rule, "applied", f"{count} times")
+    return sum(counts.values())
+
+
+def apply_rules(gm: GraphModule, exact: bool = False) -> dict[str, int]:
     """Apply all rules up to a fixed point, at most four rounds; return the number of rewrites by rule.
 
     `exact`: fold only operators whose result has eager's bits.

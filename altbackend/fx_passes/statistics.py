@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, val
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Decompose the normalisations of a joint graph."""
+    return expose(gm)
 
 
 def expose(gm: GraphModule) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, is_call, only_user, propagate, replace, val
 
 _LOW = (torch.bfloat16, torch.float16)
@@ -17,7 +18,12 @@ _LARGE_SHARE = 1 / 8  # of the elements of all such products
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default)
 
 
-def run(gm: GraphModule) -> int:
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Let the library write the float32 products of a graph."""
+    return widen(gm)
+
+
+def widen(gm: GraphModule) -> int:
     """Rewrite the products on a GPU whose only reader casts them to results of the graph; return their number.
 
     A product that is a large part of all, such as that of a vocabulary, stays in 16 bits: its gradient is the first of

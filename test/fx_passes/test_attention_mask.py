@@ -68,7 +68,7 @@ def test_masks(mask: Callable[[T], T], expected: dict[str, int], by_name: bool) 
     found = []
 
     def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
-        found.append(attention_mask.run(gm))
+        found.append(attention_mask.simplify_masks(gm))
         return gm.forward
 
     def fn(q: T, k: T, v: T) -> T:
@@ -117,7 +117,7 @@ def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) 
         return meaning(mask)
 
     def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
-        found.append(attention_mask.run(gm))
+        found.append(attention_mask.simplify_masks(gm))
         return gm.forward
 
     def fn(x: T) -> T:

@@ -142,7 +142,7 @@ def test_parameters_of_linears_are_copied_as_they_lie(transposed: bool) -> None:
     (gm,) = trace(fn, x, a, b)
     given = list(gm.graph.nodes)[:3]
     constant = {n for n in gm.graph.nodes if n in given[1:] or n.target is torch.ops.aten.t.default}
-    assert shared_input.run(gm, constant) == 1
+    assert shared_input.join(gm, constant) == 1
     gm.recompile()
     torch.testing.assert_close(tuple(gm(x, a, b)), fn(x, a, b))
     (joined,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)

@@ -10,7 +10,8 @@ import torch
 
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import cuda_inference, cuda_joint, depthwise
+from altbackend.fx_passes import depthwise, inference
+from altbackend.fx_passes import joint as joint_passes
 from altbackend.fx_passes.constants import constant_nodes
 from altbackend.lowering.operators import depthwise as lowering
 from test import triton_run
@@ -149,7 +150,7 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     g, x, w = image(2, CHANNELS, 9, 9), image(2, CHANNELS, 9, 10), weight(3)
     fn = gradients([1, 1], [1, 1], [1, 1], wanted=(True, True))
     gm = traced(fn, g, x, w)
-    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu")
     gm.graph.lint()
     gm.recompile()
     masks = [n.args[10] for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
@@ -159,7 +160,7 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     assert depthwise.split_gradients(gm) == 0  # once is enough
     assert depthwise.WIDEST == lowering.WIDEST
     gm = traced(fn, g, x, w)
-    cuda_joint(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact))
+    joint_passes(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact), "gpu")
     assert targets(gm).count("aten.convolution_backward.default") == 1
     dilated = gradients([1, 1], [2, 2], [2, 2], wanted=(True, True))  # the library's as a whole
     assert depthwise.split_gradients(traced(dilated, image(2, CHANNELS, 9, 8), x, w)) == 0
@@ -173,7 +174,7 @@ def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:
     gm.recompile()
     torch.testing.assert_close(gm(x, w, b), fn(x, w, b))
     gm = traced(fn, x, w, b)
-    split = cuda_inference(gm, (1, 2), cfg := resolve(options={"freezing": True}), Trace("inference", cfg))
+    split = inference(gm, (1, 2), cfg := resolve(options={"freezing": True}), Trace("inference", cfg), "gpu")
     assert split is not None
     s = schedule(gm, resolve(), triton_run.TARGET)
     assert (s.kernels, s.calls) == (1, 0)  # no kernel is left that turns a weight
