@@ -22,8 +22,7 @@ UNBOUNDED = 2**62
 class Atom:
     """An indivisible factor of a product: interned, compared by identity, ordered by `key`, with its inclusive range.
 
-    `kind` says what `args` holds: "var" (name, extent), "sym" (name,), "floordiv" and "mod" (dividend, divisor), "max"
-    and "min" (two expressions), "lookup" (an integer `ir.value.Value`).
+    Every atom is of one of the subclasses, which `kind` names and which give names to `args`.
     """
 
     __slots__ = ("__weakref__", "args", "hi", "key", "kind", "lo", "syms", "vars")
@@ -42,7 +41,94 @@ class Atom:
         return _rebuild_atom, (self.kind, self.args, self.lo, self.hi)
 
 
-Var = Atom
+class Var(Atom):
+    """A loop variable, `0 <= v < size`. `rank`: the position of its loop, for variables that `dim` makes."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name, which is unique in a loop nest."""
+        return str(self.args[0])
+
+    @property
+    def size(self) -> Index:
+        """The extent of the loop."""
+        size: Index = self.args[1]
+        return size
+
+    @property
+    def rank(self) -> int:
+        """The position of the loop in its nest, from the slowest."""
+        rank: int = self.args[2]
+        return rank
+
+
+class Sym(Atom):
+    """A size that only the call decides."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the symbol in the host program and in kernels."""
+        return str(self.args[0])
+
+
+class _Division(Atom):
+    __slots__ = ()
+
+    @property
+    def dividend(self) -> Index:
+        """The left operand."""
+        dividend: Index = self.args[0]
+        return dividend
+
+    @property
+    def divisor(self) -> Index:
+        """The right operand, which is positive."""
+        divisor: Index = self.args[1]
+        return divisor
+
+
+class FloorDiv(_Division):
+    """The floor division `dividend // divisor`."""
+
+    __slots__ = ()
+
+
+class Mod(_Division):
+    """The remainder `dividend % divisor`, which is not negative."""
+
+    __slots__ = ()
+
+
+class Extremum(Atom):
+    """The maximum or minimum (`kind`) of two expressions."""
+
+    __slots__ = ()
+
+
+class Lookup(Atom):
+    """An integer that is read from data."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The `ir.value.Value` that computes the integer."""
+        return self.args[0]
+
+
+_CLASSES: dict[str, type[Atom]] = {
+    "var": Var,
+    "sym": Sym,
+    "floordiv": FloorDiv,
+    "mod": Mod,
+    "max": Extremum,
+    "min": Extremum,
+    "lookup": Lookup,
+}
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
 _NO_ATOMS: frozenset[Atom] = frozenset()
@@ -78,7 +164,7 @@ def _atom(kind: str, args: tuple[Any, ...], lo: int, hi: int) -> Atom:
     interned = _atoms.get((kind, args, lo, hi))
     if interned is not None:
         return interned
-    atom = Atom()
+    atom = _CLASSES[kind]()
     atom.kind, atom.args, atom.lo, atom.hi = kind, args, lo, hi
     atom.key = _atom_text(kind, args)
     if kind == "var":
@@ -145,10 +231,23 @@ def _of(atom: Atom) -> Index:
     return _make({(atom,): 1}, 0)
 
 
-def var(name: str, size: Index) -> Atom:
-    """Return the loop variable `name`, which runs over `0 <= v < size`."""
+def var(name: str, size: Index, rank: int = 0) -> Var:
+    """Return the loop variable `name`, which runs over `0 <= v < size`; `rank`: the position of its loop."""
     top = bounds(size)[1]
-    return _atom("var", (name, size), 0, max(top - 1, 0))
+    atom = _atom("var", (name, size, rank), 0, max(top - 1, 0))
+    assert isinstance(atom, Var)
+    return atom
+
+
+def dim(rank: int, size: Index) -> Var:
+    """Return the canonical loop variable of the dimension `rank`, whose extent is `size`."""
+    return var(f"d{rank}", size, rank)
+
+
+def resized(v: Atom, size: Index) -> Var:
+    """Return a loop variable of the same name and rank with another extent."""
+    assert isinstance(v, Var)
+    return var(v.name, size, v.rank)
 
 
 def size_of(v: Atom) -> Index:
@@ -157,9 +256,15 @@ def size_of(v: Atom) -> Index:
     return size
 
 
+def rank_of(v: Atom) -> int:
+    """Return the position of the loop of a loop variable, from the slowest."""
+    rank: int = v.args[2]
+    return rank
+
+
 def ix(v: Atom) -> Index:
     """Return a loop variable or symbol as an index expression; a variable of extent 1 is 0."""
-    if v.kind == "var" and v.args[1] == 1:
+    if isinstance(v, Var) and v.size == 1:
         return 0
     return _of(v)
 
@@ -210,9 +315,9 @@ def add(*items: Index) -> Index:
 
 
 def _join_divmod(terms: dict[Monomial, int], const: int) -> Index:
-    mods = [(m, a) for m in terms for a in m if a.kind == "mod" and terms[m]]
+    mods = [(m, a) for m in terms for a in m if isinstance(a, Mod) and terms[m]]
     for m, a in mods:
-        x, k = a.args
+        x, k = a.dividend, a.divisor
         quotient = floordiv(x, k)
         if isinstance(quotient, int) or len(quotient.terms) != 1 or quotient.const:
             continue
@@ -309,10 +414,10 @@ def _extreme(e: Expr) -> Index:
     for m, c in e.terms:
         factors: list[Index] = [c]
         for a in m:
-            if a.kind == "var" and all(b is a or b.lo >= 0 for b in m):
-                factors.append(0 if c > 0 else sub(a.args[1], 1))
-            elif a.kind == "mod" and c < 0 and known_nonnegative(a.args[0]):
-                factors.append(sub(a.args[1], 1))
+            if isinstance(a, Var) and all(b is a or b.lo >= 0 for b in m):
+                factors.append(0 if c > 0 else sub(a.size, 1))
+            elif isinstance(a, Mod) and c < 0 and known_nonnegative(a.dividend):
+                factors.append(sub(a.divisor, 1))
             else:
                 factors.append(_of(a))
         out = add(out, mul(*factors))
@@ -399,10 +504,10 @@ def _floordiv_rest(rest: Index, d: Index) -> Index:
         return floordiv(coarse[1], coarse[2])
     if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         atom = rest.terms[0][0][0]
-        if atom.kind == "floordiv":
-            return floordiv(atom.args[0], mul(atom.args[1], d))
-        if atom.kind == "mod" and (n := exact_div(atom.args[1], d)) is not None:
-            return mod(floordiv(atom.args[0], d), n)
+        if isinstance(atom, FloorDiv):
+            return floordiv(atom.dividend, mul(atom.divisor, d))
+        if isinstance(atom, Mod) and (n := exact_div(atom.divisor, d)) is not None:
+            return mod(floordiv(atom.dividend, d), n)
     return _of(_atom("floordiv", (rest, d), *_div_bounds(rest, d)))
 
 
@@ -412,7 +517,7 @@ def _coarsen(rest: Expr, d: Index) -> tuple[Index, Index, Index, Index] | None:
     Then `rest // d = x // k`.
     """
     for m, c in rest.terms:
-        g = _product(tuple(a for a in m if a.kind == "sym"), abs(c))
+        g = _product(tuple(a for a in m if isinstance(a, Sym)), abs(c))
         if g == 1 or (k := exact_div(d, g)) is None:
             continue
         x, r = _split_by(rest, g)
@@ -449,8 +554,8 @@ def mod(a: Index, d: Index) -> Index:
         return add(mul(unit, mod(units, limit)), residue)
     if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         atom = rest.terms[0][0][0]
-        if atom.kind == "mod" and exact_div(atom.args[1], d) is not None:
-            return mod(atom.args[0], d)
+        if isinstance(atom, Mod) and exact_div(atom.divisor, d) is not None:
+            return mod(atom.dividend, d)
     return _of(_atom("mod", (rest, d), 0, max(bounds(d)[1] - 1, 0)))
 
 
@@ -492,15 +597,15 @@ def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Any], An
 
 
 def _substitute_atom(a: Atom, env: Mapping[Atom, Index], on_value: Callable[[Any], Any] | None) -> Index:
-    if a.kind in ("var", "sym"):
+    if isinstance(a, (Var, Sym)):
         return env[a] if a in env else _of(a)
-    if a.kind == "lookup":
-        value = on_value(a.args[0]) if on_value else a.args[0].substitute(env)
+    if isinstance(a, Lookup):
+        value = on_value(a.value) if on_value else a.value.substitute(env)
         return lookup(value, a.lo, a.hi)
     args = [substitute(x, env, on_value) for x in a.args]
-    if a.kind == "floordiv":
+    if isinstance(a, FloorDiv):
         return floordiv(*args)
-    if a.kind == "mod":
+    if isinstance(a, Mod):
         return mod(*args)
     return maximum(*args) if a.kind == "max" else minimum(*args)
 
@@ -528,9 +633,9 @@ def lookups(e: Index) -> list[Any]:
         return values
     for m, _ in e.terms:
         for a in m:
-            if a.kind == "lookup":
-                values.append(a.args[0])
-            elif a.kind not in ("var", "sym"):
+            if isinstance(a, Lookup):
+                values.append(a.value)
+            elif not isinstance(a, (Var, Sym)):
                 for x in a.args:
                     values.extend(lookups(x))
     return values

@@ -96,7 +96,7 @@ def _output(o: Any, state: State) -> Any:
 
 
 def _run_loop(node: Loop, state: State) -> None:
-    sizes = [state.size(d.args[1]) for d in loop_vars(node)]
+    sizes = [state.size(ex.size_of(d)) for d in loop_vars(node)]
     env: dict[Atom, Any] = {}
     for k, d in enumerate(loop_vars(node)):
         shape = [1] * len(sizes)
@@ -200,23 +200,22 @@ def evaluate_index(e: Index, env: Env, state: State) -> Any:
 
 
 def _atom(a: Atom, env: Env, state: State) -> Any:
-    match a.kind:
-        case "var":
+    match a:
+        case ex.Var():
             return env[a]
-        case "sym":
-            return state.symbols[a.args[0]]
-        case "lookup":
-            return evaluate(a.args[0], env, state)
+        case ex.Sym():
+            return state.symbols[a.name]
+        case ex.Lookup():
+            return evaluate(a.value, env, state)
     x, y = (evaluate_index(b, env, state) for b in a.args)
-    match a.kind:
-        case "floordiv":
+    match a:
+        case ex.FloorDiv():
             return x // y
-        case "mod":
+        case ex.Mod():
             return x % y
-        case "max":
-            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
         case _:
-            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
+            pick = torch.maximum if a.kind == "max" else torch.minimum
+            return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 
 def evaluate(root: Value, env: Env, state: State) -> Any:

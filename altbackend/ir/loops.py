@@ -247,7 +247,7 @@ def symbols_of(p: Program, node: Node) -> frozenset[str]:
     if isinstance(node, Extern):
         _argument_symbols((node.args, node.kwargs, tuple(HostNumber(text) for text, _ in node.requires)), names)
         return frozenset(_with_sources(p, names)) - set(node.defines)
-    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
+    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(ex.size_of(v)) for v in loop_vars(node)))
     return frozenset(_with_sources(p, names.union(a.key for s in syms for a in s)))
 
 
@@ -330,7 +330,7 @@ def views(node: Extern) -> list[View]:
 
 def show_dims(dims: tuple[Atom, ...]) -> str:
     """Return loop variables as `name:extent` pairs."""
-    return ", ".join(f"{d.args[0]}:{ex.show(d.args[1])}" for d in dims)
+    return ", ".join(f"{d.key}:{ex.show(ex.size_of(d))}" for d in dims)
 
 
 def show_view(v: View) -> str:

@@ -64,7 +64,7 @@ def _check_loop(p: Program, node: Pointwise | Reduction | Scan | Scatter) -> Non
 def _check_index(p: Program, node: Node, name: str, index: ex.Index) -> None:
     lo, hi = ex.bounds(index)
     extent = p.buffers[name].extent
-    if any(v.args[1] == 0 for v in loop_vars(node)):  # type: ignore[arg-type]
+    if not isinstance(node, Extern) and any(ex.size_of(v) == 0 for v in loop_vars(node)):
         return
     if isinstance(extent, int) and not ex.syms_of(index) and not _is_masked(node) and extent > 0:
         _require(lo >= 0 and hi < extent, node, f"index {ex.show(index)} in [{lo}, {hi}] leaves {name} of {extent}")

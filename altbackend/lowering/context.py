@@ -160,17 +160,17 @@ class Ctx:
             self._copy_by_call(b, t, offset)
             return
         if 0 in t.sizes:
-            empty = ex.var("d0", 0)
+            empty = ex.dim(0, 0)
             self.emit(Pointwise(b.name, (empty,), ex.ix(empty), va.const(0, b.dtype), self.origins()))
             return
         order = memory_order(b.strides, t.sizes)
-        dims = tuple(ex.var(f"d{k}", t.sizes[old]) for k, old in enumerate(order))
+        dims = tuple(ex.dim(k, t.sizes[old]) for k, old in enumerate(order))
         point: list[Index] = [0] * len(order)
         for new, old in enumerate(order):
             point[old] = ex.ix(dims[new])
         value = va.cast(t.at(point), b.dtype)
         index = ex.add(offset, *(ex.mul(s, i) for s, i in zip(b.strides, point, strict=True)))
-        live = tuple(d for d in dims if d.args[1] != 1)
+        live = tuple(d for d in dims if ex.size_of(d) != 1)
         self.emit(Pointwise(b.name, live, index, value, self.origins()))
 
     def _copy_by_call(self, b: Buffer, t: Tensor, offset: Index) -> None:

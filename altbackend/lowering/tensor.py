@@ -38,7 +38,7 @@ class Tensor:
 
 def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:
     """Return the canonical loop variables of a shape."""
-    return tuple(ex.var(f"d{k}", n) for k, n in enumerate(sizes))
+    return tuple(ex.dim(k, n) for k, n in enumerate(sizes))
 
 
 def points(sizes: Sequence[Index]) -> tuple[Index, ...]:

@@ -64,7 +64,7 @@ def ordered_vars(node: Loop) -> list[Atom]:
     if isinstance(node, (Scan, Scatter)):
         free = free_dims(node)
         return [*free, *(v for v in (*node.dims, *rdims(node)) if v not in free)]
-    every = sorted((*node.dims, *node.rdims), key=lambda v: int(v.args[0][1:]))
+    every = sorted((*node.dims, *node.rdims), key=ex.rank_of)
     if every and every[-1] in node.rdims:
         return [*node.dims, *node.rdims]
     return every
@@ -169,7 +169,7 @@ def mappings(node: Loop, rows: Index, any_order: bool = False) -> tuple[MappedNo
     tries = [order]
     if reduced and isinstance(node, Reduction):
         kept_first, reduced_first = [*node.dims, *node.rdims], [*node.rdims, *node.dims]
-        by_name = sorted(order, key=lambda v: int(v.args[0][1:]))
+        by_name = sorted(order, key=ex.rank_of)
         tries = [kept_first, order, by_name, reduced_first]
         if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
             wide = not _known_below(order[-1].args[1], VECTOR)

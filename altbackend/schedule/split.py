@@ -95,7 +95,7 @@ def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[
     sizes = (pieces, kept) if across else (kept, pieces)
     part = Buffer(f"{node.out}_parts", out.dtype, sizes, (sizes[1], 1), out.device)
     buffers[part.name] = part
-    high = ex.var("d90", pieces)
+    high = ex.dim(90, pieces)
     env: dict[Atom, Index] = {}
     inner: list[Atom] = []
     piece: Index = ex.ix(high)
@@ -105,7 +105,7 @@ def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[
             continue
         here, piece = (piece, 0) if n == pieces else (ex.mod(piece, n), ex.floordiv(piece, n))
         length = v.args[1] // n
-        low = ex.var(f"d{91 + k}", length)
+        low = ex.dim(91 + k, length)
         env[v] = ex.add(ex.mul(here, length), ex.ix(low))
         inner.insert(0, low)
     row = ex.flatten([v.args[1] for v in node.dims], [ex.ix(v) for v in node.dims])

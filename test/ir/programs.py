@@ -9,7 +9,7 @@ from altbackend.ir import value as va
 from altbackend.ir.loops import Buffer, Extern, Origin, Pointwise, Program, Reduction, Scan, Scatter, View
 
 F32, I64 = torch.float32, torch.int64
-ROWS, COLS = ex.var("d0", 3), ex.var("d1", 4)
+ROWS, COLS = ex.dim(0, 3), ex.dim(1, 4)
 ROW, COL = ex.ix(ROWS), ex.ix(COLS)
 FLAT = ex.add(ex.mul(ROW, 4), COL)
 X = va.load("x", FLAT, F32)
@@ -62,7 +62,7 @@ def irregular() -> Program:
 def symbolic() -> Program:
     """Column sums of a matrix of n rows; n is an input, and a result."""
     n = ex.sym("n", 2, 1000)
-    row = ex.var("d0", n)
+    row = ex.dim(0, n)
     x = Buffer("x", F32, (n, 4), (4, 1), kind="input")
     at = ex.add(ex.mul(ex.ix(row), 4), COL)
     node = Reduction("s", (COLS,), (row,), COL, "sum", va.load("x", at, F32))

@@ -182,11 +182,11 @@ def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> T
     """
     sizes = ctx.shape(like.shape)
     buffer = ctx.new_buffer(like.dtype, sizes, ctx.strides_like(sizes, like))
-    high, channel = ex.var("d0", sizes[2]), ex.var("d1", sizes[0])
+    high, channel = ex.dim(0, sizes[2]), ex.dim(1, sizes[0])
     for j, t in enumerate(columns):
         index = ex.add(*(ex.mul(buffer.strides[k], i) for k, i in ((0, ex.ix(channel)), (2, ex.ix(high)), (3, j))))
         value = va.cast(t.at([0, 0, ex.ix(high), ex.ix(channel), 0, 0, 0]), like.dtype)
-        loops = tuple(v for v in (high, channel) if v.args[1] != 1)
+        loops = tuple(v for v in (high, channel) if ex.size_of(v) != 1)
         ctx.emit(Pointwise(buffer.name, loops, index, value, ctx.origins()))
     return of_buffer(buffer)
 

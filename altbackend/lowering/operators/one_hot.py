@@ -29,7 +29,7 @@ def total(value: Value, along: Atom) -> Value | None:
 
     Returns None for other values.
     """
-    n = along.args[1]
+    n = ex.size_of(along)
     choices = [v for v in va.walk(value) if along in v.vars and v.op == "eq" and _is_position_test(v, along)]
     if len(choices) != 1:
         return None
@@ -47,7 +47,7 @@ def _is_position_test(v: Value, along: Atom) -> bool:
     variable, position = v.args
     if variable.op != "index" or variable.attr is not ex.ix(along) or along in position.vars or position.op != "index":
         return False
-    return ex.known_nonnegative(position.attr) and ex.known_less(position.attr, along.args[1])
+    return ex.known_nonnegative(position.attr) and ex.known_less(position.attr, ex.size_of(along))
 
 
 def _assuming(value: Value, choice: Value, hit: bool) -> Value:

@@ -403,7 +403,7 @@ def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any)
 def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes = ctx.shape(out.shape)
-    i = ex.ix(ex.var("d0", sizes[0]))
+    i = ex.ix(ex.dim(0, sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):
         acc = compute_dtype(out.dtype)
         first, by = (scalar_arg(ctx, a, (), acc) for a in (start, step))

@@ -47,7 +47,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
         return Tensor(out_sizes, out, va.cast(single, out))
     order = _loop_order(x, value)
-    fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
+    fresh = {k: ex.dim(j, x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
     value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
     parallel = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)

@@ -50,7 +50,7 @@ def scatter(
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
     index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
-    dims = tuple(a for a in axes(sizes) if a.args[1] != 1)
+    dims = tuple(a for a in axes(sizes) if ex.size_of(a) != 1)
     if 0 not in sizes:
         ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
     # a 0-d base was given one dimension; the result is 0-d again

@@ -122,7 +122,7 @@ def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
     for v, o in zip(views, operands, strict=True):
         if (no := _check_layout(v, o)) is not None:
             return no
-    dims = tuple(ex.var(f"d{k}", n) for k, n in enumerate((batch, rows, columns)))
+    dims = tuple(ex.dim(k, n) for k, n in enumerate((batch, rows, columns)))
     at = [ex.ix(d) for d in dims][-len(b.sizes) :]
     index = ex.add(*(ex.mul(s, i) for s, i in zip(b.strides, at, strict=True)))
     value = _value(p, node, added, at)
@@ -164,7 +164,7 @@ def node_of(m: Matmul, origin: Extern) -> Pointwise:
 def with_columns(m: Matmul, columns: int) -> Matmul:
     """The first `columns` columns of the product."""
     *others, last = m.dims
-    fewer = ex.var(last.args[0], columns)
+    fewer = ex.resized(last, columns)
     env = {last: ex.ix(fewer)}
     return replace(
         m,
