@@ -128,7 +128,7 @@ def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
     value = _value(p, node, added, at)
     if isinstance(value, Refusal):
         return value
-    live = tuple(d for d in dims if d.args[1] != 1)
+    live = tuple(d for d in dims if ex.size_of(d) != 1)
     left, right = operands
     dtype = p.buffers[left.buffer].dtype
     return Matmul(out, dtype, batch, rows, columns, depth, left, right, live, index, va.cast(value, b.dtype))
