@@ -165,7 +165,7 @@ def translate(
     code = replace(subgraphs.attached(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
-    return replace(code, prologue=frozen.prologue, kept=frozen.kept, watched=frozen.watched)
+    return replace(code, prologue=frozen.prologue, kept=frozen.inputs, watched=frozen.watched)
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:

@@ -15,14 +15,14 @@ from .graph import Purity, drop_dead, val
 
 @dataclass(frozen=True)
 class Split:
-    """A graph split in two: `main` takes the inputs numbered `kept`, then the results of `prologue`.
+    """A graph split in two: `main` takes the inputs numbered `inputs`, then the results of `prologue`.
 
     `prologue` takes the inputs numbered `watched`; if one of them changes, the prologue runs again.
     """
 
     main: GraphModule
     prologue: GraphModule
-    kept: tuple[int, ...]
+    inputs: tuple[int, ...]
     watched: tuple[int, ...]
 
 

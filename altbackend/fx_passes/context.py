@@ -36,12 +36,12 @@ class Context:
 
     @property
     def mode(self) -> str:
-        """The option `numerics`: "fast" or "eager"."""
+        """Return the option `numerics`: "fast" or "eager"."""
         return self.config.numerics
 
     @property
     def freezes(self) -> bool:
-        """Whether the results of calls on parameters are computed once, not in every call."""
+        """Return whether the results of calls on parameters are computed once, not in every call."""
         return self.config.keeps_constants
 
     def constant_nodes(self, gm: GraphModule) -> set[Node]:

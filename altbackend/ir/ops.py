@@ -60,10 +60,9 @@ def _row(
     cpp: str = "",
     triton: str | None = None,
     result: str = SAME,
-    flops: int = 1,
-    decided: str = "",
-    **triton_of_kind: str,
+    **facts: Any,
 ) -> OpSpec:
+    """Return a row; an operator without spellings is `alt::name(...)` in C++ and `libdevice.name(...)` in Triton."""
     holes = ", ".join(f"{{{i}}}" for i in range(arity))
     return OpSpec(
         name,
@@ -72,9 +71,7 @@ def _row(
         ref,
         cpp or f"alt::{name}({holes})",
         f"libdevice.{name}({holes})" if triton is None else triton,
-        flops,
-        decided=decided,
-        **triton_of_kind,
+        **facts,
     )
 
 

@@ -1,4 +1,4 @@
-"""Passes that only GPU inference uses rewrite graphs without changing what they compute; run here on CPU tensors."""
+"""Passes of GPU inference preserve the results of graphs; they run here on CPU tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_wide_projections_are_padded() -> None:
         torch.testing.assert_close(got, want)
     widths = [n.meta["val"].shape[1] for n in gm.graph.nodes if "mm" in str(n.target)]
     assert widths == [136, 136]
-    for other in (torch.randn(2048, 1024), x[:8]):  # float32 is not padded, nor what is small
+    for other in (torch.randn(2048, 1024), x[:8]):  # float32 and small matmuls are not padded
         w_, b_ = w.to(other.dtype), b.to(other.dtype)
         gm = traced(fn if len(other) == 2048 else lambda x, w, b: F.linear(x, w, b), other, w_, b_)
         assert pad_matmul.pad_weights(gm, constant_nodes(gm, (1, 2))) == 0
@@ -72,12 +72,12 @@ def test_block_in_bfloat16_is_folded_and_channels_last() -> None:
     conv = next(n for n in split.main.graph.nodes if "convolution" in str(n.target))
     assert conv.args[2] is None
     assert conv.meta["val"].is_contiguous(memory_format=torch.channels_last)
-    given = [x, w, gamma, beta, mean, var]
-    folded = split.prologue(*(given[k] for k in split.watched))
+    inputs = [x, w, gamma, beta, mean, var]
+    folded = split.prologue(*(inputs[k] for k in split.watched))
     split.main.recompile()
-    got = split.main(*(given[k] for k in split.kept), *folded)
-    exact = fn(*(t.double() for t in given))
-    eager = fn(*given)
+    got = split.main(*(inputs[k] for k in split.inputs), *folded)
+    exact = fn(*(t.double() for t in inputs))
+    eager = fn(*inputs)
     assert float((got.double() - exact).norm()) <= 2 * float((eager.double() - exact).norm()) + 1e-3
 
 

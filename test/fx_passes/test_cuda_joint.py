@@ -1,4 +1,4 @@
-"""Passes over a GPU's joint graph change layouts, not results; run here on CPU tensors."""
+"""Passes over the joint graph of a GPU change layouts, not results; they run here on CPU tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANDOM = ("normalisations", "dropout", "checkpointed random")
 
 
 def joint(fn: Callable[..., T]) -> Callable[..., tuple[T, ...]]:
-    """Loss and gradients as one function, as AOTAutograd's joint graph has them."""
+    """Return a function of loss and gradients, as AOTAutograd's joint graph computes them."""
 
     def run(*leaves: T) -> tuple[T, ...]:
         inputs = [x.detach().requires_grad_() for x in leaves]
@@ -75,8 +75,8 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
     same(gm(*inputs), want)
     for n in gm.graph.nodes:
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
-            given = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
-            assert all(x.is_contiguous(memory_format=torch.channels_last) for x in given)
+            operands = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
+            assert all(x.is_contiguous(memory_format=torch.channels_last) for x in operands)
     wide = traced(joint(fn), *(x.float() for x in inputs))
     assert not channels_last.rearrange_joint(wide)  # float32 stays as it is
 
@@ -103,14 +103,14 @@ def test_biases_of_convolutions_and_their_gradients_are_sums_of_their_own(low: b
     ]
     assert len(convs) == 4
     assert all(n.args[2] is None if len(n.args) == 9 else not n.args[10][2] for n in convs)
-    kept = traced(joint(fn), *inputs)
+    eager_gm = traced(joint(fn), *inputs)
     exact = resolve(options={"numerics": "eager"})
-    joint_passes(kept, exact, Trace("joint", exact), "gpu", RANDOM)
-    assert any(n.args[2] is not None for n in kept.graph.nodes if str(n.target) == "aten.convolution.default")
+    joint_passes(eager_gm, exact, Trace("joint", exact), "gpu", RANDOM)
+    assert any(n.args[2] is not None for n in eager_gm.graph.nodes if str(n.target) == "aten.convolution.default")
 
 
 def _gradients(g: T, x: T, w: T) -> tuple[T, ...]:
-    """Of weights as autocast casts them; those of `x`, of which the graph makes more, stay as they are."""
+    """Return gradients of weights, which autocast casts, and gradients that have other readers too."""
     dw, dx = torch.mm(g.t(), x), torch.mm(g, w)
     return (
         dw.float(),
@@ -162,19 +162,19 @@ def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.
     with pytest.raises(ValueError, match="broken pass"):
         backend._joint_passes(gm, resolve(options={"strict": True}), Trace("joint", resolve()))
     gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
-    held = [dict(n.meta) for n in gm.graph.nodes]
+    metas = [dict(n.meta) for n in gm.graph.nodes]
     with pytest.warns(FallbackWarning, match="broken pass"):
         backend._joint_passes(gm, resolve(), Trace("joint", resolve()))
-    assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in held]
+    assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in metas]
     x = torch.randn(4)
     torch.testing.assert_close(gm(x)[1], x.cos())
 
 
 def test_results_keep_their_strides() -> None:
     gm = traced(lambda x: (x * 2, x + 1), torch.randn(2, 3, 4, 5))
-    wanted = output_layouts.of(gm)
-    assert output_layouts.restore(gm, wanted) == 0
-    other = [w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for w in wanted]
+    traced_values = output_layouts.of(gm)
+    assert output_layouts.restore(gm, traced_values) == 0
+    other = [w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for w in traced_values]
     assert output_layouts.restore(gm, other) == 2
     gm.recompile()
     x = torch.randn(2, 3, 4, 5)

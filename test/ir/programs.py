@@ -1,4 +1,4 @@
-"""Small programs by hand, one per kind of node, for the printer, the verifier and the interpreter."""
+"""Small programs written by hand, one per kind of node, for the printer, the verifier and the interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def buffer(name: str, *sizes: int, dtype: torch.dtype = F32, kind: str = "temp")
 
 
 def softmax() -> Program:
-    """Rows of exp(x - max) / sum; then a library product with its own transpose."""
+    """Return a softmax over rows, then a library product of the result with its transpose."""
     buffers = [buffer("x", 3, 4, kind="input"), buffer("top", 3), buffer("e", 3, 4), buffer("total", 3)]
     buffers += [buffer("y", 3, 4), buffer("z", 3, 3)]
     shifted = va.apply("exp", va.apply("sub", X, va.load("top", ROW, F32)))
@@ -38,7 +38,7 @@ def softmax() -> Program:
 
 
 def irregular() -> Program:
-    """A masked load beyond the end, a gather with negative positions, a scan, a scatter into an input."""
+    """Return a masked load out of range, a gather with negative positions, a scan, and a scatter into an input."""
     buffers = [
         buffer("x", 3, 4, kind="input"),
         buffer("at", 4, dtype=I64, kind="input"),
@@ -60,7 +60,7 @@ def irregular() -> Program:
 
 
 def symbolic() -> Program:
-    """Column sums of a matrix of n rows; n is an input, and a result."""
+    """Return the column sums of a matrix of n rows; n is an input and a result."""
     n = ex.sym("n", 2, 1000)
     row = ex.dim(0, n)
     x = Buffer("x", F32, (n, 4), (4, 1), kind="input")

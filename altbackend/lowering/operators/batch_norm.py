@@ -41,7 +41,7 @@ def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
 
 @dataclass(frozen=True)
 class FixedStatistics:
-    """A batch normalisation by given statistics: mean, variance and affine parameters [C], weight and bias or None."""
+    """A batch normalisation by fixed statistics: mean, variance and affine parameters [C], weight and bias or None."""
 
     mean: Tensor
     var: Tensor

@@ -18,7 +18,7 @@ from ..tensor import Tensor, points
 from .pointwise import finish
 from .pooling import stored, wide
 from .reduction import as_number, drop_dims, reduce
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
@@ -160,7 +160,8 @@ def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) ->
     value = s.where(va.apply("logical_and", above, beside), value, 0.0)
     fake = ctx.graph_node.meta["val"][0]  # type: ignore[union-attr]
     zero = Tensor(x.sizes, x.dtype, va.const(0, x.dtype))
-    return scatter(ctx, zero, "add", sizes, [n, c, row, column], value, strides=ctx.strides_like(x.sizes, fake))
+    updates = Updates(sizes, [n, c, row, column], value)
+    return scatter(ctx, zero, "add", updates, strides=ctx.strides_like(x.sizes, fake))
 
 
 def _weight(a: Coordinate, end: Index) -> Value:

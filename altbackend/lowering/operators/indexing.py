@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,38 +19,44 @@ from ..tensor import Tensor, axes, expand, points, with_dim
 from .view import out_sizes
 
 
-def position(
-    ctx: Ctx,
-    t: Tensor,
-    at: Sequence[Index],
-    size: Index,
-    *,
-    from_end: bool = False,
-    checked: bool = True,
-    code: int = va.INDEX_ERROR,
-) -> Index:
-    """Return the index that the tensor `t` holds at the point `at`, for a dimension of `size`.
+@dataclass(frozen=True)
+class IndexRule:
+    """A rule for indices read from data.
 
     `from_end`: negative indices count from the end. `checked`: an index out of range raises the error of `code` at run
-    time; a loop with such a check is not vectorised. Raises FallBack for masks and empty dimensions.
+    time; a loop with such a check is not vectorised.
+    """
+
+    from_end: bool = False
+    checked: bool = True
+    code: int = va.INDEX_ERROR
+
+
+FROM_FRONT = IndexRule()
+
+
+def position(ctx: Ctx, t: Tensor, at: Sequence[Index], size: Index, rule: IndexRule = FROM_FRONT) -> Index:
+    """Return the index that the tensor `t` holds at the point `at`, for a dimension of `size`.
+
+    Raises FallBack for masks and empty dimensions.
     """
     if t.dtype in (torch.bool, torch.uint8):
         raise FallBack("a mask as index has a data-dependent result size")
     if size == 0:
         raise FallBack("an index into an empty dimension")
     i = va.cast(t.at(at), torch.int64)
-    if not checked and i.op not in ("const", "index"):
+    if not rule.checked and i.op not in ("const", "index"):
         wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
         return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
     if ex.bounds(size)[0] < 1:
         # clamping an out-of-range index needs at least one element, so an empty dimension is refused by the host
         least = ctx.number(f"indexed_size({ex.show(size)}, {ex.show(ex.prod(t.sizes))})")
         size = ex.sym(least, 1, max(ex.bounds(size)[1], 1))
-    if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+    if not rule.from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
         if not ctx.gpu:
-            return va.wrap_index(i, size, code | va.FROM_ZERO)
+            return va.wrap_index(i, size, rule.code | va.FROM_ZERO)
         i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
-    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else code)
+    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else rule.code)
 
 
 def read(x: Tensor, point: Sequence[Index]) -> Value:
@@ -103,7 +110,7 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
     sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
-    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=_gather_code(ctx))
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], IndexRule(code=_gather_code(ctx)))
     return Tensor(sizes, x.dtype, read(x, p))
 
 
@@ -117,7 +124,7 @@ def _gather_code(ctx: Ctx) -> int:
 @lowers("take.default")
 def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
     x = with_dim(x)
-    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
+    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), IndexRule(from_end=True))
     value = read(x, ex.unflatten(at, x.sizes))
     if ex.lookups(at) and not any(ex.lookups(i) for _, i in va.loads(value)):
         value = _with_check(at, value)
@@ -156,7 +163,7 @@ def advanced(
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
             at = expand(indices[k], shape)
-            point.append(position(ctx, at, common, x.sizes[k], from_end=True, checked=checked))
+            point.append(position(ctx, at, common, x.sizes[k], IndexRule(from_end=True, checked=checked)))
         else:
             point.append(next(rest))
     return point

@@ -10,7 +10,7 @@ from ...ir import value as va
 from ..context import Ctx
 from ..registry import lowers
 from ..tensor import Tensor, points
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 
 def _replication_backward(rank: int) -> Callable[..., Tensor]:
@@ -23,7 +23,7 @@ def _replication_backward(rank: int) -> Callable[..., Tensor]:
             # a lookup, because several points store to one element, so the loop must keep its order
             p[lead + k] = ex.lookup(i, 0, max(ex.bounds(n)[1] - 1, 0))
         zero = Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
-        return scatter(ctx, zero, "add", grad.sizes, p, grad.computed())
+        return scatter(ctx, zero, "add", Updates(grad.sizes, p, grad.computed()))
 
     return lower
 

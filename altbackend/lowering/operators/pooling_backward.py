@@ -33,7 +33,7 @@ from .pooling import (
     wide,
 )
 from .reduction import as_number
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 
 def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
@@ -96,7 +96,7 @@ def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> T
     zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
     where = [*p[:lead], position(ctx, at, p, plane[-1])]
     strides = _flat_strides(ctx, x, lead)
-    scattered = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
+    scattered = scatter(ctx, zero, "add", Updates(grad.sizes, where, grad.computed()), strides=strides)
     q = points(x.sizes)
     return Tensor(x.sizes, scattered.dtype, scattered.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,29 +19,34 @@ from ..context import Ctx
 from ..gpu import scatter_refusal
 from ..registry import FallBack, lowers
 from ..tensor import Tensor, axes, expand, of_buffer, points, with_dim
-from .indexing import advanced, position
+from .indexing import IndexRule, advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
 
 MODES = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
 
 
+@dataclass(frozen=True)
+class Updates:
+    """The stores of a scatter: for every point of `sizes`, `value` at the position `at`, one index per dimension."""
+
+    sizes: Sequence[Index]
+    at: Sequence[Index]
+    value: Value
+
+
 def scatter(
     ctx: Ctx,
     base: Tensor,
     mode: str,
-    sizes: Sequence[Index],
-    where: Sequence[Index],
-    value: Value,
+    updates: Updates,
     *,
     strides: tuple[Index, ...] | None = None,
 ) -> Tensor:
-    """Return a new buffer: `base` with `value` combined into it at the position `where`, for all points of `sizes`.
+    """Return a new buffer: `base` with the updates combined into it.
 
-    `mode`: see `ir.loops.Scatter`; 16-bit floats are accumulated in float32. `where`: one index per dimension of
-    `base`.
-    `strides`: dense strides of the buffer, by default in the order of those of the traced result. Raises FallBack if a
-    GPU has no atomic operation for `mode`.
+    `mode`: see `ir.loops.Scatter`; 16-bit floats are accumulated in float32. `strides`: dense strides of the buffer, by
+    default in the order of those of the traced result. Raises FallBack if a GPU has no atomic operation for `mode`.
     """
     val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     fake = val[0] if isinstance(val, (tuple, list)) else val  # of several gradients the scattered one is first
@@ -49,10 +55,10 @@ def scatter(
         raise FallBack(refusal)
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
-    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
-    dims = tuple(a for a in axes(sizes) if ex.size_of(a) != 1)
-    if 0 not in sizes:
-        ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
+    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, updates.at, strict=True)))
+    dims = tuple(a for a in axes(updates.sizes) if ex.size_of(a) != 1)
+    if 0 not in updates.sizes:
+        ctx.emit(Scatter(b.name, dims, index, va.cast(updates.value, acc), mode, ctx.origins()))
     # a 0-d base was given one dimension; the result is 0-d again
     return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
 
@@ -60,7 +66,7 @@ def scatter(
 def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:
     """Return the position of a scatter along `dim`; all other coordinates are those of the loop point."""
     p = list(points(indices.sizes))
-    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=va.RUNTIME_ERROR)
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], IndexRule(code=va.RUNTIME_ERROR))
     return p
 
 
@@ -81,7 +87,7 @@ def _scatter_along(mode: str) -> Callable[..., Tensor]:
             filled = one_hot(x, dim, where[dim], _source(src, indices, x))
             if filled is not None:
                 return finish(ctx, filled.sizes if _result_has_dims(ctx) else (), filled.dtype, filled.value)
-        return scatter(ctx, x, mode, indices.sizes, where, _source(src, indices, x))
+        return scatter(ctx, x, mode, Updates(indices.sizes, where, _source(src, indices, x)))
 
     return lower
 
@@ -107,25 +113,24 @@ def scatter_reduce(
         return x
     x, indices = with_dim(x), with_dim(indices)
     where = _along(ctx, dim % len(x.sizes), indices, x)
-    return combine(ctx, x, reduce, indices.sizes, where, _source(src, indices, x), include_self)
+    return combine(ctx, x, reduce, Updates(indices.sizes, where, _source(src, indices, x)), include_self)
 
 
-def combine(
-    ctx: Ctx, x: Tensor, reduce: str, sizes: Sequence[Index], where: Sequence[Index], value: Value, include_self: bool
-) -> Tensor:
-    """Return `x` with `value` reduced into it.
+def combine(ctx: Ctx, x: Tensor, reduce: str, updates: Updates, include_self: bool) -> Tensor:
+    """Return `x` with the updates reduced into it.
 
     Without `include_self` the positions that are written start from the identity element instead of `x`.
     """
     mode = "add" if reduce == "mean" else MODES[reduce]
-    start = x if include_self else scatter(ctx, x, "set", sizes, where, _identity(mode, x.dtype))
-    total = scatter(ctx, with_dim(start), mode, sizes, where, value)
+    identity = replace(updates, value=_identity(mode, x.dtype))
+    start = x if include_self else scatter(ctx, x, "set", identity)
+    total = scatter(ctx, with_dim(start), mode, updates)
     if reduce != "mean":
         return total
     # the number of values added at each position, at least 1; with include_self the value of x counts too
     acc = compute_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64
     zero = Tensor(x.sizes, acc, va.const(int(include_self), acc))
-    n = scatter(ctx, zero, "add", sizes, where, va.const(1, acc)).value
+    n = scatter(ctx, zero, "add", replace(updates, value=va.const(1, acc))).value
     op = "truediv" if acc.is_floating_point else "floor_divide"
     mean = va.apply(op, total.computed(acc), va.apply("maximum", n, va.const(1, acc)))
     return finish(ctx, total.sizes, x.dtype, mean)
@@ -149,7 +154,7 @@ def _index_along(
     """Return (shape of the source, position) of an index_add or index_copy."""
     dim %= len(x.sizes)
     p = list(points(src.sizes))
-    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], code=code)
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], IndexRule(code=code))
     return src.sizes, p
 
 
@@ -162,7 +167,7 @@ def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, al
     code = va.RUNTIME_ERROR if len(x.sizes) == 2 and indices.dtype == torch.int64 else va.INDEX_ERROR
     sizes, where = _index_along(ctx, x, dim, indices, src, code)
     value = src.computed()
-    return scatter(ctx, x, "add", sizes, where, value if alpha == 1 else s.mul(value, alpha))
+    return scatter(ctx, x, "add", Updates(sizes, where, value if alpha == 1 else s.mul(value, alpha)))
 
 
 @lowers("index_copy.default")
@@ -171,7 +176,7 @@ def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> T
         return x
     x, src = with_dim(x), with_dim(src)
     sizes, where = _index_along(ctx, x, dim, indices, src)
-    return scatter(ctx, x, "set", sizes, where, va.cast(src.value, src.dtype))
+    return scatter(ctx, x, "set", Updates(sizes, where, va.cast(src.value, src.dtype)))
 
 
 @lowers("index_reduce.default")
@@ -182,7 +187,7 @@ def index_reduce(
         return x
     x, src = with_dim(x), with_dim(src)
     sizes, where = _index_along(ctx, x, dim, indices, src)
-    return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
+    return combine(ctx, x, reduce, Updates(sizes, where, va.cast(src.value, src.dtype)), include_self)
 
 
 @lowers("index_put.default")
@@ -196,7 +201,7 @@ def index_put(
         return x
     where = advanced(ctx, x, indices, sizes, checked=checked)
     value = expand(values, sizes)
-    return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
+    return scatter(ctx, x, "add" if accumulate else "set", Updates(sizes, where, va.cast(value.value, values.dtype)))
 
 
 @lowers("_unsafe_index_put.default")
@@ -248,4 +253,5 @@ def embedding_backward(
     if padding >= 0:
         row = va.cast(indices.at(p[:-1]), torch.int64)
         value = s.where(s.binary("eq", row, padding), 0, value)
-    return scatter(ctx, zero, "add", grad.sizes, [position(ctx, indices, p[:-1], sizes[0]), p[-1]], value)
+    at = [position(ctx, indices, p[:-1], sizes[0]), p[-1]]
+    return scatter(ctx, zero, "add", Updates(grad.sizes, at, value))
