@@ -58,15 +58,16 @@ _FOLDED = ("freezing", "batch normalisation", "folded", "{} into convolutions")
 
 # fmt: off
 PASSES: tuple[Pass, ...] = (
+    # --- the graph as Dynamo captured it
     Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=("simplify", "attention masks", "removed", "{} that mask nothing or are causal"),
     ),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
-    #
+    # --- the joint graph, or an inference graph, before all other passes
     Pass("user: joint, pre", P.BEFORE_JOINT, BOTH, ANY, user.joint_pre, preserves=False),
-    #
+    # --- the joint graph
     Pass(
         "normalisations", P.JOINT, BOTH, ANY, statistics.run,
         decision=("partition", "normalisations", "in parts", "{}: their statistics and pointwise operators"),
@@ -90,9 +91,9 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("restore result layouts", P.JOINT, GPU, ANY, output_layouts.restore_recorded),
     Pass("dead code", P.JOINT, GPU, ANY, housekeeping.eliminate_dead_code),
-    #
+    # --- the joint graph, or an inference graph
     Pass("user: joint, post", P.AFTER_JOINT, BOTH, ANY, user.joint_post, preserves=False),
-    #
+    # --- every graph after the split
     Pass("user: post_grad, pre", P.POST_GRAD, BOTH, ANY, user.post_grad_pre, preserves=False),
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
@@ -103,7 +104,7 @@ PASSES: tuple[Pass, ...] = (
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
         decision=("simplify", "casts of products", "done by the library", "{} matmuls write float32"),
     ),
-    #
+    # --- inference graphs with parameters
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
@@ -131,7 +132,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
-    #
+    # --- every graph, after all other passes
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
 )
 # fmt: on

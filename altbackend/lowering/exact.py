@@ -2,8 +2,8 @@
 
 A kernel is generated for an operator if three conditions hold: every scalar operator in it is `decided` (`ir.ops`),
 eager's compiler could not contract two of its steps, and all of eager's loops round it alike in 16 bits. Every other
-operator is a library call of eager's own kernel, on tensors with the shapes and strides that eager would have, because
-eager's vector loop and the scalar loop for the last elements may differ.
+operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because eager's
+vector loop and the scalar loop for the last elements may differ.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], p
 def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[int], padding: list[int]) -> Tensor:
     """Return dw[c, 0, i, j], the sum over images n, points p of grad[n, c, p] * x[n, c, stride * p - padding + (i, j)].
 
-    A program sums over some rows of some images for one row i of taps and a block of channels, so that its registers
-    hold the totals of one row of taps instead of all. The loops are shaped so that index divisions have operands that
+    A program sums over some rows of some images, for one row i of taps and a block of channels. So its registers hold
+    the totals of one row of taps instead of all. The loops are shaped so that index divisions have operands that
     vary along one axis of a tile only.
     """
     n, c, *points_of = (int(k) for k in grad.sizes)  # type: ignore[arg-type]
