@@ -28,7 +28,7 @@ def eliminate(graph: Graph) -> int:
     """
     earlier: dict[Hashable, Node] = {}
     returned = {s for n in graph.output_node().all_input_nodes if (s := torch_api.storage_of(val(n))) is not None}
-    pure = Purity()
+    pure, feeding = Purity(), _feeding_output(graph)
     count = 0
     for n in list(graph.nodes):
         if n.op != "call_function":
@@ -36,7 +36,7 @@ def eliminate(graph: Graph) -> int:
         if writes(n):
             earlier.clear()
             continue
-        if not _has_equal_results(n, pure) or torch_api.storage_of(val(n)) in returned or feeds_output(n):
+        if not _has_equal_results(n, pure) or torch_api.storage_of(val(n)) in returned or n in feeding:
             continue
         try:
             first = earlier.setdefault((n.target, _key(n.args), _key(n.kwargs)), n)
@@ -52,6 +52,18 @@ def eliminate(graph: Graph) -> int:
 def feeds_output(n: Node) -> bool:
     """Return whether the graph may return the storage of a node's result."""
     return any(u.op == "output" or (may_alias(u) and feeds_output(u)) for u in n.users)
+
+
+def _feeding_output(graph: Graph) -> set[Node]:
+    """Return the nodes for which `feeds_output` holds, in one walk from the output."""
+    nodes: set[Node] = set()
+    stack = list(graph.output_node().all_input_nodes)
+    while stack:
+        n = stack.pop()
+        if n not in nodes:
+            nodes.add(n)
+            stack.extend(n.all_input_nodes if may_alias(n) else ())
+    return nodes
 
 
 def _has_equal_results(n: Node, pure: Purity) -> bool:
