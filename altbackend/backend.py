@@ -41,7 +41,7 @@ def trace_and_compile(
         warnings.warn(f"graph{number} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
         return gm.forward
     captured = without_values(gm)
-    fx_passes.pre_grad(gm, cfg)
+    fx_passes.pre_grad(gm, cfg, recording.trace)
     build = aot_autograd.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
         bw_compiler=_compiler(cfg, number, "backward", recording),
@@ -109,9 +109,9 @@ def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
 
     def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         trace = Trace(f"graph{number}_joint", cfg)
-        fx_passes.run_users(cfg.joint_custom_pre_pass, joint)
+        fx_passes.before_joint(joint, cfg, trace)
         _joint_passes(joint, cfg, trace)
-        fx_passes.run_users(cfg.joint_custom_post_pass, joint)
+        fx_passes.after_joint(joint, cfg, trace)
         halves = split_joint(joint, inputs, kwargs, cfg, trace)
         trace.finish()
         return halves
@@ -148,11 +148,8 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
     """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
     traced = snapshot(joint.graph)
     try:
-        with trace.stage("joint"), fx_passes.verified(joint, cfg, "the passes over the joint graph"):
-            fx_passes.joint_statistics(joint, trace)
-            fx_passes.joint_random(joint, cfg, trace)
-            if fx_passes.on_gpu(joint):
-                fx_passes.cuda_joint(joint, cfg, trace)
+        with trace.stage("joint"):
+            fx_passes.joint(joint, cfg, trace)
     except Exception as cause:
         if cfg.strict:
             raise
@@ -190,7 +187,8 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
 
         try:
             if kind == "inference":  # a graph that is not split stands for the joint one
-                fx_passes.run_users((*cfg.joint_custom_pre_pass, *cfg.joint_custom_post_pass), gm)
+                fx_passes.before_joint(gm, cfg, trace)
+                fx_passes.after_joint(gm, cfg, trace)
             with torch_api.no_collection():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
                 return taking_any(call, gradients.start, gradients.stop, negative) if gradients else call

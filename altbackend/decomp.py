@@ -1,4 +1,4 @@
-"""Which ATen decompositions run during tracing, and why the others do not."""
+"""The table of ATen decompositions that run during tracing, and the reasons for the operators that are left out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
+from .aten.name import operator_name
+from .aten.pointwise import ONE_KERNEL, is_tagged
 from .compat import aot_autograd
 
 aten = torch.ops.aten
 
-# Kept whole: a fused library kernel is faster, or the lowering states the operator better than its parts.
-_KEPT = (
+# Not decomposed: a fused library kernel is faster, or the lowering of the operator is better than that of its parts.
+_NOT_DECOMPOSED = (
     "_scaled_dot_product_flash_attention_for_cpu.default",
     "baddbmm.default",
     "embedding_dense_backward.default",
@@ -68,17 +70,17 @@ _KEPT = (
     "squeeze.default",
     "squeeze.dim",
     "take.default",  # the decomposition reads the value of a single index while it traces
-    # the decompositions take negative indices, or write where there is no element, and eager raises
+    # the decompositions accept negative indices, or write out of bounds, for which eager raises
     "index_add.default",
     "index_copy.default",
     "max_unpool2d.default",
     "max_unpool3d.default",
-    # their indices need no check, so that their loops run as vectors
+    # their indices need no check, so their loops are vectorised
     "_unsafe_index.Tensor",
     "_unsafe_index_put.default",
 )
 
-# Beyond the core set: operators that the loop IR handles through simpler ones.
+# In addition to the core set: operators that are lowered through simpler ones.
 _ADDED = (
     aten._native_batch_norm_legit,
     aten.native_batch_norm,
@@ -86,7 +88,7 @@ _ADDED = (
     aten.native_group_norm_backward,
     aten._softmax_backward_data,
     aten._log_softmax_backward_data,
-    aten._log_softmax,  # so that a backward may compute it again from its input and two numbers a row
+    aten._log_softmax,  # a backward can then recompute it from its input and two numbers per row
     aten.batch_norm_backward,
     aten.frobenius_norm,
     aten.linalg_vector_norm,
@@ -101,21 +103,14 @@ _ADDED = (
 )
 _ADDED_NOT = frozenset({"max_pool2d_with_indices_backward"})
 
-# numerics="eager": eager computes a pointwise operator in one kernel, which rounds where its decomposition does not and
-# may contract what the decomposition rounds. Only these decompositions are the same steps.
+# numerics="eager": eager computes a pointwise operator in one kernel. It may round where the decomposition does not,
+# and contract steps that the decomposition rounds. The decompositions of these operators are the same steps as the
+# kernel.
 _SAME_STEPS = (
     "__and__ __or__ __xor__ clip deg2rad float_power frac hardshrink heaviside isfinite isneginf isposinf ldexp max "
     "min nan_to_num rad2deg sgn true_divide"
 )
-# Pointwise, or one kernel for other reasons, without the tag that says so.
-_ALSO_ONE_KERNEL = (
-    "_log_softmax _log_softmax_backward_data _softmax_backward_data binary_cross_entropy binary_cross_entropy_backward "
-    "elu_backward glu glu_backward hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss "
-    "huber_loss_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss_backward "
-    "smooth_l1_loss smooth_l1_loss_backward soft_margin_loss_backward softplus_backward"
-)
-
-# _foreach_X -> X on each tensor, so that the tensors' kernels fuse with what is around them.
+# _foreach_X -> X on each tensor, so that the loop of a tensor fuses with its neighbours.
 _SAME_NAME = (
     "abs acos add asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma log "
     "log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
@@ -127,14 +122,14 @@ _EACH: dict[str, Any] = {name: getattr(aten, name) for name in _SAME_NAME.split(
     "norm": aten.linalg_vector_norm,
     "zero": aten.zeros_like,
 }
-# the same operator under another name when its second argument is a number
+# operators that have another name if the second argument is a number
 _EACH_NUMBER = {"maximum": aten.clamp_min, "minimum": aten.clamp_max}
 
 
 def _per_tensor(op: Any, single: Callable[..., Any]) -> Callable[..., Any]:
     def each(*args: Any, **kwargs: Any) -> Any:
         if op._overloadname == "Tensor" and single in (_EACH["addcdiv"], _EACH["addcmul"]):
-            return NotImplemented  # one tensor holds the factors of all
+            return NotImplemented  # the factors of all tensors are elements of one tensor
         n = next(len(a) for a in args if isinstance(a, (list, tuple)))
 
         def at(k: int, a: Any) -> Any:
@@ -146,22 +141,22 @@ def _per_tensor(op: Any, single: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _foreach() -> dict[Any, Callable[..., Any]]:
-    found: dict[Any, Callable[..., Any]] = {}
+    decompositions: dict[Any, Callable[..., Any]] = {}
     for name, single in _EACH.items():
         packet = getattr(aten, f"_foreach_{name}", None)
         for which in packet.overloads() if packet is not None else ():
             if which.endswith("out"):
                 continue
             op = getattr(packet, which)
-            chosen = _EACH_NUMBER.get(name, single) if which in ("Scalar", "ScalarList") else single
-            found[op] = _per_tensor(op, chosen)
-    return found
+            by_number = which in ("Scalar", "ScalarList")
+            decompositions[op] = _per_tensor(op, _EACH_NUMBER.get(name, single) if by_number else single)
+    return decompositions
 
 
 def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
-    """`index_fill` as one `index_put`, whose result keeps x's strides too.
+    """Decompose `index_fill` into one `index_put`, whose result has the strides of `x`.
 
-    torch's own decomposition writes to a tensor that it has made, which AOTAutograd refuses in a functional graph.
+    torch's own decomposition writes in place to a new tensor, which AOTAutograd refuses in a functional graph.
     """
     if x.dim() == 0:
         return aten.squeeze.dim(_index_fill(aten.unsqueeze(x, 0), 0, index, value), 0)
@@ -173,17 +168,17 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
 
 
 def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
-    """`_unique` under the name by which every torch knows that the size of its result depends on data."""
+    """Decompose `_unique` into `_unique2`, for which all versions of torch trace an unbacked size."""
     return aten._unique2(x, sorted, return_inverse, False)[:2]
 
 
 def _batch_norm_with_update(
     x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
 ) -> Any:
-    """`_batch_norm_with_update_functional`, its running statistics in their own dtype.
+    """Decompose `_batch_norm_with_update_functional`; the running statistics keep their dtype.
 
-    torch traces those as float32 whatever they are, and a library call gives what they are. A GPU's float32 statistics
-    stay with the library call, since cuDNN returns bytes that its backward needs.
+    torch traces them as float32, but the library call returns their own dtype. Float32 statistics on a GPU stay with
+    the library call, since cuDNN returns a buffer that its backward needs.
     """
     if x.device.type == "cuda" and mean.dtype == var.dtype == torch.float32:
         return NotImplemented
@@ -194,48 +189,51 @@ def _batch_norm_with_update(
     return out, saved_mean, saved_rstd, empty, new_mean.to(mean.dtype), new_var.to(var.dtype)
 
 
-SCANNED_BY_ONE = 1 << 16  # elements of one scan, which a GPU gives to a single program
+SCANNED_BY_ONE = 1 << 16  # most elements of a scan that a single program of a GPU computes
 
 
-def _left_whole(mask: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the library counts the elements under a mask faster, or only data decides a size."""
+def _not_decomposed(mask: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Return whether the library call is faster at counting the elements under a mask, or a size is unbacked."""
     if any(has_free_unbacked_symbols(t) for t in (mask, *others)):
         return True
     return mask.device.type != "cpu" and (isinstance(mask.numel(), torch.SymInt) or mask.numel() > SCANNED_BY_ONE)
 
 
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
-    """Element k under the mask takes source[number of elements under the mask before k], in row-major order."""
-    if _left_whole(mask, x, source):
+    """Decompose `masked_scatter`: element k under the mask takes source[number of earlier elements under the mask]."""
+    if _not_decomposed(mask, x, source):
         return NotImplemented
     sizes = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
     x, mask = aten.expand(x, sizes), aten.expand(mask, sizes)
     if source.numel() == 0 or x.numel() == 0:
-        return aten.clone(x, memory_format=torch.contiguous_format)  # an empty source serves a mask without elements
-    place = aten.clamp_min(_before(mask), 0)
-    values = aten.reshape(aten.index(aten.reshape(source, [-1]), [place]), sizes)
+        return aten.clone(x, memory_format=torch.contiguous_format)  # the source may be empty if the mask is
+    position = aten.clamp_min(_before(mask), 0)
+    values = aten.reshape(aten.index(aten.reshape(source, [-1]), [position]), sizes)
     return aten.clone(aten.where(mask, values, x), memory_format=torch.contiguous_format)
 
 
 def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Any) -> Any:
-    """The gradients under the mask side by side, then zeros; what is not under it goes to a last place, cut off."""
-    if _left_whole(mask, grad) or any(isinstance(n, torch.SymInt) for n in sizes):
+    """Decompose the gradient of the source: the gradients under the mask in order, then zeros.
+
+    The other gradients are written to one extra element, which is sliced off.
+    """
+    if _not_decomposed(mask, grad) or any(isinstance(n, torch.SymInt) for n in sizes):
         return NotImplemented
     mask = aten.expand(mask, grad.shape)
     count = math.prod(sizes)
-    place = aten.where(aten.reshape(mask, [-1]), _before(mask), count)
-    held = aten.index_put(aten.new_zeros(grad, [count + 1]), [place], aten.reshape(grad, [-1]))
-    return aten.reshape(aten.slice(held, 0, 0, count), sizes)
+    position = aten.where(aten.reshape(mask, [-1]), _before(mask), count)
+    padded = aten.index_put(aten.new_zeros(grad, [count + 1]), [position], aten.reshape(grad, [-1]))
+    return aten.reshape(aten.slice(padded, 0, 0, count), sizes)
 
 
 def _before(mask: torch.Tensor) -> torch.Tensor:
-    """For each element in row-major order: how many are under the mask before it, or -1 and itself not under it."""
+    """Return for each element, in row-major order, the number of elements up to it that are under the mask, minus 1."""
     counted: torch.Tensor = aten.cumsum(aten.to(aten.reshape(mask, [-1]), torch.int64), 0)
     return counted - 1
 
 
 def _nll_loss_backward(steps: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's steps with +0 in rows that count for nothing, where they have -1 * 0 at the class they took instead."""
+    """Return torch's decomposition with +0 in ignored rows, where torch's has -1 * 0 at one class."""
 
     def backward(grad: Any, x: torch.Tensor, target: torch.Tensor, weight: Any, how: int, ignore: Any, n: Any) -> Any:
         where = aten.reshape(target, []) if x.dim() == 1 else aten.unsqueeze(target, 1)
@@ -245,7 +243,7 @@ def _nll_loss_backward(steps: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, how: int, beta: float) -> Any:
-    """torch's steps, but NaN where the difference is: they take its sign, which is 0."""
+    """Apply torch's decomposition, but return NaN for a NaN difference; torch's takes the sign, which is 0."""
     difference = aten.sub(x, target)
     steps = _SMOOTH_L1(grad, x, target, how, beta)
     return aten.where(aten.ne(difference, difference), difference, steps)
@@ -256,7 +254,7 @@ _SMOOTH_L1, _NLL, _NLL_2D = (
     for op in (aten.smooth_l1_loss_backward, aten.nll_loss_backward, aten.nll_loss2d_backward)
 )
 
-# Ours, in place of torch's.
+# Our own decompositions, which replace those of torch.
 _OWN: dict[Any, Callable[..., Any]] = {
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
@@ -267,37 +265,37 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_backward.default: _nll_loss_backward(_NLL),
     aten.nll_loss2d_backward.default: _nll_loss_backward(_NLL_2D),
 }
-# And where pointwise operators are taken apart.
-_OWN_PARTS: dict[Any, Callable[..., Any]] = {aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward}
+# Our own decompositions of pointwise operators, which numerics="eager" does not decompose.
+_OWN_POINTWISE: dict[Any, Callable[..., Any]] = {aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward}
 
 
 @functools.cache
 def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
-    """Overload -> decomposition, as `aot_autograd` takes it. `numerics`: the option; "eager" leaves more whole."""
-    chosen: dict[Any, Callable[..., Any]] = aot_autograd.core_decompositions()
+    """Return the table overload -> decomposition for AOTAutograd. `numerics`: the option; "eager" decomposes less."""
+    decompositions: dict[Any, Callable[..., Any]] = aot_autograd.core_decompositions()
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
-    chosen.update(get_decompositions(added))
-    chosen.update(_foreach())
-    chosen.update(_OWN_PARTS)
-    for name in _KEPT:
+    decompositions.update(get_decompositions(added))
+    decompositions.update(_foreach())
+    decompositions.update(_OWN_POINTWISE)
+    for name in _NOT_DECOMPOSED:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)
-        chosen.pop(op, None)
+        decompositions.pop(op, None)
     if numerics == "eager":
-        chosen = {op: steps for op, steps in chosen.items() if not _one_kernel(op)}
-    return chosen | _OWN
+        decompositions = {op: steps for op, steps in decompositions.items() if not _one_kernel(op)}
+    return decompositions | _OWN
 
 
 def taken_apart(numerics: str) -> tuple[Any, ...]:
-    """What tracing takes apart by itself, and `numerics` wants whole; for `compat_aot.left_whole`.
+    """Return operators that tracing decomposes by itself but must not; for `compat.aot_autograd.left_whole`.
 
-    In vectors eager's `softshrink` gives +0 where its parts give a zero of the operand's sign.
+    Eager's vector loop of `softshrink` returns +0 where its decomposition returns a zero with the operand's sign.
     """
     return (aten.softshrink.default,) if numerics == "eager" else ()
 
 
 def _one_kernel(op: Any) -> bool:
-    """Whether eager has one kernel for an operator that its decomposition does not equal bit for bit."""
-    name = op.overloadpacket.__name__ if isinstance(op, torch._ops.OpOverload) else ""
-    pointwise = bool(name) and torch.Tag.pointwise in op.tags and not name.startswith("_foreach")
-    return name in _ALSO_ONE_KERNEL.split() or (pointwise and name not in _SAME_STEPS.split())
+    """Return whether eager has one kernel for an operator whose decomposition does not give the same bits."""
+    name = operator_name(op)
+    pointwise = is_tagged(op) and not name.startswith("_foreach")
+    return name in ONE_KERNEL or (pointwise and name not in _SAME_STEPS.split())

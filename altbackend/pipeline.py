@@ -135,10 +135,8 @@ def translate(
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and job.static_inputs:
-            passes = fx_passes.cuda_inference if cuda else fx_passes.cpu_inference
-            with fx_passes.verified(gm, cfg, "the passes of inference"):
-                frozen = passes(gm, job.static_inputs, cfg, trace)
-        gm = fx_passes.finish(gm, cfg)
+            frozen = fx_passes.inference(gm, job.static_inputs, cfg, trace, "gpu" if cuda else "cpu")
+        gm = fx_passes.finish(gm, cfg, trace)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
@@ -167,7 +165,7 @@ def translate(
     code = replace(subgraphs.attached(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, kept=tuple(range(len(program.inputs))))
-    return replace(code, prologue=frozen.prologue, kept=frozen.kept, watched=frozen.watched)
+    return replace(code, prologue=frozen.prologue, kept=frozen.inputs, watched=frozen.watched)
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:

@@ -117,9 +117,9 @@ def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]]
     own = Joint(GraphModule(j.graph, snapshot(j.graph.graph)()), j.forward_results, j.static)
     trace = Trace("joint", cfg)
     _statistics_of_a_gpu(own.graph)
-    if divide is by_ours:
-        fx_passes.joint_statistics(own.graph, trace)
-    fx_passes.cuda_joint(own.graph, cfg, trace)
+    random = ("dropout", "checkpointed random")  # eager's numbers, so that both partitioners see the same graph
+    without = random if divide is by_ours else ("normalisations", *random)
+    fx_passes.joint(own.graph, cfg, trace, "gpu", without)
     _statistics_of_a_gpu(own.graph)
     start = time.perf_counter()
     forward, backward = divide(own)

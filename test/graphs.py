@@ -14,7 +14,8 @@ from altbackend.backend import split_joint
 from altbackend.compat import aot_autograd
 from altbackend.config.options import Config, resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import joint_statistics
+from altbackend.fx_passes import statistics
+from altbackend.fx_passes.graph import drop_dead
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
@@ -55,7 +56,8 @@ def divide(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     cfg = resolve(options={"strict": True})
     trace = Trace("joint", cfg)
-    joint_statistics(joint, trace)
+    statistics.expose(joint)
+    drop_dead(joint.graph)
     return split_joint(joint, inputs, kwargs, cfg, trace)
 
 

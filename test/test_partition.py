@@ -1,4 +1,4 @@
-"""The split of a joint graph: right gradients, little saved, tags kept, and the minimum cut itself."""
+"""The split of a joint graph: correct gradients, few saved bytes, checkpoint policies, and the minimum cut itself."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import altbackend
 from altbackend import backend as backend_module
 from altbackend import decomp, partition
+from altbackend.aten.name import operator_name
+from altbackend.aten.random import is_random
 from altbackend.compat import aot_autograd
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
@@ -33,8 +35,8 @@ Splitter = Callable[..., tuple[GraphModule, GraphModule]]
 Edges = tuple[int, list[tuple[int, int, int]]]  # vertices; from, to, capacity
 
 
-class Halves:
-    """What one compilation was split into."""
+class SplitGraphs:
+    """The forward and backward of one compilation."""
 
     def __init__(self) -> None:
         self.forward = self.backward = GraphModule(torch.nn.Module(), torch.fx.Graph())
@@ -49,33 +51,33 @@ class Halves:
     def bytes(self) -> int:
         return partition.saved_bytes(self.forward, self.results)
 
-    def again(self) -> list[str]:
-        """Operators that both halves run, in the order of the backward; views and sizes left out."""
+    def recomputed(self) -> list[str]:
+        """Return the recomputed operators, in the order of the backward, without views and sizes."""
         early = {n.name for n in self.forward.graph.nodes if n.op == "call_function"}
         return [
-            cost.name_of(n)
+            operator_name(n.target)
             for n in self.backward.graph.nodes
             if n.op == "call_function" and n.name in early and cost.kind_of(n) not in ("view", "size")
         ]
 
 
-def ours(joint: GraphModule, inputs: Any, got: Halves, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+def ours(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     assert not partition.left_to_torch(joint)
     static = kwargs.get("static_lifetime_input_indices")
     return partition.split(joint, kwargs["num_fwd_outputs"], static, lambda *d: got.decisions.append(d))
 
 
-def everything(joint: GraphModule, inputs: Any, got: Halves, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """Saves all that the backward reads."""
+def everything(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """Save every value that the backward reads."""
     halves: tuple[GraphModule, GraphModule] = torch._functorch.partitioners.default_partition(joint, inputs, **kwargs)
     return halves
 
 
 def compiled(
     fn: Callable[..., Any], splitter: Splitter = ours, dynamic: bool = False
-) -> tuple[Callable[..., Any], Halves]:
-    """`fn` traced as the backend does and split; both halves run operator by operator."""
-    got = Halves()
+) -> tuple[Callable[..., Any], SplitGraphs]:
+    """Trace `fn` as the backend does and split it; forward and backward run operator by operator."""
+    got = SplitGraphs()
 
     def split(joint: GraphModule, inputs: Any, **kwargs: Any) -> Any:
         got.results = kwargs["num_fwd_outputs"]
@@ -97,7 +99,7 @@ def compiled(
 
 
 def gradients(fn: Callable[..., Any], *inputs: T, seed: int = 0) -> list[T]:
-    """(results, gradients of the floating-point inputs) of sum(results)."""
+    """Return (results, gradients of sum(results) for the floating-point inputs)."""
     torch.manual_seed(seed)
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     out = fn(*leaves)
@@ -106,8 +108,8 @@ def gradients(fn: Callable[..., Any], *inputs: T, seed: int = 0) -> list[T]:
     return [o.detach() for o in outs] + [x.grad for x in leaves if x.grad is not None]
 
 
-def agree(fn: Callable[..., Any], *inputs: T, splitter: Splitter = ours, dynamic: bool = False) -> Halves:
-    """Equal in float64 for what is not of 16 bits, so that the order of sums does not matter."""
+def agree(fn: Callable[..., Any], *inputs: T, splitter: Splitter = ours, dynamic: bool = False) -> SplitGraphs:
+    """Compare with eager; in float64, except for 16-bit inputs, so that the order of sums does not matter."""
     inputs = tuple(x.double() if x.dtype == torch.float32 else x for x in inputs)
     run, got = compiled(fn, splitter, dynamic)
     for g, w in zip(gradients(run, *inputs), gradients(fn, *inputs), strict=True):
@@ -134,27 +136,27 @@ def networks(draw: st.DrawFn) -> Edges:
 @settings(max_examples=300, deadline=None)
 @given(networks())
 def test_a_cut_is_as_cheap_as_networkx_finds_it_and_nearest_to_the_sink(
-    made: tuple[int, list[tuple[int, int, int]]],
+    network: tuple[int, list[tuple[int, int, int]]],
 ) -> None:
-    n, edges = made
-    theirs = networkx.DiGraph()
-    theirs.add_nodes_from(range(n))
+    n, edges = network
+    reference = networkx.DiGraph()
+    reference.add_nodes_from(range(n))
     net = Network(n)
     for a, b, c in edges:
         net.edge(a, b, c)
-        had = theirs[a][b]["capacity"] if theirs.has_edge(a, b) else 0
-        theirs.add_edge(a, b, capacity=had + c)
-    want = networkx.minimum_cut_value(theirs, 0, n - 1)
+        capacity = reference[a][b]["capacity"] if reference.has_edge(a, b) else 0
+        reference.add_edge(a, b, capacity=capacity + c)
+    want = networkx.minimum_cut_value(reference, 0, n - 1)
     if want >= INFINITE:
         with pytest.raises(Unbounded):
             net.cut(0, n - 1)
         return
-    value, late = net.cut(0, n - 1)
-    assert value == want == sum(c for a, b, c in edges if late[b] and not late[a])
-    assert late[n - 1]
-    assert not late[0]
-    for v in (v for v in range(n - 1) if late[v]):  # no minimum cut has fewer vertices beside the sink
-        bound = theirs.copy()
+    value, on_sink_side = net.cut(0, n - 1)
+    assert value == want == sum(c for a, b, c in edges if on_sink_side[b] and not on_sink_side[a])
+    assert on_sink_side[n - 1]
+    assert not on_sink_side[0]
+    for v in (v for v in range(n - 1) if on_sink_side[v]):  # no minimum cut has a smaller sink side
+        bound = reference.copy()
         bound.add_edge(0, v, capacity=INFINITE)
         assert networkx.minimum_cut_value(bound, 0, n - 1) > want
 
@@ -163,9 +165,9 @@ def test_a_long_network_takes_no_recursion() -> None:
     net = Network(20_002)
     for k in range(20_001):
         net.edge(k, k + 1, 3 if k != 12_345 else 2)
-    value, late = net.cut(0, 20_001)
+    value, on_sink_side = net.cut(0, 20_001)
     assert value == 2
-    assert late.index(True) == 12_346
+    assert on_sink_side.index(True) == 12_346
 
 
 # --- gradients and bytes ---
@@ -189,7 +191,7 @@ STEPS: list[Callable[[T, T, T, T], T]] = [
 
 @st.composite
 def programs(draw: st.DrawFn) -> Callable[[T, T, T], Any]:
-    """Functions of (x [4, 8], w [8, 8], b [8]) made of a few steps, each on values made before."""
+    """Draw functions of (x [4, 8], w [8, 8], b [8]) of a few steps, each on earlier values."""
     steps = draw(
         st.lists(
             st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=9
@@ -197,10 +199,10 @@ def programs(draw: st.DrawFn) -> Callable[[T, T, T], Any]:
     )
 
     def run(x: T, w: T, b: T) -> Any:
-        made = [x, x * b]
+        values = [x, x * b]
         for op, i, j in steps:
-            made.append(STEPS[op](made[i % len(made)], made[j % len(made)], w, b))
-        return made[-1], made[-2].detach()
+            values.append(STEPS[op](values[i % len(values)], values[j % len(values)], w, b))
+        return values[-1], values[-2].detach()
 
     return run
 
@@ -213,8 +215,8 @@ def test_gradients_are_eagers_and_no_more_is_saved_than_by_saving_all(fn: Callab
     inputs = torch.randn(4, 8), torch.randn(8, 8) / 3, torch.randn(8)
     got = agree(fn, *inputs)
     storages = classify(got.forward, got.results).storage
-    kept = [storages[n] for n in got.saved if isinstance(n.meta["val"], T)]
-    assert len(kept) == len(set(kept))  # never two views of one storage
+    owners = [storages[n] for n in got.saved if isinstance(n.meta["val"], T)]
+    assert len(owners) == len(set(owners))  # never two views of one storage
     torch._dynamo.reset()
     assert got.bytes <= agree(fn, *inputs, splitter=everything).bytes
 
@@ -227,8 +229,8 @@ def test_low_precision_is_saved_in_place_of_the_cast_from_it() -> None:
     got = agree(fn, x, w)
     assert {n.meta["val"].dtype for n in got.saved} == {torch.bfloat16}
     assert got.bytes == 64 * 32 * 2
-    assert {"exp", "_to_copy"} <= set(got.again())
-    assert "mm" not in got.again()
+    assert {"exp", "_to_copy"} <= set(got.recomputed())
+    assert "mm" not in got.recomputed()
 
 
 def test_library_calls_and_random_numbers_are_never_run_twice() -> None:
@@ -239,7 +241,7 @@ def test_library_calls_and_random_numbers_are_never_run_twice() -> None:
 
     got = agree(fn, torch.randn(8, 8), torch.randn(8, 8))
     assert not {"mm", "convolution", "max_pool2d_with_indices", "native_dropout", "bernoulli", "rand"} & set(
-        got.again()
+        got.recomputed()
     )
 
 
@@ -249,7 +251,7 @@ def test_random_numbers_of_the_forward_are_not_drawn_again_by_the_backward() -> 
 
     run, got = compiled(fn)
     gradients(run, torch.randn(16))
-    assert not [n for n in got.backward.graph.nodes if cost.is_random(n)]
+    assert not [n for n in got.backward.graph.nodes if is_random(n.target)]
 
 
 def test_a_residual_stream_is_saved_layer_by_layer() -> None:
@@ -259,9 +261,9 @@ def test_a_residual_stream_is_saved_layer_by_layer() -> None:
         return x
 
     got = agree(fn, torch.randn(64, 32), torch.randn(32, 32) / 6)
-    sums = [n for n in got.saved if cost.name_of(n) == "add"]
+    sums = [n for n in got.saved if operator_name(n.target) == "add"]
     assert len(sums) == 4  # the first adds to an input, the last is the result
-    assert got.again().count("add") == 1
+    assert got.recomputed().count("add") == 1
 
 
 def test_a_mask_made_of_numbers_is_made_again() -> None:
@@ -282,11 +284,11 @@ def test_what_is_made_again_stands_where_it_is_first_read() -> None:
         return x
 
     got = agree(fn, torch.randn(8, 8) / 4, torch.randn(8, 8) / 8)
-    order = [cost.name_of(n) for n in got.backward.graph.nodes if n.op == "call_function"]
+    order = [operator_name(n.target) for n in got.backward.graph.nodes if n.op == "call_function"]
     products = [k for k, name in enumerate(order) if name == "mm"]
-    made = [k for k, name in enumerate(order) if name == "exp"]
-    assert len(made) == 4
-    assert all(sum(k < p for k in made) <= n // 2 + 1 for n, p in enumerate(products))
+    exps = [k for k, name in enumerate(order) if name == "exp"]
+    assert len(exps) == 4
+    assert all(sum(k < p for k in exps) <= n // 2 + 1 for n, p in enumerate(products))
 
 
 # --- sizes, inputs that change, tags ---
@@ -315,7 +317,7 @@ def test_an_input_that_the_forward_overwrites_is_not_read_by_the_backward() -> N
     want = x.detach().cos() * b
     run(x, b).sum().backward()
     torch.testing.assert_close(x.grad, want)
-    assert "clone" in {cost.name_of(n) for n in got.saved}
+    assert "clone" in {operator_name(n.target) for n in got.saved}
 
 
 def layers(x: T, w: T, wrap: Callable[..., Any]) -> T:
@@ -330,8 +332,8 @@ def test_checkpointed_regions_are_computed_again() -> None:
 
     inputs = torch.randn(16, 16) / 4, torch.randn(16, 16) / 8
     got = agree(fn, *inputs)
-    assert got.again().count("mm") >= 3
-    assert got.bytes <= 2 * 16 * 16 * 8  # what lies between the regions
+    assert got.recomputed().count("mm") >= 3
+    assert got.bytes <= 2 * 16 * 16 * 8  # the values between the regions
     torch._dynamo.reset()
     assert agree(lambda x, w: layers(x, w, lambda f, *a: f(*a)), *inputs).bytes > got.bytes
 
@@ -347,8 +349,8 @@ def test_a_checkpoint_policy_that_saves_products_is_honoured() -> None:
         return layers(x, w, lambda f, *a: checkpoint(f, *a, use_reentrant=False, context_fn=context))
 
     got = agree(fn, torch.randn(16, 16) / 4, torch.randn(16, 16) / 8)
-    assert "mm" not in got.again()
-    assert "exp" in got.again()
+    assert "mm" not in got.recomputed()
+    assert "exp" in got.recomputed()
     assert any("checkpoint policy" in reason for *_, reason in got.decisions)
 
 
@@ -358,14 +360,14 @@ def test_dropout_in_a_checkpointed_region_is_left_to_torch_and_right() -> None:
 
     seen: list[str] = []
 
-    def theirs(joint: GraphModule, inputs: Any, got: Halves, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    def by_torch(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         seen.append(partition.left_to_torch(joint))
         trace = Trace("joint", resolve(options={"strict": True}))
         halves = backend_module.split_joint(joint, inputs, kwargs, resolve(options={"strict": True}), trace)
         assert [d.verdict for d in trace.decisions] == ["left to torch"]
         return halves
 
-    agree(fn, torch.randn(16, 16), torch.randn(16, 16), splitter=theirs)
+    agree(fn, torch.randn(16, 16), torch.randn(16, 16), splitter=by_torch)
     assert "random numbers in a checkpointed region" in seen[0]
 
 
@@ -423,21 +425,23 @@ def test_twenty_thousand_nodes() -> None:
     graph = torch.fx.Graph()
     x, w = graph.placeholder("primals_1"), graph.placeholder("primals_2")
     t = graph.placeholder("tangents_1")
-    made, late = [x], [t]
+    values, gradients = [x], [t]
     chain = [aten.sin.default, aten.exp.default, aten.tanh.default, aten.neg.default]
     for k in range(8_000):
-        call = graph.call_function(aten.mm.default, (made[-1], w)) if k % 5 == 0 else None
-        made.append(call or graph.call_function(chain[k % 4], (made[-1],)))
-    for n in reversed(made[1:]):
-        late.append(graph.call_function(aten.mul.Tensor, (late[-1], graph.call_function(aten.cos.default, (n,)))))
-    graph.output((made[-1], late[-1], None))
+        call = graph.call_function(aten.mm.default, (values[-1], w)) if k % 5 == 0 else None
+        values.append(call or graph.call_function(chain[k % 4], (values[-1],)))
+    for n in reversed(values[1:]):
+        gradients.append(
+            graph.call_function(aten.mul.Tensor, (gradients[-1], graph.call_function(aten.cos.default, (n,))))
+        )
+    graph.output((values[-1], gradients[-1], None))
     for n in graph.nodes:
         n.meta["val"] = torch.empty(16, 16, device="meta")
     with torch.no_grad():
-        halves = classify(GraphModule(torch.nn.Module(), graph), 1)
-    assert len(halves.kinds) > 20_000
+        liveness = classify(GraphModule(torch.nn.Module(), graph), 1)
+    assert len(liveness.kinds) > 20_000
     forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
     saved = forward.graph.output_node().args[0][1:]  # type: ignore[index]
-    assert {cost.name_of(n) for n in saved if n.op != "placeholder" and n.name != made[-1].name} == {"mm"}
+    assert {operator_name(n.target) for n in saved if n.op != "placeholder" and n.name != values[-1].name} == {"mm"}
     assert len(saved) <= 1_602
     assert len(backward.graph.nodes) > 20_000

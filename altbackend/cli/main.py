@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import cache, demo, doctor, minify, options_table
+from altbackend.cli import cache, demo, doctor, minify, options_table, passes
 
 CACHE_ACTIONS = {
     "stats": "count what is kept",
@@ -30,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
             return cache.run(args.action, getattr(args, "file", ""))
         case "minify":
             return minify.run(args.file, args.modules, args.seconds, args.trials)
+        case "passes":
+            return passes.run()
         case _:
             return options_table.run(args.markdown)
 
@@ -67,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     )
     shrunk.add_argument("--seconds", type=float, default=120.0, help="time of one trial (default: 120)")
     shrunk.add_argument("--trials", type=int, default=500, help="most trials (default: 500)")
+
+    commands.add_parser("passes", help="print the graph passes in the order in which they run")
 
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")

@@ -1,194 +1,92 @@
-"""Passes over the functional ATen graph, in order."""
+"""Graph passes: functions that run the rows of the table (`table.py`) at each phase of a compilation."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule
 
-from ..compat import torch_api
-from ..config.options import Config, Passes
+from ..config.options import Config
 from ..debug.trace import Trace
-from . import (
-    addcdiv,
-    attention_mask,
-    channels_last,
-    constants,
-    conv_bias,
-    conv_bn,
-    depthwise,
-    onednn,
-    output_layouts,
-    pad_matmul,
-    patchify,
-    random,
-    shared_input,
-    simplify,
-    statistics,
-    verify,
-    wide_products,
-)
-from .graph import complete, drop_dead
+from . import constants, table, verify
+from .context import Context, Phase
 
 
-def pre_grad(gm: GraphModule, cfg: Config) -> None:
-    """Passes over the graph as Dynamo captured it, in place."""
-    for user_pass in cfg.pre_grad_custom_pass:
-        user_pass(gm.graph)
-    attention_mask.run(gm)
-    if cfg.numerics == "eager":
-        addcdiv.run(gm)
-
-
-def run_users(passes: Passes, gm: GraphModule) -> None:
-    """A user's passes over an ATen graph, which need not know about fake values."""
-    for user_pass in passes:
-        user_pass(gm.graph)
-    if passes:
-        complete(gm)
-
-
-def on_gpu(gm: GraphModule) -> bool:
-    """Whether an input of the graph is a tensor on a GPU."""
-    held = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
-    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
-
-
-def joint_statistics(joint: GraphModule, trace: Trace) -> None:
-    """What the partitioner should see in parts."""
-    found = statistics.expose(joint)
-    trace.decision("partition", "normalisations", "in parts", f"{found}: their statistics and what is pointwise")
-    drop_dead(joint.graph)
-
-
-def joint_random(joint: GraphModule, cfg: Config, trace: Trace) -> None:
-    """Dropouts in parts, and what checkpointed regions draw from seeds, unless eager's own numbers are wanted."""
-    if not cfg.fallback_random:
-        random.expose_dropout(joint)
-        random.expose_checkpointed(joint, trace)
-
-
-def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
-    """Layouts of a GPU's training graph, chosen before it is split, so that both halves agree on what is saved."""
-    before = output_layouts.of(joint)
-    padded = pad_matmul.run_joint(joint)
-    trace.decision("layout", "matmuls", "padded", f"{padded} with a side that is odd to the library")
-    if cfg.numerics != "eager":
-        biases = conv_bias.run_joint(joint)
-        trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions, both ways")
-    if cfg.channels_last and channels_last.run_joint(joint):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
-    if cfg.numerics != "eager":
-        apart = depthwise.split_gradients(joint)
-        trace.decision("layout", "depthwise gradients", "apart", f"{apart}: of the image by kernels of ours")
-    output_layouts.restore(joint, before)
-    drop_dead(joint.graph)
-
-
-def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
-    """Run the passes on a forward, backward or inference graph; the graph is changed in place."""
-    run_users(cfg.post_grad_custom_pre_pass, gm)
-    complete(gm)
-    drop_dead(gm.graph)
-    remember_output_strides(gm)
-    if not cfg.fallback_random:
-        with verified(gm, cfg, "random"):
-            random.run(gm, trace)
-    with verified(gm, cfg, "simplify"):
-        for rule, count in simplify.run(gm, exact=cfg.numerics == "eager").items():
-            trace.decision("simplify", rule, "applied", f"{count} times")
-    if cfg.numerics != "eager" and (wide := wide_products.run(gm)):
-        trace.decision("simplify", "casts of products", "done by the library", f"{wide} matmuls write float32")
-    return gm
-
-
-def finish(gm: GraphModule, cfg: Config) -> GraphModule:
-    run_users(cfg.post_grad_custom_post_pass, gm)
-    if cfg.verify_ir:
-        gm.graph.lint()
-    return gm
+def run_phase(phase: Phase, gm: GraphModule, ctx: Context, without: Collection[str] = ()) -> None:
+    """Run the passes of a phase in order, in place; `without` names passes to leave out."""
+    for row in table.PASSES:
+        if row.phase is not phase or row.name in without or not row.applies(ctx):
+            continue
+        with _verified(gm, ctx, row.name) if row.preserves else contextlib.nullcontext():
+            count = row.run(gm, ctx)
+        if row.decision is not None and count:
+            kind, subject, verdict, reason = row.decision
+            ctx.trace.decision(kind, subject, verdict, reason.format(count))
 
 
 @contextlib.contextmanager
-def verified(gm: GraphModule, cfg: Config, what: str) -> Iterator[None]:
-    """With `verify_ir`, passes inside must leave results, their storage and written inputs as they are."""
-    before = verify.facts(gm) if cfg.verify_ir else None
+def _verified(gm: GraphModule, ctx: Context, name: str) -> Iterator[None]:
+    """With `verify_ir`, raise InvalidIR if the pass `name` changes results, their storage or written inputs."""
+    before = verify.facts(gm) if ctx.config.verify_ir else None
     yield
     if before is not None:
-        verify.check(before, gm, what)
+        verify.check(before, gm, f"pass `{name}`")
 
 
-def remember_output_strides(gm: GraphModule) -> None:
-    """Users see the strides that were traced, whatever layout passes choose later."""
-    out = gm.graph.output_node()
-    flat = out.args[0] if isinstance(out.args[0], (tuple, list)) else (out.args[0],)
-    fakes = tuple(n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in flat)
-    out.meta["fakes"] = fakes
-    out.meta["roots"] = _roots(gm, fakes)
+def on_gpu(gm: GraphModule) -> bool:
+    """Return whether an input of the graph is a tensor on a GPU."""
+    values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
-def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tensor] | None, ...]:
-    """For each result whose storage another result shares: name and value of the first node that has this storage.
+def _device(gm: GraphModule) -> str:
+    return "gpu" if on_gpu(gm) else "cpu"
 
-    The node has its name as `root` in its meta, and so has what a pass replaces it with.
+
+def pre_grad(gm: GraphModule, cfg: Config, trace: Trace | None = None) -> None:
+    """Run the passes over a graph as Dynamo captured it, in place."""
+    run_phase(Phase.CAPTURED, gm, Context(cfg, trace or Trace("captured", cfg)))
+
+
+def before_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
+    """Run the user's passes that come before those over the joint graph."""
+    run_phase(Phase.BEFORE_JOINT, gm, Context(cfg, trace))
+
+
+def joint(gm: GraphModule, cfg: Config, trace: Trace, device: str = "", without: Collection[str] = ()) -> None:
+    """Run the passes over a joint graph before it is split, so that forward and backward agree on saved layouts.
+
+    `device`: "cpu" or "gpu", by default that of the inputs.
     """
-    storages = [torch_api.storage_of(x) for x in fakes]
-    shared = {s for s, count in Counter(storages).items() if s is not None and count > 1}
-    first: dict[int, tuple[str, torch.Tensor]] = {}
-    for n in gm.graph.nodes if shared else ():
-        if (s := torch_api.storage_of(n.meta.get("val"))) is not None and s in shared and s not in first:
-            first[s] = n.name, n.meta["val"]
-            n.meta["root"] = n.name
-    return tuple(None if s is None else first.get(s) for s in storages)
+    run_phase(Phase.JOINT, gm, Context(cfg, trace, device=device or _device(gm)), without)
 
 
-def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
-    """Inference on a CPU: fold, choose layouts, call oneDNN, with packed weights if results of parameters are kept;
-    those are then split off."""
-    keep = cfg.keeps_constants
-    constant = constants.constant_nodes(gm, static)
-    folded = conv_bn.run(gm, constant, conv_bn.always if keep else conv_bn.smaller_than_image)
-    trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
-    patches = patchify.run(gm)
-    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
-    constant = constants.constant_nodes(gm, static)
-    if cfg.channels_last and channels_last.run(gm):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
-    if onednn.available():
-        constants.move_up(gm, constant)
-        if keep:
-            joined = shared_input.run(gm, constant)
-            trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
-        found = onednn.run(gm, constant, pack=keep)
-        packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
-        trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{found}, {packed} with packed weights")
-    drop_dead(gm.graph)
-    return constants.split(gm, static) if keep else None
+def after_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
+    """Run the user's passes that come after those over the joint graph."""
+    run_phase(Phase.AFTER_JOINT, gm, Context(cfg, trace))
 
 
-def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace) -> constants.Split | None:
-    """Inference on a GPU: fold, choose layouts; then split off what depends only on parameters, if it is kept."""
-    keep = cfg.keeps_constants
-    constant = constants.constant_nodes(gm, static)
-    if keep:  # else the scale is part of the kernel that reads the convolution's result
-        folded = conv_bn.run(gm, constant)
-        trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
-    patches = patchify.run(gm)
-    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
-    constant = constants.constant_nodes(gm, static)
-    if cfg.channels_last and channels_last.run(gm, constant):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes")
-    if cfg.numerics != "eager":
-        turned = depthwise.turn_weights(gm, constant)
-        trace.decision("layout", "depthwise weights", "by tap", f"{turned} for kernels of ours")
-    constants.move_up(gm, constant)
-    padded = pad_matmul.run(gm, constant, each_call=not keep)
-    trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")
-    biases = conv_bias.run(gm)
-    trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions")
-    drop_dead(gm.graph)
-    return constants.split(gm, static) if keep else None
+def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
+    """Run the passes over a forward, backward or inference graph, in place; return it."""
+    run_phase(Phase.POST_GRAD, gm, Context(cfg, trace))
+    return gm
+
+
+def inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace, device: str) -> constants.Split | None:
+    """Run the passes over an inference graph with parameters; with freezing, split off the prologue of parameters.
+
+    `static`: positions of the parameters. `device`: "cpu" or "gpu". Returns None if there is no prologue.
+    """
+    ctx = Context(cfg, trace, tuple(static), device)
+    run_phase(Phase.INFERENCE, gm, ctx)
+    return constants.split(gm, static) if ctx.freezes else None
+
+
+def finish(gm: GraphModule, cfg: Config, trace: Trace | None = None) -> GraphModule:
+    """Run the last passes over a forward, backward or inference graph, in place; return it."""
+    run_phase(Phase.LAST, gm, Context(cfg, trace or Trace("last", cfg)))
+    if cfg.verify_ir:
+        gm.graph.lint()
+    return gm

@@ -1,7 +1,7 @@
-"""`torch.addcdiv` as eager computes it, where Dynamo has taken it apart.
+"""Restore `torch.addcdiv` calls that Dynamo has decomposed, so that results have eager's bits.
 
-Dynamo writes `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v` before any backend sees it; eager rounds
-`x + (v * a) / b`. Under `numerics="eager"` the three calls become one again.
+Dynamo captures `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v`, but eager computes `x + (v * a) / b`, which
+rounds differently. Under `numerics="eager"` this pass replaces the three calls by one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 
-def run(gm: GraphModule) -> int:
-    """How many were put together, in place."""
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Replace the decomposed calls, in place; return their number."""
     count = 0
     for total in gm.graph.find_nodes(op="call_function", target=torch.add):
         parts = _parts(total)
@@ -19,9 +21,9 @@ def run(gm: GraphModule) -> int:
             continue
         quotient, product = parts
         with gm.graph.inserting_before(total):
-            whole = gm.graph.call_function(torch.addcdiv, (total.args[0], *quotient.args), {"value": product.args[1]})
-        whole.meta = dict(total.meta)
-        total.replace_all_uses_with(whole)
+            call = gm.graph.call_function(torch.addcdiv, (total.args[0], *quotient.args), {"value": product.args[1]})
+        call.meta = dict(total.meta)
+        total.replace_all_uses_with(call)
         for n in (total, product, quotient):
             gm.graph.erase_node(n)
         count += 1
@@ -31,7 +33,7 @@ def run(gm: GraphModule) -> int:
 
 
 def _parts(total: Node) -> tuple[Node, Node] | None:
-    """(quotient, product) of a sum that Dynamo has made of an `addcdiv`, by all that tells it from the user's own."""
+    """Return (quotient, product) of a sum into which Dynamo has decomposed an `addcdiv`, or None for other sums."""
     product = total.args[1] if len(total.args) == 2 else None
     quotient = product.args[0] if isinstance(product, Node) and product.target is torch.mul else None
     if not isinstance(product, Node) or not isinstance(quotient, Node) or quotient.target is not torch.div:
@@ -44,7 +46,7 @@ def _parts(total: Node) -> tuple[Node, Node] | None:
 
 
 def _of_one_call(calls: tuple[Node, ...]) -> bool:
-    """Whether the calls come from one place in the user's text (marked in it from Python 3.11) without a division."""
+    """Return whether the calls have one source range (marked from Python 3.11 on) that contains no division."""
     traces = {n.meta.get("stack_trace") or "" for n in calls}
     if len(traces) > 1:
         return False

@@ -1,7 +1,8 @@
-"""Attention masks that say nothing: dropped, or replaced by `is_causal`, before AOTAutograd chooses attention's kernel.
+"""Drop attention masks that mask nothing and replace causal masks by `is_causal`.
 
-Libraries build masks from positions (`arange(n) <= arange(n)[:, None]`). Such a mask depends on no input, so it is
-computed here, once; torch's fused kernels take a causal flag, and take no mask, faster than any mask.
+Libraries build masks from positions (`arange(n) <= arange(n)[:, None]`). Such a mask depends on no input, so this pass
+computes it at compile time. torch's fused kernels are faster with a causal flag or without a mask than with one. The
+pass runs before AOTAutograd, which chooses the kernel of the attention.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..compat import torch_api
+from .context import Context
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
-_LIMIT = 1 << 26  # elements of a mask that is worth computing
+_LIMIT = 1 << 26  # elements of the largest mask that is computed at compile time
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "empty")
 
 
-def run(gm: GraphModule) -> dict[str, int]:
-    """Simplify the attention calls of a graph that Dynamo captured; gives how many masks were dropped or causal."""
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Simplify the attention calls of a graph that Dynamo captured; return the number of removed masks."""
+    return sum(simplify_masks(gm).values())
+
+
+def simplify_masks(gm: GraphModule) -> dict[str, int]:
+    """Simplify the attention calls of a graph that Dynamo captured; return the numbers of dropped and causal masks."""
     counts = {"dropped": 0, "causal": 0}
-    known: dict[Node, Any] = {}
-    meanings: dict[Node, str] = {}  # a mask is read once: all layers of a model take the same one
+    values: dict[Node, Any] = {}
+    meanings: dict[Node, str] = {}  # by mask: all layers of a model usually share one
     for n in list(gm.graph.nodes):
         if n.op != "call_function" or n.target is not _ATTENTION:
             continue
@@ -32,7 +39,7 @@ def run(gm: GraphModule) -> dict[str, int]:
         if not isinstance(mask, Node) or _argument(n, 5, "is_causal"):
             continue
         if mask not in meanings:
-            meanings[mask] = _meaning(_value(mask, known))
+            meanings[mask] = _meaning(_value(mask, values))
         meaning = meanings[mask]
         if meaning:
             _replace(n, causal=meaning == "causal")
@@ -45,12 +52,13 @@ def run(gm: GraphModule) -> dict[str, int]:
 
 
 def _erase_unread(masks: list[Node]) -> None:
-    """Drop what only computed these masks. A graph of Dynamo, and graphs inside it, write in place by methods whose
-    results nobody reads, so that nothing else may go.
+    """Erase unused nodes that computed these masks.
+
+    Other unused nodes stay: graphs of Dynamo write in place by methods whose results have no users.
     """
-    made = {m for mask in masks for m in _ancestors(mask) or ()}
+    ancestors = {m for mask in masks for m in _ancestors(mask) or ()}
     for n in reversed(list(masks[0].graph.nodes)):
-        if n in made and not n.users:
+        if n in ancestors and not n.users:
             n.graph.erase_node(n)
 
 
@@ -73,46 +81,46 @@ def _replace(n: Node, causal: bool) -> None:
 
 
 def _meaning(mask: Any) -> str:
-    """ "dropped" for a mask that lets everything through, "causal" for the lower triangle, else ""."""
+    """Return "dropped" for a mask that masks nothing, "causal" for the lower triangle, else ""."""
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
         return ""
     rows, columns = mask.shape[-2:]
-    mask = mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]  # one of equal elements
+    mask = mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]  # equal elements once
     if mask.dtype == torch.bool:
-        open_ = mask
+        visible = mask
     else:
-        closed = mask <= torch.finfo(mask.dtype).min / 2
-        if not (closed | (mask == 0)).all():
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not (hidden | (mask == 0)).all():
             return ""
-        open_ = ~closed
-    if open_.all():
+        visible = ~hidden
+    if visible.all():
         return "dropped"
     triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
-    return "causal" if rows == columns and bool((open_ == triangle).all()) else ""
+    return "causal" if rows == columns and bool((visible == triangle).all()) else ""
 
 
-def _value(n: Node, known: dict[Node, Any]) -> Any:
-    """What `n` computes if that depends on no input, on the CPU; else None."""
+def _value(n: Node, values: dict[Node, Any]) -> Any:
+    """Return the value of `n`, computed on the CPU, or None if it depends on an input or cannot be computed."""
     order = _ancestors(n)
     if order is None:
         return None
     with torch_api.real_tensors(), torch.no_grad():
         for m in order:
-            if m not in known:
+            if m not in values:
                 try:
-                    known[m] = _compute(m, known)
-                except Exception:  # whatever it is, the mask stays
+                    values[m] = _compute(m, values)
+                except Exception:  # the pass is optional: on any error the mask stays
                     return None
-    return known[n]
+    return values[n]
 
 
-def _compute(n: Node, known: dict[Node, Any]) -> Any:
-    def here(x: Any) -> Any:
+def _compute(n: Node, values: dict[Node, Any]) -> Any:
+    def on_cpu(x: Any) -> Any:
         if isinstance(x, Node):
-            return known[x]
+            return values[x]
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
-    args, kwargs = pytree.tree_map(here, (tuple(n.args), dict(n.kwargs)), is_leaf=lambda x: isinstance(x, Node))
+    args, kwargs = pytree.tree_map(on_cpu, (tuple(n.args), dict(n.kwargs)), is_leaf=lambda x: isinstance(x, Node))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     if n.op == "call_method":
@@ -121,7 +129,7 @@ def _compute(n: Node, known: dict[Node, Any]) -> Any:
 
 
 def _ancestors(n: Node) -> list[Node] | None:
-    """`n` and all that it is computed from, in order; None if an input, a random number or a write is among them."""
+    """Return `n` and all nodes that it depends on, in graph order, or None if one is an input, random or a write."""
     seen: set[Node] = set()
     stack = [n]
     while stack:
@@ -158,6 +166,6 @@ _OPERATOR_WRITES = frozenset(
 
 def _writes(n: Node) -> bool:
     if n.op == "call_function" and getattr(n.target, "__module__", "") == "_operator":
-        return n.target in _OPERATOR_WRITES  # and_, or_ and not_ end as in-place methods do
+        return n.target in _OPERATOR_WRITES  # and_, or_ and not_ end in "_" but do not write
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "out" in n.kwargs

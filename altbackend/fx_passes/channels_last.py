@@ -1,20 +1,31 @@
-"""Convolution graphs run channels-last: the input of the first convolution is rearranged once."""
+"""Run convolutions channels-last: the input of the first convolution is copied once, and the layout propagates."""
 
 from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, propagate, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
 
 
-def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
-    """Rearrange the inputs of convolutions that are not channels-last yet; True if the graph changed.
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Run the convolutions of an inference graph channels-last; on a GPU copy constant weights too."""
+    return int(rearrange(gm, ctx.constant_nodes(gm) if ctx.device == "gpu" else None))
 
-    Strides follow by propagation, so an operator between two convolutions keeps the layout. `constant`: weights among
-    these nodes are rearranged too, for libraries that would do it in every call.
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Run the convolutions of a joint graph channels-last."""
+    return int(rearrange_joint(gm))
+
+
+def rearrange(gm: GraphModule, constant: set[Node] | None = None) -> bool:
+    """Copy the inputs of convolutions to channels-last if they are not; return whether the graph changed.
+
+    Strides are propagated, so an operator between two convolutions keeps the layout. `constant`: weights in this set
+    are copied too, because the library would copy them in every call.
     """
     convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
     if not convs or not all(_suits(n, constant is not None) for n in convs):
@@ -37,8 +48,11 @@ def run(gm: GraphModule, constant: set[Node] | None = None) -> bool:
     return changed
 
 
-def run_joint(gm: GraphModule) -> bool:
-    """Rearrange every convolution of a joint graph, forward and backward, in 16 bits; True if the graph changed."""
+def rearrange_joint(gm: GraphModule) -> bool:
+    """Run all convolutions of a joint graph, forward and backward, channels-last; return whether the graph changed.
+
+    Applies only if all of them are 4-D in 16 bits with static shapes.
+    """
     convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default, aten.convolution_backward.default)]
     if not convs or not all(_suits_joint(n) for n in convs):
         return False
@@ -55,7 +69,7 @@ def run_joint(gm: GraphModule) -> bool:
                     moved[x] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": torch.channels_last})
                     changed.add(moved[x])
                 n.update_arg(k, moved[x])
-        update(n, changed)  # in graph order, so the next convolution sees what lies channels-last already
+        update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
     return bool(moved)
 
 
@@ -67,8 +81,8 @@ def _suits_joint(n: Node) -> bool:
 
 def _suits(n: Node, low: bool) -> bool:
     x = val(n.args[0])
-    known = x.dtype == torch.float32 or (low and x.dtype in _LOW)
-    return known and x.dim() == 4 and not n.args[6] and all(isinstance(s, int) for s in x.shape)
+    dtype_ok = x.dtype == torch.float32 or (low and x.dtype in _LOW)
+    return dtype_ok and x.dim() == 4 and not n.args[6] and all(isinstance(s, int) for s in x.shape)
 
 
 def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:

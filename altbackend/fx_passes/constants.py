@@ -1,4 +1,4 @@
-"""Work that depends only on parameters: found, and split off so that it runs once."""
+"""Constant folding over parameters: calls that depend only on parameters move into a prologue that runs once."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import aliased_arguments, declares_alias
 from .graph import Purity, drop_dead, val
 
 
 @dataclass(frozen=True)
 class Split:
-    """The graph in two: `main` takes the inputs numbered `kept`, then what `prologue` returns.
+    """A graph split in two: `main` takes the inputs numbered `inputs`, then the results of `prologue`.
 
-    `prologue` takes the inputs numbered `watched`.
+    `prologue` takes the inputs numbered `watched`; if one of them changes, the prologue runs again.
     """
 
     main: GraphModule
     prologue: GraphModule
-    kept: tuple[int, ...]
+    inputs: tuple[int, ...]
     watched: tuple[int, ...]
 
 
 def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
-    """Placeholders numbered in `static` that the graph does not write, and pure calls on nothing but those.
+    """Return the placeholders numbered in `static` that the graph does not write, and all pure calls on only those.
 
-    Not among them: casts that widen numbers of 8 bits. Weights are stored so to save memory.
+    Casts that widen 8-bit numbers are left out: such weights are stored in 8 bits to save memory.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    written = {a for n in gm.graph.nodes if n.op == "call_function" and _writes(n) for a in _aliased(n, written=True)}
-    found = {
+    written = {a for n in gm.graph.nodes if writes(n) for a in aliased_arguments(n, written=True)}
+    constant = {
         placeholders[k]
         for k in static
         if k < len(placeholders) and isinstance(val(placeholders[k]), torch.Tensor) and placeholders[k] not in written
     }
     pure = Purity()
     for n in gm.graph.nodes:
-        if n.op != "call_function" or not n.all_input_nodes or not all(a in found for a in n.all_input_nodes):
+        if n.op != "call_function" or not n.all_input_nodes or not all(a in constant for a in n.all_input_nodes):
             continue
         if pure(n) and not _widens_bytes(n):
-            found.add(n)
-    return found
+            constant.add(n)
+    return constant
 
 
 def _widens_bytes(n: Node) -> bool:
@@ -53,7 +55,7 @@ def _widens_bytes(n: Node) -> bool:
 
 
 def move_up(gm: GraphModule, constant: set[Node]) -> None:
-    """Constant calls directly behind the placeholders, so that any later node may use any of them."""
+    """Move constant calls directly behind the placeholders, so that any other call may use them."""
     last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
     for n in list(gm.graph.nodes):
         if n in constant and n.op == "call_function":
@@ -61,32 +63,14 @@ def move_up(gm: GraphModule, constant: set[Node]) -> None:
             last = n
 
 
-def _writes(n: Node) -> bool:
-    schema = getattr(n.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
-
-
-def _aliased(n: Node, written: bool = False) -> list[Node]:
-    """The operands whose storage the results of a call may have, by its schema, or those that it writes."""
-    schema = getattr(n.target, "_schema", None)
-    if schema is None:
-        return n.all_input_nodes
-    found: list[Node] = []
-    for k, a in enumerate(schema.arguments):
-        if a.alias_info and (a.alias_info.is_write or not written):
-            torch.fx.node.map_arg(n.args[k] if k < len(n.args) else n.kwargs.get(a.name), found.append)
-    return found
-
-
 def worth(n: Node) -> bool:
-    """Views of parameters cost nothing at run time; splitting them off would only add inputs."""
-    schema = getattr(n.target, "_schema", None)
-    return n.op == "call_function" and (schema is None or not any(r.alias_info for r in schema.returns))
+    """Return whether a call is worth a prologue; a view of a parameter costs nothing and would only add an input."""
+    return n.op == "call_function" and not declares_alias(n.target)
 
 
 def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
-    """Move constant work into a prologue; None when there is none worth moving."""
-    # a result is the user's: kept for later calls it would hold what the user wrote into it
+    """Move constant calls into a prologue; return None if none is worth it."""
+    # results are computed by every call, since the user may write into them
     constant = constant_nodes(gm, static) - _returned(gm)
     border = [
         n
@@ -112,29 +96,29 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
         n.replace_all_uses_with(new)
     drop_dead(gm.graph)
     folded = placeholders[-len(border) :]
-    kept, fixed = [], frozenset(static)
+    remaining, fixed = [], frozenset(static)
     for k, n in enumerate(placeholders[: -len(border)]):
         if k in fixed and not n.users:
             gm.graph.erase_node(n)
         else:
-            kept.append(k)
+            remaining.append(k)
     assert [n for n in gm.graph.nodes if n.op == "placeholder"][-len(folded) :] == folded
-    return Split(gm, GraphModule(gm, prologue), tuple(kept), watched)
+    return Split(gm, GraphModule(gm, prologue), tuple(remaining), watched)
 
 
 def _returned(gm: GraphModule) -> set[Node]:
-    """Calls whose storage the graph returns: its results, and what these are views of."""
-    stack, found = list(gm.graph.output_node().all_input_nodes), set[Node]()
+    """Return the calls whose storage the graph returns: its results, and the calls of which these are views."""
+    stack, calls = list(gm.graph.output_node().all_input_nodes), set[Node]()
     while stack:
         n = stack.pop()
-        if n.op == "call_function" and n not in found:
-            found.add(n)
-            stack.extend(_aliased(n))
-    return found
+        if n.op == "call_function" and n not in calls:
+            calls.add(n)
+            stack.extend(aliased_arguments(n))
+    return calls
 
 
 def _heavy(n: Node, constant: set[Node]) -> bool:
-    """Whether anything between the parameters and `n` computes."""
+    """Return whether any call between the parameters and `n` computes, i.e. is not a view."""
     return worth(n) or any(_heavy(a, constant) for a in n.all_input_nodes if a.op == "call_function")
 
 

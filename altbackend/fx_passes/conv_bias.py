@@ -1,5 +1,7 @@
-"""A convolution's bias as an addition of its own: on a GPU the library adds it in a pass over memory, a kernel of ours
-does it together with the activation that follows. So too its gradient, which the library sums up in another pass.
+"""Split the bias of a convolution into an addition.
+
+On a GPU the library adds the bias in a separate pass over memory, while a generated kernel adds it together with the
+activation that follows. The gradient of the bias, which the library sums in another pass, becomes a generated sum.
 """
 
 from __future__ import annotations
@@ -8,12 +10,23 @@ import operator
 
 from torch.fx import GraphModule
 
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
 
-def run_joint(gm: GraphModule) -> int:
-    """Of a joint graph, biases and their gradients: sums that become part of kernels of ours; gives their number."""
-    count = run(gm)
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Split off the biases of an inference graph."""
+    return split_biases(gm)
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Split off the biases of a joint graph and their gradients."""
+    return split_joint_biases(gm)
+
+
+def split_joint_biases(gm: GraphModule) -> int:
+    """Split off the biases of a joint graph and their gradients; return the number of both."""
+    count = split_biases(gm)
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution_backward.default) or not n.args[10][2]:
             continue
@@ -28,8 +41,8 @@ def run_joint(gm: GraphModule) -> int:
     return count
 
 
-def run(gm: GraphModule) -> int:
-    """Split the biases off; gives their number."""
+def split_biases(gm: GraphModule) -> int:
+    """Split off the biases; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or n.args[2] is None:

@@ -1,4 +1,4 @@
-"""Convolution followed by batch normalisation with fixed statistics: one convolution with other weights.
+"""Fold a batch normalisation with fixed statistics into the convolution before it.
 
 bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(var + eps)
 """
@@ -13,22 +13,28 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import torch_api
+from .context import Context
 from .graph import aten, drop_dead, insert, is_call, only_user, val
 
 
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Fold batch normalisations into convolutions; without freezing, only where the weights are small."""
+    return fold(gm, ctx.constant_nodes(gm), always if ctx.freezes else smaller_than_image)
+
+
 def always(conv: Node) -> bool:
-    """Folded weights are kept between calls: folding costs a call nothing."""
+    """Return True: folded weights are computed once, so folding costs a call nothing."""
     return True
 
 
 def smaller_than_image(conv: Node) -> bool:
-    """Whether a pass over the weights, in each call, is shorter than the pass over the result that it saves."""
+    """Return whether folding the weights in every call takes less than the pass over the result that it saves."""
     image, weight = val(conv), val(conv.args[1])
     return not torch_api.has_symbolic_geometry(image) and weight.numel() <= image.numel()
 
 
-def run(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:
-    """Fold where weights and statistics are constant and it pays; gives the number of folds."""
+def fold(gm: GraphModule, constant: set[Node], pays: Callable[[Node], bool] = always) -> int:
+    """Fold if weights and statistics are constant and `pays` holds for the convolution; return the number of folds."""
     count = 0
     for n in list(gm.graph.nodes):
         if is_call(
@@ -70,7 +76,7 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
         new.append(insert(bn.graph, conv, aten._to_copy.default, (p,), {"dtype": torch.float32}))
         return new[-1]
 
-    if low:  # the products are rounded once
+    if low:  # compute in float32 and round once
         b, gamma, beta, mean, var = (None if p is None else wide(p) for p in (b, gamma, beta, mean, var))
     scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
     if gamma is not None:

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on a GPU, where kernels of ours compute the result and each gradient by itself."""
+"""Depthwise convolutions on a GPU, for which generated kernels compute the result and each gradient separately."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
-WIDEST = 36  # elements of a window, as in `lowering.depthwise`
+WIDEST = 36  # elements of a window, as in `lowering.operators.depthwise`
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Store constant weights of depthwise convolutions for generated kernels."""
+    return turn_weights(gm, ctx.constant_nodes(gm))
+
+
+def run_joint(gm: GraphModule, ctx: Context) -> int:
+    """Split the backward of depthwise convolutions."""
+    return split_gradients(gm)
 
 
 def split_gradients(joint: GraphModule) -> int:
-    """Two calls for the two gradients of a channels-last depthwise convolution; gives the number of convolutions.
+    """Split the backward of a channels-last depthwise convolution into two calls, one per gradient; return the number.
 
-    Each is a kernel of its own (`lowering.depthwise`), and what reads the one need not wait for the other.
+    Each is a generated kernel (`lowering.operators.depthwise`), and readers of one do not wait for the other.
     """
     count = 0
     for n in list(joint.graph.nodes):
@@ -30,8 +41,8 @@ def split_gradients(joint: GraphModule) -> int:
         images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
         if not images:
             continue
-        alone = insert(joint.graph, n, n.target, (*n.args[:3], None, *n.args[4:10], [True, False, False]))
-        image = insert(joint.graph, n, operator.getitem, (alone, 0))
+        image_only = insert(joint.graph, n, n.target, (*n.args[:3], None, *n.args[4:10], [True, False, False]))
+        image = insert(joint.graph, n, operator.getitem, (image_only, 0))
         n.update_arg(10, [False, *n.args[10][1:]])
         n.meta["val"] = (None, *val(n)[1:])
         for u in images:
@@ -41,7 +52,7 @@ def split_gradients(joint: GraphModule) -> int:
 
 
 def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
-    """Constant weights [C, 1, KH, KW] laid out with neighbouring channels side by side; gives their number."""
+    """Store constant weights [C, 1, KH, KW] with the channel as the fastest dimension; return their number."""
     turned: dict[Node, Node] = {}
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or n.args[1] not in constant or n.args[6]:
@@ -51,9 +62,9 @@ def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
         w = n.args[1]
         if w not in turned:
             by_tap = insert(gm.graph, n, aten.permute.default, (w, [2, 3, 1, 0]))
-            held = insert(gm.graph, n, aten.clone.default, (by_tap,), {"memory_format": torch.contiguous_format})
-            turned[w] = insert(gm.graph, n, aten.permute.default, (held, [3, 2, 0, 1]))
-            constant.update((by_tap, held, turned[w]))
+            dense = insert(gm.graph, n, aten.clone.default, (by_tap,), {"memory_format": torch.contiguous_format})
+            turned[w] = insert(gm.graph, n, aten.permute.default, (dense, [3, 2, 0, 1]))
+            constant.update((by_tap, dense, turned[w]))
         n.update_arg(1, turned[w])
     return len(turned)
 

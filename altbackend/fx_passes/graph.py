@@ -1,4 +1,4 @@
-"""Small tools that every graph pass shares."""
+"""Helper functions on FX graphs that all passes share."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..aten.mutates import is_mutable
+from ..aten.random import is_random
 from ..compat import torch_api
 
 aten = torch.ops.aten
 
 
 def val(n: Any) -> Any:
-    """The traced fake value of a node, or the constant itself."""
+    """Return the traced fake value of a node; an argument that is not a node is returned unchanged."""
     return n.meta.get("val") if isinstance(n, Node) else n
 
 
 def is_call(n: Any, *targets: Any) -> bool:
+    """Return whether `n` is a call of one of `targets`."""
     return isinstance(n, Node) and n.op == "call_function" and n.target in targets
 
 
 def only_user(n: Node) -> Node | None:
-    """The single user of a node, or None."""
+    """Return the single user of a node, or None."""
     return next(iter(n.users)) if len(n.users) == 1 else None
 
 
 def snapshot(graph: Graph) -> Callable[[], Graph]:
-    """What makes the graph as it is now once more, after passes have changed it; what nodes refer to is shared.
+    """Return a function that builds the graph again as it is now, for use after a pass has failed.
 
-    Remembering takes a fiftieth of the time of a copy, which is only made where a pass has failed.
+    A snapshot takes a fiftieth of the time of a copy, which is only made after a failure. Objects that nodes refer to
+    are shared.
     """
-    held = [(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta)) for n in graph.nodes]
+    nodes = [(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta)) for n in graph.nodes]
     tracer, codegen = graph._tracer_cls, graph._codegen
 
     def restore() -> Graph:
-        out, made = Graph(tracer_cls=tracer), dict[Node, Node]()
-        for n, op, target, args, kwargs, name, kind, meta in held:
-            mine = torch.fx.node.map_arg((args, kwargs), made.__getitem__)
-            made[n] = out.create_node(op, target, *mine, name, kind)
-            made[n].meta = dict(meta)
+        out, copies = Graph(tracer_cls=tracer), dict[Node, Node]()
+        for n, op, target, args, kwargs, name, kind, meta in nodes:
+            arguments = torch.fx.node.map_arg((args, kwargs), copies.__getitem__)
+            copies[n] = out.create_node(op, target, *arguments, name, kind)
+            copies[n].meta = dict(meta)
         out.set_codegen(codegen)
         return out
 
@@ -49,35 +53,35 @@ def snapshot(graph: Graph) -> Callable[[], Graph]:
 
 
 def drop_dead(graph: Graph) -> None:
-    """Remove calls whose results nobody reads and that do nothing else, in place."""
+    """Eliminate dead code in place: calls without users and without effects."""
     random = torch_api.keeps_unread_random()
-    # whether a call does anything else takes long to ask, and only matters where nobody reads it
+    # is_impure is slow, so it is only asked for calls without users
     graph.eliminate_dead_code(lambda n: bool(n.users) or n.is_impure(random))
 
 
 class Purity:
-    """Whether a call may be made once instead of twice. Every operator is looked up once, so one is made per pass."""
+    """A predicate: whether equal calls may be merged, i.e. have no effect and draw no random numbers.
+
+    It caches its answer for every operator; a pass makes one instance.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, bool] = {}
+        self._answers: dict[Any, bool] = {}
 
     def __call__(self, n: Node) -> bool:
         if not isinstance(n.target, torch._ops.OpOverload):
             return self._look_up(n)
-        if n.target not in self._known:
-            self._known[n.target] = self._look_up(n)
-        return self._known[n.target]
+        if n.target not in self._answers:
+            self._answers[n.target] = self._look_up(n)
+        return self._answers[n.target]
 
     @staticmethod
     def _look_up(n: Node) -> bool:
-        schema = getattr(n.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            return False
-        return torch.Tag.nondeterministic_seeded not in getattr(n.target, "tags", ()) and not n.is_impure()
+        return not is_mutable(n.target) and not is_random(n.target) and not n.is_impure()
 
 
 def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:
-    """A call placed before a node, its fake value computed from its arguments'."""
+    """Insert a call before a node and compute its fake value from those of its arguments."""
     with graph.inserting_before(before):
         new = graph.call_function(target, args, kwargs or {})
     new.meta["val"] = fake_call(new)
@@ -87,7 +91,7 @@ def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[A
 
 
 def fake_call(n: Node) -> Any:
-    """Run a call on its arguments' fake values."""
+    """Return the fake value of a call, computed from those of its arguments."""
     args = torch.fx.node.map_arg(n.args, val)
     kwargs = torch.fx.node.map_arg(n.kwargs, val)
     mode = fake_mode(n.graph)
@@ -99,65 +103,65 @@ def fake_call(n: Node) -> Any:
 
 
 def complete(gm: GraphModule) -> None:
-    """Give every node that has none its fake value: torch's partitioner and users' passes add nodes without."""
+    """Compute the fake value of every node that has none; torch's partitioner and users' passes add such nodes."""
     mode = fake_mode(gm.graph)
     for n in gm.graph.nodes:
-        held = val(n)
+        value = val(n)
         if n.op == "get_attr" and "val" not in n.meta:
-            held = attribute(gm, str(n.target))
+            value = attribute(gm, str(n.target))
         if n.op == "call_function" and "val" not in n.meta:
-            # one of several results is the value among them, not an alias of it
+            # an element of a tuple is taken from the tuple's fake value, so that it is the same tensor
             n.meta["val"] = val(n.args[0])[n.args[1]] if n.target is operator.getitem else fake_call(n)
-        elif mode is not None and isinstance(held, torch.Tensor) and not hasattr(held, "fake_mode"):
-            n.meta["val"] = mode.from_tensor(held)
+        elif mode is not None and isinstance(value, torch.Tensor) and not hasattr(value, "fake_mode"):
+            n.meta["val"] = mode.from_tensor(value)
 
 
 def attribute(gm: GraphModule, path: str) -> Any:
-    """What a `get_attr` node stands for."""
-    held: Any = gm
+    """Return the attribute that a `get_attr` node with target `path` reads."""
+    value: Any = gm
     for part in path.split("."):
-        held = getattr(held, part)
-    return held
+        value = getattr(value, part)
+    return value
 
 
 def fake_mode(graph: Graph) -> Any:
-    """The fake-tensor mode that traced the graph, or None."""
+    """Return the fake-tensor mode that traced the graph, or None."""
     for n in graph.nodes:
-        held = val(n)
-        if isinstance(held, torch.Tensor) and hasattr(held, "fake_mode"):
-            return held.fake_mode
+        value = val(n)
+        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
+            return value.fake_mode
     return None
 
 
 def replace(old: Node, new: Node, keep_meta: bool = False) -> None:
-    """Give every user of `old` the node `new`, and drop `old`."""
+    """Replace `old` by `new` in all its users, and erase `old`."""
     if keep_meta:
         new.meta = dict(old.meta)
-    if "root" in old.meta:  # results are views of it
+    if "root" in old.meta:  # results of the graph are views of it
         new.meta["root"] = old.meta["root"]
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
 
 def propagate(gm: GraphModule, nodes: Iterable[Node] | None = None) -> None:
-    """Recompute the fake values of calls whose arguments' strides changed; the rest keep theirs."""
+    """Recompute the fake values of all calls that depend on `nodes`, whose strides have changed."""
     changed: set[Node] = set(nodes or ())
     for n in gm.graph.nodes:
         update(n, changed)
 
 
 def update(n: Node, changed: set[Node]) -> None:
-    """Recompute the fake value of one call if an argument is among `changed`; adds it there if its layout is new."""
+    """Recompute the fake value of one call if an argument is in `changed`; add the call if its layout has changed."""
     if n.op != "call_function" or n.meta.get("fixed_val") or not any(a in changed for a in n.all_input_nodes):
         return
-    new = _again(n)
+    new = _recomputed(n)
     if layout(new) != layout(n.meta.get("val")):
         changed.add(n)
     n.meta["val"] = new
 
 
-def _again(n: Node) -> Any:
-    """The fake value of a call under its arguments' new strides; a view that they rule out becomes a reshape."""
+def _recomputed(n: Node) -> Any:
+    """Return the fake value of a call for its arguments' new strides; a view they do not allow becomes a reshape."""
     if n.target not in (aten.view.default, aten._unsafe_view.default):
         return fake_call(n)
     try:
@@ -168,12 +172,13 @@ def _again(n: Node) -> Any:
 
 
 def layout(x: Any) -> Any:
-    """Shape, strides and dtype of a fake value, or of each of several."""
+    """Return shape, strides and dtype of a fake value, or of each of several."""
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), tuple(x.stride()) if x.layout == torch.strided else None, x.dtype
     return tuple(layout(y) for y in x) if isinstance(x, (tuple, list)) else x
 
 
 def dtype_of(n: Node) -> torch.dtype:
+    """Return the dtype of a node's tensor."""
     dtype: torch.dtype = n.meta["val"].dtype
     return dtype

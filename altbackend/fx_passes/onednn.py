@@ -1,4 +1,4 @@
-"""CPU inference: linears and convolutions on oneDNN, weights packed where that pays, and fused epilogues."""
+"""CPU inference: call oneDNN for linears and convolutions, with packed weights if faster, and fuse epilogues."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.view import may_alias
+from .context import Context
+from .cse import feeds_output
 from .graph import aten, insert, is_call, only_user, replace, val
-from .simplify import feeds_output, is_view, same_layout
+from .simplify import same_layout
 
 mkldnn = torch.ops.mkldnn
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Call oneDNN for linears and convolutions; with freezing, pack their weights."""
+    count = call_onednn(gm, ctx.constant_nodes(gm), pack=ctx.freezes)
+    packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
+    ctx.trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{count}, {packed} with packed weights")
+    return count
 
 
 @dataclass(frozen=True)
@@ -26,14 +37,14 @@ class Epilogue:
 
 
 def available() -> bool:
-    # torch leaves these without annotations
+    """Return whether this build of torch has oneDNN and it is enabled."""
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
-def run(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
-    """Replace matmuls and convolutions whose weights are constant; gives their number.
+def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
+    """Replace matmuls and convolutions whose weights are constant by calls of oneDNN; return their number.
 
-    `pack`: give weights oneDNN's own layout where that is faster; else it reads them as they lie.
+    `pack`: store weights in oneDNN's own layout if that is faster; else oneDNN reads them in their present layout.
     """
     count = 0
     for n in list(gm.graph.nodes):
@@ -58,10 +69,10 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
         return 0
     weight = insert(gm.graph, n, aten.permute.default, (wt, [1, 0]))
     constant.add(weight)
-    if pack and not _read_as_it_lies(val(wt)):
+    if pack and not _fast_unpacked(val(wt)):
         rows = val(x).shape[0]
-        known = rows if isinstance(rows, int) else None
-        weight = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, known))
+        batch = rows if isinstance(rows, int) else None
+        weight = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, batch))
         constant.add(weight)
     epilogue = _activation_after(n)
     attr, algorithm = ("none", "") if epilogue is None else (epilogue.attr, epilogue.algorithm)
@@ -79,18 +90,18 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
     return 1
 
 
-def _read_as_it_lies(wt: torch.Tensor) -> bool:
-    """Whether oneDNN is as fast on a weight of (in, out) as on a packed copy, which costs time and the memory again.
+def _fast_unpacked(wt: torch.Tensor) -> bool:
+    """Return whether oneDNN is as fast on a weight (in, out) as on a packed copy, which costs time and memory.
 
-    Measured, 1 to 512 rows, both against packed: 0.91 of the time on AVX2, 0.98 on AVX-512 (two threads each; 1.05 with
-    four). Rows that begin a multiple of 2,048 bytes apart share cache sets: up to 1.8. Weights of (out, in) take 0.93
-    on AVX2 and 1.04 to 1.10 on AVX-512, single shapes 3.5.
+    Measured with 1 to 512 rows, time relative to packed: contiguous (in, out) takes 0.91 on AVX2 and 0.98 on AVX-512
+    (two threads each; 1.05 with four). Rows whose distance is a multiple of 2,048 bytes share cache sets and take up to
+    1.8. Weights (out, in) take 0.93 on AVX2 and 1.04 to 1.10 on AVX-512, some shapes 3.5.
     """
     return wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 
 
 def _activation_after(n: Node) -> Epilogue | None:
-    """A GELU, SiLU or ReLU that is the only reader of a linear, directly or through one view."""
+    """Return the GELU, SiLU or ReLU that is the only reader of a linear, directly or through one view, or None."""
     user = only_user(n)
     if is_call(user, aten.view.default) and user is not None:
         user = only_user(user)
@@ -104,7 +115,7 @@ def _activation_after(n: Node) -> Epilogue | None:
 
 
 def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
-    """A call that gives a weight in oneDNN's own layout; only oneDNN's calls may take it."""
+    """Insert a call that packs a weight into oneDNN's own layout; only calls of oneDNN may take its result."""
     with gm.graph.inserting_before(before):
         new = gm.graph.call_function(target, args)
     new.meta["val"] = val(args[0])
@@ -122,8 +133,8 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> i
     assert isinstance(w, Node)
     weight = w
     if pack:
-        how = (w, padding, stride, dilation, groups, sizes)
-        weight = _packed(gm, n, mkldnn._reorder_convolution_weight.default, how)
+        geometry = (w, padding, stride, dilation, groups, sizes)
+        weight = _packed(gm, n, mkldnn._reorder_convolution_weight.default, geometry)
         constant.add(weight)
     epilogue = _unary_after(n)
     last = epilogue.last if epilogue else n
@@ -140,12 +151,12 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> i
             (x, weight, bias, padding, stride, dilation, groups, attr, scalars, algorithm),
         )
     new.meta = dict(n.meta)
-    _swallow(n, last, new)
+    _replace_chain(n, last, new)
     return 1
 
 
-def _swallow(first: Node, last: Node, new: Node) -> None:
-    """Replace the pair first, last (or the single node) by `new`; `last` is the only user of `first`."""
+def _replace_chain(first: Node, last: Node, new: Node) -> None:
+    """Replace `first` and `last` (equal, or the only user of `first`) by `new`."""
     replace(last, new)
     if first is not last:
         first.graph.erase_node(first)
@@ -170,7 +181,7 @@ _UNARY: dict[Any, Callable[[Node], Epilogue | None]] = {
 
 
 def _add_after(n: Node) -> Node | None:
-    """A residual addition of an equally laid out tensor that is known before the convolution."""
+    """Return the residual addition after a convolution, or None; the addend has the same layout and precedes it."""
     user = only_user(n)
     if not is_call(user, aten.add.Tensor) or user is None or user.kwargs or len(user.args) != 2:
         return None
@@ -183,11 +194,11 @@ def _add_after(n: Node) -> Node | None:
 
 
 def _dies_at(n: Node, last: Node) -> bool:
-    """Whether `n` is a value of its own, materialised by a library call, that nobody reads after `last`."""
+    """Return whether `n` owns its storage, is the result of a library call, and has no reader after `last`."""
     if n.op != "call_function" or n.target not in _OWNING:
         return False
     order = {m: k for k, m in enumerate(n.graph.nodes)}
-    return all(order[u] <= order[last] and not is_view(u) for u in n.users) and not feeds_output(n)
+    return all(order[u] <= order[last] and not may_alias(u) for u in n.users) and not feeds_output(n)
 
 
 _OWNING = frozenset(
@@ -207,7 +218,7 @@ def _fuse_add(gm: GraphModule, n: Node, add: Node, weight: Node) -> None:
     relu = only_user(add)
     unary = relu if is_call(relu, aten.relu.default) else None
     with gm.graph.inserting_before(add):
-        # in place where nobody reads the addend any more: oneDNN then accumulates into it instead of copying it
+        # in place if the addend has no later reader: oneDNN then accumulates into it instead of copying it
         target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
         operands = (other, x) if dies else (x, other)
         convolution = (weight, bias, padding, stride, dilation, groups)

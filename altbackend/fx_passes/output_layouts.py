@@ -1,4 +1,4 @@
-"""What a graph returns keeps the strides that were traced, whatever layouts passes choose inside it."""
+"""Restore the traced strides of a graph's results after passes have changed layouts inside the graph."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from .context import Context
 from .graph import aten, insert, layout, val
 
 
+def record(gm: GraphModule, ctx: Context) -> int:
+    """Record the traced values of the results in the output node."""
+    gm.graph.output_node().meta["result_layouts"] = of(gm)
+    return 0
+
+
+def restore_recorded(gm: GraphModule, ctx: Context) -> int:
+    """Restore the recorded layouts of the results; return the number of copies."""
+    return restore(gm, gm.graph.output_node().meta.pop("result_layouts"))
+
+
 def of(gm: GraphModule) -> list[Any]:
-    """The fake values of the results, in order."""
+    """Return the fake values of the results, in order."""
     return [val(n) for n in pytree.tree_leaves(gm.graph.output_node().args)]
 
 
-def restore(gm: GraphModule, wanted: list[Any]) -> int:
-    """Copy every result whose layout is no longer that of its value in `wanted`; gives the number of copies."""
+def restore(gm: GraphModule, traced: list[Any]) -> int:
+    """Copy every result whose layout differs from that of its value in `traced`; return the number of copies."""
     out = gm.graph.output_node()
     results, spec = pytree.tree_flatten(out.args)
     copies: dict[Node, Node] = {}
-    for k, (n, fake) in enumerate(zip(results, wanted, strict=True)):
+    for k, (n, fake) in enumerate(zip(results, traced, strict=True)):
         if isinstance(n, Node) and isinstance(fake, torch.Tensor) and layout(val(n)) != layout(fake):
             if n not in copies:
                 copies[n] = _copy(gm, out, n, fake)
@@ -38,5 +50,5 @@ def _copy(gm: GraphModule, out: Node, n: Node, fake: torch.Tensor) -> Node:
                 return copied
             gm.graph.erase_node(copied)
     kind = {"dtype": fake.dtype, "device": fake.device}
-    room = insert(gm.graph, out, aten.empty_strided.default, (list(fake.shape), list(fake.stride())), kind)
-    return insert(gm.graph, out, aten.copy.default, (room, n))
+    empty = insert(gm.graph, out, aten.empty_strided.default, (list(fake.shape), list(fake.stride())), kind)
+    return insert(gm.graph, out, aten.copy.default, (empty, n))

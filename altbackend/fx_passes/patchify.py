@@ -1,15 +1,16 @@
-"""A convolution whose windows neither overlap nor leave gaps (kernel = stride, no padding) is a matmul of patches."""
+"""Rewrite convolutions whose windows tile the image (kernel = stride, no padding) as matmuls of patches."""
 
 from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, propagate, val
 
 
-def run(gm: GraphModule) -> int:
-    """Rewrite such convolutions of static 4-D float tensors; gives their number."""
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite such convolutions of static 4-D float tensors; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
         if is_call(n, aten.convolution.default) and _suits(n):

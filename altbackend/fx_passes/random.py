@@ -1,7 +1,7 @@
-"""Random operators become functions of a seed and an element's position, which kernels compute beside other work.
+"""Replace random operators by functions of a seed and the position of an element, which kernels compute and fuse.
 
-A graph draws its seeds in one call at its first random operator, one for each operator, from torch's generator. So
-`torch.manual_seed` decides the numbers, every call has its own, and a recorded call is replayed with new ones.
+One call at the first random operator draws the seeds of all random operators from torch's generator. So
+`torch.manual_seed` determines the numbers, every call has its own, and a replayed CUDA graph draws new ones.
 """
 
 from __future__ import annotations
@@ -13,29 +13,46 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.random import is_random
 from ..debug.trace import Trace
 from ..runtime import philox as draws
+from .context import Context
 from .graph import aten, insert, is_call, replace, val
 
-LARGEST_RANGE = 2**31  # of integers: a 32-bit word times it fits in 64 bits
+LARGEST_RANGE = 2**31  # of integers: its product with a 32-bit word fits in 64 bits
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def expose_dropout(gm: GraphModule) -> int:
-    """Dropouts as a uniform draw and a pointwise rest, so that a backward may keep the mask alone. Gives how many."""
-    found = [n for n in gm.graph.nodes if is_call(n, aten.native_dropout.default)]
-    plain = [n for n in found if isinstance(n.args[1], (int, float))]
-    for n in plain:
-        _dropout(gm, n)
-    return len(plain)
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Replace random operators by functions of seeds; the decision log has the reason for each that stays a call."""
+    expose_dropout(gm)
+    return _from_seeds(gm, [n for n in gm.graph.nodes if is_random(n.target)], ctx.trace)
 
 
-def expose_checkpointed(joint: GraphModule, trace: Trace) -> None:
-    """What checkpointed regions draw as functions of seeds, which are kept: so it is computed again like anything else.
+def run_dropout(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite the dropouts of a joint graph; return their number."""
+    return expose_dropout(gm)
 
-    The generator would have to be set back for operators that stay.
+
+def run_checkpointed(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite random operators of checkpointed regions as functions of saved seeds, so that they can be recomputed.
+
+    To recompute the original operators, the state of the generator would have to be restored.
     """
-    _from_seeds(joint, [n for n in joint.graph.nodes if _draws(n) and "recompute" in n.meta], trace)
+    checkpointed = [n for n in gm.graph.nodes if is_random(n.target) and "recompute" in n.meta]
+    return _from_seeds(gm, checkpointed, ctx.trace)
+
+
+def expose_dropout(gm: GraphModule) -> int:
+    """Rewrite dropouts as a uniform draw and pointwise operators, so that a backward can save the mask only.
+
+    Return their number.
+    """
+    dropouts = [n for n in gm.graph.nodes if is_call(n, aten.native_dropout.default)]
+    static = [n for n in dropouts if isinstance(n.args[1], (int, float))]
+    for n in static:
+        _dropout(gm, n)
+    return len(static)
 
 
 def _dropout(gm: GraphModule, n: Node) -> None:
@@ -47,139 +64,134 @@ def _dropout(gm: GraphModule, n: Node) -> None:
         return _part_of(n, insert(gm.graph, n, target, args, kwargs))
 
     if train is False or p == 0:
-        kept, out = call(aten.ones_like.default, x, dtype=torch.bool), call(aten.clone.default, x)
+        mask, out = call(aten.ones_like.default, x, dtype=torch.bool), call(aten.clone.default, x)
     else:
-        kept = call(aten.ge.Scalar, call(aten.rand_like.default, x, dtype=torch.float32), p)
-        out = call(aten.mul.Tensor, call(aten.mul.Tensor, x, kept), 1 / (1 - p) if p < 1 else 0.0)
+        mask = call(aten.ge.Scalar, call(aten.rand_like.default, x, dtype=torch.float32), p)
+        out = call(aten.mul.Tensor, call(aten.mul.Tensor, x, mask), 1 / (1 - p) if p < 1 else 0.0)
     for user in list(n.users):
         if user.target is operator.getitem:
-            replace(user, (out, kept)[user.args[1]])  # type: ignore[index]
+            replace(user, (out, mask)[user.args[1]])  # type: ignore[index]
     if not n.users:
         gm.graph.erase_node(n)
-
-
-def run(gm: GraphModule, trace: Trace) -> None:
-    """Replace what the graph draws by functions of seeds; what does not fit stays a library call, with a reason."""
-    expose_dropout(gm)
-    _from_seeds(gm, [n for n in gm.graph.nodes if _draws(n)], trace)
 
 
 _CHECKPOINT = ("recompute", "ac_graph_id")
 
 
 def _part_of(old: Node, new: Node) -> Node:
-    """`new`, under the checkpoint policy of the node that it is a part of."""
+    """Return `new` with the checkpoint policy of `old`, which it partly replaces."""
     new.meta.update({k: old.meta[k] for k in _CHECKPOINT if k in old.meta})
     return new
 
 
-def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
+def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> int:
     device = _device(gm)
-    fit: list[Node] = []
+    replaceable: list[Node] = []
     for n in random:
         reason = _refusal(n, device)
-        trace.decision("random", n.name, "library call" if reason else "in kernels", reason or "from a seed of its own")
+        trace.decision("random", n.name, "library call" if reason else "in kernels", reason or "from its own seed")
         if not reason:
-            fit.append(n)
-    if not fit:
-        return
-    seeds = insert(gm.graph, fit[0], draws.philox_seeds, (len(fit), device))
-    for k, n in enumerate(fit):
+            replaceable.append(n)
+    if not replaceable:
+        return 0
+    seeds = insert(gm.graph, replaceable[0], draws.philox_seeds, (len(replaceable), device))
+    for k, n in enumerate(replaceable):
         seed = insert(gm.graph, n, operator.getitem, (seeds, k))
-        replace(n, _REWRITES[n.target](_At(gm, n, seed)), keep_meta=True)
-
-
-def _draws(n: Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
+        replace(n, _REWRITES[n.target](_Draw(gm, n, seed)), keep_meta=True)
+    return len(replaceable)
 
 
 def _device(gm: GraphModule) -> torch.device:
-    """Where the graph's kernels run: its GPU if it has one."""
+    """Return the device of the graph's kernels: its GPU if it has one, else the CPU."""
     vals = [val(n) for n in gm.graph.nodes]
     gpu = (v.device for v in vals if isinstance(v, torch.Tensor) and v.device.type == "cuda")
     return next(gpu, torch.device("cpu"))
 
 
 def _refusal(n: Node, device: torch.device) -> str:
-    """Why an operator keeps drawing from torch's generator, or ''."""
+    """Return the reason why an operator keeps drawing from torch's generator, or ''."""
     out = val(n)
     if n.target not in _REWRITES:
-        return f"{n.target} has no form in kernels"
+        return f"{n.target} has no rewrite"
     if not isinstance(out, torch.Tensor) or out.layout != torch.strided:
-        return "its result is no dense tensor"
+        return "its result is not a dense tensor"
     if out.device != device:
-        return f"it draws on the {out.device.type} beside kernels of the {device.type}"
+        return f"it draws on the {out.device.type} in a graph of the {device.type}"
     if n.kwargs.get("generator") is not None:
-        return "it has a generator of its own"
+        return "it has its own generator"
     if n.target in _INTEGERS:
         low, high = _ends(n)
         if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= LARGEST_RANGE:
-            return f"kernels draw integers of known ranges up to {LARGEST_RANGE}"
+            return f"kernels draw integers of static ranges up to {LARGEST_RANGE}"
         return "" if not out.dtype.is_complex and out.dtype != torch.bool else f"it draws {out.dtype}"
     if out.dtype not in _FLOATS:
         return f"it draws {out.dtype}"
     return "" if not any(isinstance(a, torch.SymFloat) for a in map(val, n.args)) else "its range depends on sizes"
 
 
-class _At:
-    """The calls that take the place of one random operator, before it."""
+class _Draw:
+    """Inserts the calls that replace one random operator, before it."""
 
     def __init__(self, gm: GraphModule, node: Node, seed: Node) -> None:
         self.gm, self.node, self.seed = gm, node, seed
         self.dtype: torch.dtype = val(node).dtype
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """Insert a call before the operator."""
         return _part_of(self.node, insert(self.gm.graph, self.node, target, args, kwargs))
 
     def arg(self, k: int, name: str, default: Any) -> Any:
+        """Return an argument of the operator, by position or by name."""
         n = self.node
         return n.args[k] if len(n.args) > k else n.kwargs.get(name, default)
 
     def draw(self, target: Callable[..., torch.Tensor], shape: Any, *args: Any) -> Node:
+        """Insert a function of the seed, from `runtime.philox`."""
         return self.call(target, self.seed, shape, *args)
 
     def scaled(self, x: Any, factor: Any, offset: Any) -> Any:
-        """x * factor + offset, where they are numbers or tensors."""
+        """Return x * factor + offset; factor and offset are numbers or tensors."""
         x = x if factor == 1 else self.call(aten.mul.Tensor, x, factor)
         return x if offset == 0 else self.call(aten.add.Tensor, x, offset)
 
     def cast(self, x: Node) -> Node:
+        """Return `x` in the dtype of the operator's result."""
         return x if val(x).dtype == self.dtype else self.call(aten._to_copy.default, x, dtype=self.dtype)
 
 
-def _uniform(at: _At) -> Node:
-    return at.draw(draws.philox_uniform, at.node.args[0], at.dtype)
+def _uniform(draw: _Draw) -> Node:
+    return draw.draw(draws.philox_uniform, draw.node.args[0], draw.dtype)
 
 
-def _normal(at: _At) -> Node:
-    return at.draw(draws.philox_normal, at.node.args[0], at.dtype)
+def _normal(draw: _Draw) -> Node:
+    return draw.draw(draws.philox_normal, draw.node.args[0], draw.dtype)
 
 
-def _uniform_between(at: _At) -> Any:
-    low, high = at.arg(1, "from", 0.0), at.arg(2, "to", 1.0)
-    return at.scaled(_uniform(at), high - low, low)
+def _uniform_between(draw: _Draw) -> Any:
+    low, high = draw.arg(1, "from", 0.0), draw.arg(2, "to", 1.0)
+    return draw.scaled(_uniform(draw), high - low, low)
 
 
-def _normal_around(at: _At) -> Any:
-    return at.scaled(_normal(at), at.arg(2, "std", 1.0), at.arg(1, "mean", 0.0))
+def _normal_around(draw: _Draw) -> Any:
+    return draw.scaled(_normal(draw), draw.arg(2, "std", 1.0), draw.arg(1, "mean", 0.0))
 
 
-def _normal_around_each(at: _At) -> Any:
-    mean, std = at.node.args[0], at.arg(1, "std", 1.0)
-    return at.scaled(_normal(at), std, mean)
+def _normal_around_each(draw: _Draw) -> Any:
+    mean, std = draw.node.args[0], draw.arg(1, "std", 1.0)
+    return draw.scaled(_normal(draw), std, mean)
 
 
-def _bernoulli(at: _At) -> Node:
-    x = at.node.args[0]
-    p = at.arg(1, "p", None) if at.node.target is aten.bernoulli.p else x
-    u = at.draw(draws.philox_uniform, x, torch.float32)
-    return at.cast(at.call(aten.lt.Scalar if p is not x else aten.lt.Tensor, u, p))
+def _bernoulli(draw: _Draw) -> Node:
+    x = draw.node.args[0]
+    p = draw.arg(1, "p", None) if draw.node.target is aten.bernoulli.p else x
+    u = draw.draw(draws.philox_uniform, x, torch.float32)
+    return draw.cast(draw.call(aten.lt.Scalar if p is not x else aten.lt.Tensor, u, p))
 
 
-def _integers(at: _At) -> Node:
-    low, high = _ends(at.node)
-    shape = at.node.args[0 if at.node.target in _INTEGERS_LIKE else len(at.node.args) - 1]
-    return at.draw(draws.philox_integers, shape, low, high, at.dtype)
+def _integers(draw: _Draw) -> Node:
+    low, high = _ends(draw.node)
+    shape = draw.node.args[0 if draw.node.target in _INTEGERS_LIKE else len(draw.node.args) - 1]
+    return draw.draw(draws.philox_integers, shape, low, high, draw.dtype)
 
 
 _INTEGERS_LIKE = frozenset({aten.randint_like.default, aten.randint_like.low_dtype})
@@ -187,12 +199,12 @@ _INTEGERS = frozenset({aten.randint.default, aten.randint.low}) | _INTEGERS_LIKE
 
 
 def _ends(n: Node) -> tuple[Any, Any]:
-    """The range of integers, without its end."""
+    """Return the half-open range of a draw of integers."""
     ends = n.args[1:] if n.target in _INTEGERS_LIKE else n.args[:-1]
     return (0, ends[0]) if len(ends) == 1 else (ends[0], ends[1])
 
 
-_REWRITES: dict[Any, Callable[[_At], Any]] = {
+_REWRITES: dict[Any, Callable[[_Draw], Any]] = {
     aten.rand.default: _uniform,
     aten.rand_like.default: _uniform,
     aten.randn.default: _normal,

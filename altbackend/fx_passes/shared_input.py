@@ -1,4 +1,4 @@
-"""Linears that read the same input run as one: [x W1 | x W2 | ...] = x [W1 | W2 | ...]."""
+"""Merge linears that read the same input: [x W1 | x W2 | ...] = x [W1 | W2 | ...]."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, drop_dead, insert, is_call, propagate, val
 
 
-def run(gm: GraphModule, constant: set[Node]) -> int:
-    """Concatenate the constant weights of matmuls that share their input; gives the number of groups."""
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Merge the linears of an inference graph that share their input."""
+    return join(gm, ctx.constant_nodes(gm))
+
+
+def join(gm: GraphModule, constant: set[Node]) -> int:
+    """Concatenate the constant weights of matmuls that share their input; return the number of groups."""
     groups: dict[tuple[object, ...], list[Node]] = {}
     for n in gm.graph.nodes:
         if is_call(n, aten.mm.default, aten.addmm.default) and not n.kwargs and _suits(n, constant):
@@ -27,15 +33,15 @@ def _suits(n: Node, constant: set[Node]) -> bool:
     *bias, x, w = n.args
     if x in constant or w not in constant or any(b not in constant or val(b).dim() != 1 for b in bias):
         return False
-    # results become column windows: every reader must be able to follow, so only views may read them
+    # results become column slices with larger strides; only views are sure to accept those
     return all(is_call(u, aten.view.default) for u in n.users)
 
 
 def _side_by_side(weights: list[Node], call: Callable[..., Node]) -> list[Node]:
-    """The calls that give [W1 | W2 | ...].
+    """Insert the calls that compute [W1 | W2 | ...]; return them, the result last.
 
-    A linear's weight is a transposed parameter. Parameters one below the other are whole blocks to copy, and lie as
-    libraries want a weight to; their transposes are copied, and later packed, four times as slowly.
+    The weight of a linear is a transposed parameter. Stacking the parameters copies contiguous blocks and gives the
+    layout that libraries prefer; copying and packing their transposes side by side is four times as slow.
     """
     if not all(is_call(w, aten.t.default) for w in weights):
         return [call(aten.cat.default, weights, 1)]
@@ -57,23 +63,23 @@ def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
         bias = (call(aten.cat.default, [m.args[0] for m in members]),)  # type: ignore[assignment]
         new.extend(bias)
     constant.update(new)
-    whole = call(first.target, *bias, x, weight)
+    merged = call(first.target, *bias, x, weight)
     begin = 0
     parts = []
     for m in members:
         end = begin + val(m).shape[1]
-        parts.append(call(aten.slice.Tensor, whole, 1, begin, end))
+        parts.append(call(aten.slice.Tensor, merged, 1, begin, end))
         begin = end
     before = {n: n.meta.get("val") for n in gm.graph.nodes}
     for m, part in zip(members, parts, strict=True):
         m.replace_all_uses_with(part)
     try:
         propagate(gm, parts)
-    except RuntimeError:  # a view that needs its source contiguous
+    except RuntimeError:  # a view whose source must be contiguous
         for m, part in zip(members, parts, strict=True):
             part.replace_all_uses_with(m)
-        for n, held in before.items():
-            n.meta["val"] = held
+        for n, fake in before.items():
+            n.meta["val"] = fake
         drop_dead(gm.graph)
         return False
     for m in members:

@@ -1,7 +1,7 @@
-"""Local simplification: equal calls once, operators that change nothing, uniform values folded.
+"""Local simplification: common subexpressions, operators without effect, constant folding of uniform tensors.
 
-Every rewrite keeps shape, dtype and strides of the value that it replaces. A value that reaches the output
-directly is left alone: an output must not become an alias of something else.
+Every rewrite preserves shape, dtype and strides of the value that it replaces. A value that the graph may return is
+not replaced, since a result must not become an alias of another value.
 """
 
 from __future__ import annotations
@@ -14,15 +14,30 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aten.mutates import writes
 from ..compat import torch_api
-from .graph import Purity, aten, drop_dead, insert, val
+from . import cse
+from .context import Context
+from .cse import feeds_output
+from .graph import aten, drop_dead, insert, val
 
 
-def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
-    """Apply to a fixed point (at most four rounds); counts by rule. `exact`: fold nothing that may differ in a bit."""
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Apply all rules and record the number of rewrites by rule."""
+    counts = apply_rules(gm, exact=ctx.mode == "eager")
+    for rule, count in counts.items():
+        ctx.trace.decision("simplify", rule, "applied", f"{count} times")
+    return sum(counts.values())
+
+
+def apply_rules(gm: GraphModule, exact: bool = False) -> dict[str, int]:
+    """Apply all rules up to a fixed point, at most four rounds; return the number of rewrites by rule.
+
+    `exact`: fold only operators whose result has eager's bits.
+    """
     counts: dict[str, int] = {}
     for _ in range(4):
-        done = {"common subexpressions": common(gm), **no_ops(gm), "uniform values": uniform(gm, exact)}
+        done = {"common subexpressions": cse.eliminate(gm.graph), **no_ops(gm), "uniform values": uniform(gm, exact)}
         for k, v in done.items():
             counts[k] = counts.get(k, 0) + v
         if not any(done.values()):
@@ -31,52 +46,15 @@ def run(gm: GraphModule, exact: bool = False) -> dict[str, int]:
     return {k: v for k, v in counts.items() if v}
 
 
-def common(gm: GraphModule) -> int:
-    """Common-subexpression elimination on pure calls."""
-    seen: dict[Any, Node] = {}
-    pure = Purity()
-    count = 0
-    for n in list(gm.graph.nodes):
-        if n.op != "call_function" or not hasattr(n.target, "_schema") or not pure(n) or feeds_output(n):
-            continue
-        key = (n.target, _key(n.args), _key(n.kwargs))
-        first = seen.get(key)
-        if first is None:
-            seen[key] = n
-            continue
-        n.replace_all_uses_with(first)
-        gm.graph.erase_node(n)
-        count += 1
-    return count
-
-
-def _key(x: Any) -> Any:
-    if isinstance(x, (tuple, list)):
-        return tuple(map(_key, x))
-    if isinstance(x, dict):
-        return tuple((k, _key(v)) for k, v in sorted(x.items()))
-    return x if isinstance(x, Node) else (type(x), repr(x))
-
-
-def feeds_output(n: Node) -> bool:
-    """Whether the output may return this value's own storage."""
-    return any(u.op == "output" or (is_view(u) and feeds_output(u)) for u in n.users)
-
-
-def is_view(n: Node) -> bool:
-    """Whether a call's result shares storage with an argument."""
-    schema = getattr(n.target, "_schema", None)
-    return n.op == "call_function" and (schema is None or any(r.alias_info for r in schema.returns))
-
-
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether sizes or strides are equal for all values of their symbols. `==` would guard on what holds for one."""
+    """Return whether sizes or strides are equal for all values of their symbols; `==` would add a guard."""
     return len(a) == len(b) and all(
         x == y if type(x) is type(y) is int else statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )
 
 
 def same_layout(a: Any, b: Any) -> bool:
+    """Return whether two fake values are tensors of equal dtype, sizes and strides."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     return a.dtype == b.dtype and same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
@@ -84,7 +62,7 @@ def same_layout(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """`name` shows the equation; `applies` gives the argument that a call equals, or None."""
+    """A rule for a no-op: `name` is the equation, `applies` returns the argument that a call equals, or None."""
 
     name: str
     targets: tuple[Any, ...]
@@ -101,7 +79,7 @@ def _neutral(number: float) -> Callable[[Node], Any]:
 
 
 RULES = (
-    # -0.0 + 0 is +0.0, so x + 0 is no rule for floats
+    # x + 0 -> x is wrong for floats: -0.0 + 0 is +0.0
     Rule("x - 0 -> x", (aten.sub.Tensor, aten.sub.Scalar), _neutral(0)),
     Rule("x * 1 -> x", (aten.mul.Tensor, aten.mul.Scalar), _neutral(1)),
     Rule("x / 1 -> x", (aten.div.Tensor, aten.div.Scalar), _neutral(1)),
@@ -124,9 +102,9 @@ def _identity(order: Any) -> bool:
 
 
 def no_ops(gm: GraphModule) -> dict[str, int]:
-    """Drop calls that give back their argument, layout and all."""
+    """Replace calls whose result equals their argument in values and layout; return the number by rule."""
     by_target = {t: r for r in RULES for t in r.targets}
-    written = {n.args[0] for n in gm.graph.nodes if n.op == "call_function" and _mutates(n) and n.args}
+    written = {n.args[0] for n in gm.graph.nodes if writes(n) and n.args}
     counts: dict[str, int] = {}
     for n in list(gm.graph.nodes):
         rule = by_target.get(n.target) if n.op == "call_function" else None
@@ -139,11 +117,6 @@ def no_ops(gm: GraphModule) -> dict[str, int]:
         gm.graph.erase_node(n)
         counts[rule.name] = counts.get(rule.name, 0) + 1
     return counts
-
-
-def _mutates(n: Node) -> bool:
-    schema = getattr(n.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
 
 
 _FILLED: dict[Any, Callable[[Node], Any]] = {
@@ -162,17 +135,17 @@ _ARITHMETIC = frozenset(
     | {aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.logical_not.default}
     | {aten.reciprocal.default, aten.bitwise_not.default}
 )
-_FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager's vectors have their own
+_FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager has other vector functions
 
 
 def uniform(gm: GraphModule, exact: bool = False) -> int:
-    """Arithmetic on tensors that hold one number everywhere becomes that number; functions of it, unless `exact`."""
+    """Fold arithmetic on tensors whose elements are all one number, and functions of them unless `exact`."""
     with torch_api.real_tensors():
         return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 
 def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
-    known: dict[Node, torch.Tensor] = {}
+    numbers: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):
         fake = val(n)
@@ -181,30 +154,30 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
         if n.target in _FILLED:
             number = _FILLED[n.target](n)
             if type(number) in (int, float, bool):
-                known[n] = torch.full((), number, dtype=fake.dtype)
-        elif n.target in _MOVES and (source := n.args[0]) in known:
+                numbers[n] = torch.full((), number, dtype=fake.dtype)
+        elif n.target in _MOVES and (source := n.args[0]) in numbers:
             assert isinstance(source, Node)
-            known[n] = known[source].to(fake.dtype)
+            numbers[n] = numbers[source].to(fake.dtype)
         elif (
             n.target in folded
             and not n.kwargs
-            and all(a in known for a in n.args if isinstance(a, Node))
+            and all(a in numbers for a in n.args if isinstance(a, Node))
             and any(isinstance(a, Node) for a in n.args)
         ):
-            args = [known[a] if isinstance(a, Node) else a for a in n.args]
+            args = [numbers[a] if isinstance(a, Node) else a for a in n.args]
             if not all(isinstance(a, (torch.Tensor, int, float, bool)) for a in args):
                 continue
-            known[n] = n.target(*args).to(fake.dtype)
-            count += _as_full(n, fake, known)
+            numbers[n] = n.target(*args).to(fake.dtype)
+            count += _as_full(n, fake, numbers)
     return count
 
 
-def _as_full(n: Node, fake: torch.Tensor, known: dict[Node, torch.Tensor]) -> int:
+def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor]) -> int:
     if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
         return 0
     kwargs = {"dtype": fake.dtype, "layout": torch.strided, "device": fake.device, "pin_memory": False}
-    new = insert(n.graph, n, aten.full.default, (list(fake.shape), known[n].item()), kwargs)
-    known[new] = known[n]
+    new = insert(n.graph, n, aten.full.default, (list(fake.shape), numbers[n].item()), kwargs)
+    numbers[new] = numbers[n]
     n.replace_all_uses_with(new)
     n.graph.erase_node(n)
     return 1

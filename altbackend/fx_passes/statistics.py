@@ -1,7 +1,7 @@
-"""What a joint graph's partitioner should see in parts: normalisations as their statistics and a pointwise rest.
+"""Decompose normalisations of a joint graph into their statistics and pointwise operators.
 
-The statistics are small. Once they are values of their own, the partitioner can keep them and have the backward make
-the results again, pointwise and fused into what reads them.
+The statistics are small. As values of their own, the partitioner can save them and let the backward recompute the
+normalised results, pointwise and fused into their readers.
 """
 
 from __future__ import annotations
@@ -12,43 +12,49 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, insert, is_call, val
 
 
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Decompose the normalisations of a joint graph."""
+    return expose(gm)
+
+
 def expose(gm: GraphModule) -> int:
-    """Rewrite log-softmaxes and batch normalisations in training; gives how many."""
-    found = 0
+    """Rewrite log-softmaxes and batch normalisations in training; return their number."""
+    count = 0
     for n in list(gm.graph.nodes):
         if is_call(n, aten._log_softmax.default):
-            found += _log_softmax(gm, n)
+            count += _log_softmax(gm, n)
         elif is_call(n, aten._native_batch_norm_legit_functional.default) and n.args[5] is True:
-            found += _batch_norm(gm, n)
+            count += _batch_norm(gm, n)
         elif is_call(n, aten.native_batch_norm_backward.default) and n.args[7] is True:
-            n.update_arg(3, None)  # a backward of batch statistics reads no running ones
+            n.update_arg(3, None)  # a backward with batch statistics does not read the running ones
             n.update_arg(4, None)
         elif is_call(n, aten.max_pool2d_with_indices.default):
             _narrow_positions(gm, n)
-    return found
+    return count
 
 
 def _narrow_positions(gm: GraphModule, n: Node) -> None:
-    """Positions in an image fit in 16 or 32 bits: what a backward reads is kept so."""
+    """Narrow the positions that a backward of max pooling reads to 16 or 32 bits, which suffice for an image."""
     x, result = n.args[0], next((u for u in n.users if u.target is operator.getitem and u.args[1] == 1), None)
     height, width = val(x).shape[-2:]
     if result is None or not isinstance(height, int) or not isinstance(width, int):
         return
     users = [u for u in result.users if u.op == "call_function"]
-    if len(users) != len(result.users) or not users:  # the positions are a result
+    if len(users) != len(result.users) or not users:  # the graph returns the positions
         return
-    at = _At(gm, result)
-    narrow = at.cast(result, torch.int16 if height * width < 2**15 else torch.int32)
-    wide = at.cast(narrow, val(result).dtype)
+    after = _After(gm, result)
+    narrow = after.cast(result, torch.int16 if height * width < 2**15 else torch.int32)
+    wide = after.cast(narrow, val(result).dtype)
     for u in users:
         u.replace_input_with(result, wide)
 
 
-class _At:
-    """Makes calls after a node, in turn, which take over its user's line."""
+class _After:
+    """Inserts calls after a node, in order; they inherit its source line."""
 
     def __init__(self, gm: GraphModule, after: Node) -> None:
         self.gm, self.before = gm, after.next
@@ -67,12 +73,12 @@ def _log_softmax(gm: GraphModule, n: Node) -> bool:
     assert isinstance(x, Node)
     if not out.dtype.is_floating_point or out.numel() == 0 or out.dim() == 0:
         return False
-    at = _At(gm, n)
-    wide = at.cast(x, torch.float64 if out.dtype == torch.float64 else torch.float32)
-    shifted = at.call(aten.sub.Tensor, wide, at.call(aten.amax.default, wide, [dim], True))
-    total = at.call(aten.sum.dim_IntList, at.call(aten.exp.default, shifted), [dim], True)
-    made = at.cast(at.call(aten.sub.Tensor, shifted, at.call(aten.log.default, total)), out.dtype)
-    return _take_over(n, made)
+    after = _After(gm, n)
+    wide = after.cast(x, torch.float64 if out.dtype == torch.float64 else torch.float32)
+    shifted = after.call(aten.sub.Tensor, wide, after.call(aten.amax.default, wide, [dim], True))
+    total = after.call(aten.sum.dim_IntList, after.call(aten.exp.default, shifted), [dim], True)
+    y = after.cast(after.call(aten.sub.Tensor, shifted, after.call(aten.log.default, total)), out.dtype)
+    return _take_over(n, y)
 
 
 def _batch_norm(gm: GraphModule, n: Node) -> bool:
@@ -89,23 +95,23 @@ def _batch_norm(gm: GraphModule, n: Node) -> bool:
             with gm.graph.inserting_after(n):
                 results[k] = gm.graph.call_function(operator.getitem, (n, k))
             results[k].meta["val"] = val(n)[k]
-    at = _At(gm, max(results.values(), key=list(gm.graph.nodes).index))
+    after = _After(gm, max(results.values(), key=list(gm.graph.nodes).index))
     shape = [1, -1] + [1] * (out.dim() - 2)
 
     def channels(v: Node) -> Node:
-        return at.call(aten.view.default, at.cast(v, wide), shape)
+        return after.call(aten.view.default, after.cast(v, wide), shape)
 
-    made = at.call(aten.sub.Tensor, at.cast(x, wide), channels(results[1]))
-    made = at.call(aten.mul.Tensor, made, channels(results[2]))
+    y = after.call(aten.sub.Tensor, after.cast(x, wide), channels(results[1]))
+    y = after.call(aten.mul.Tensor, y, channels(results[2]))
     if isinstance(weight, Node):
-        made = at.call(aten.mul.Tensor, made, channels(weight))
+        y = after.call(aten.mul.Tensor, y, channels(weight))
     if isinstance(bias, Node):
-        made = at.call(aten.add.Tensor, made, channels(bias))
-    return _take_over(results[0], at.cast(made, out.dtype))
+        y = after.call(aten.add.Tensor, y, channels(bias))
+    return _take_over(results[0], after.cast(y, out.dtype))
 
 
 def _take_over(old: Node, new: Node) -> bool:
-    """Give the users of `old` the node `new`, which has its dtype and shape."""
+    """Replace `old` in its users by `new`, of equal dtype and shape; return False if the strides differ."""
     if val(new).stride() != val(old).stride():
         return False
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)

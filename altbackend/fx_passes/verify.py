@@ -1,7 +1,7 @@
-"""What a pass must leave as it is: results, their storage, and what is written. Checked under the option `verify_ir`.
+"""Check that a pass preserves the results of a graph, their storage and the written inputs (option `verify_ir`).
 
-Storage is followed through the views that operators' schemas declare: a result shares memory with the inputs and the
-results that it shared memory with as traced, and with no other.
+Storage is followed through the views that operator schemas declare. A result must share memory with exactly the inputs
+and results with which it shared memory in the trace.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import declares_alias
 from ..ir.verify import InvalidIR
 from .graph import val
 
 
 @dataclass(frozen=True)
 class Facts:
-    """`results`: shape, dtype and device of each. `shared`: per result the input it lies in, by name, or the first
-    result that it shares memory with, by number. `written`: names of inputs that the graph writes."""
+    """Facts of a graph that passes must preserve.
+
+    `results`: shape, dtype and device of each. `shared`: per result the name of the input, or the number of the first
+    result, with which it shares memory. `written`: names of inputs that the graph writes.
+    """
 
     results: tuple[str, ...]
     shared: tuple[str | int | None, ...]
@@ -28,7 +33,7 @@ class Facts:
 
 
 def facts(gm: GraphModule) -> Facts:
-    """Of a graph as it is. Raises InvalidIR for a call before its arguments, or a read of an input after its write."""
+    """Return the facts of a graph. Raises InvalidIR for a call before its arguments or a read of a written input."""
     gm.graph.lint()
     root = _roots(gm)
     returned = gm.graph.output_node().args[0]
@@ -46,20 +51,20 @@ def facts(gm: GraphModule) -> Facts:
     return Facts(tuple(map(_described, results)), tuple(shared), _written(gm, root))
 
 
-def check(before: Facts, gm: GraphModule, after_what: str) -> None:
-    """Raises InvalidIR, naming the pass and what differs."""
+def check(before: Facts, gm: GraphModule, pass_name: str) -> None:
+    """Raise InvalidIR, with the name of the pass and the difference, if the facts of the graph have changed."""
     try:
         now = facts(gm)
     except (InvalidIR, RuntimeError) as cause:
-        raise InvalidIR(f"after {after_what}: {cause}") from cause
+        raise InvalidIR(f"after {pass_name}: {cause}") from cause
     for name in ("results", "shared", "written"):
-        was, is_ = getattr(before, name), getattr(now, name)
-        if was != is_:
-            raise InvalidIR(f"after {after_what}: {name} of the graph were {was}, are {is_}")
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            raise InvalidIR(f"after {pass_name}: {name} of the graph were {old}, are {new}")
 
 
 def _roots(gm: GraphModule) -> dict[Node, Node]:
-    """Per node that whose storage its value lies in: itself, unless its operator gives a view."""
+    """Return for each node the node that owns its storage: itself, unless its operator returns a view."""
     root: dict[Node, Node] = {}
     for n in gm.graph.nodes:
         viewed = _viewed(n)
@@ -68,25 +73,21 @@ def _roots(gm: GraphModule) -> dict[Node, Node]:
 
 
 def _viewed(n: Node) -> Node | None:
-    """The argument that a call's result is a view of, or that it writes and returns."""
+    """Return the argument of which a call returns a view, or that it writes and returns, or None."""
     if n.op != "call_function" or not n.args or not isinstance(n.args[0], Node):
         return None
     if n.target is operator.getitem:
         return n.args[0] if _viewed(n.args[0]) is not None else None
-    schema = getattr(n.target, "_schema", None)
-    if schema is None or not any(r.alias_info for r in schema.returns):
-        return None
-    return n.args[0]
+    return n.args[0] if declares_alias(n.target) else None
 
 
 def _written(gm: GraphModule, root: Mapping[Node, Node]) -> frozenset[str]:
     written: dict[Node, Node] = {}
     for n in gm.graph.nodes:
-        late = [a for a in n.all_input_nodes if root[a] in written and a is not written[root[a]]]
-        if late and n.op != "output":
-            raise InvalidIR(f"{n} reads {root[late[0]]} after {written[root[late[0]]]} has written it")
-        schema = getattr(n.target, "_schema", None)
-        if n.op == "call_function" and schema is not None and schema.is_mutable and isinstance(n.args[0], Node):
+        stale = [a for a in n.all_input_nodes if root[a] in written and a is not written[root[a]]]
+        if stale and n.op != "output":
+            raise InvalidIR(f"{n} reads {root[stale[0]]} after {written[root[stale[0]]]} has written it")
+        if writes(n) and isinstance(n.args[0], Node):
             written[root[n.args[0]]] = n
     return frozenset(str(n.target) for n in written if n.op == "placeholder")
 

@@ -1,5 +1,7 @@
-"""Products of 16-bit matrices that a graph returns as float32, as gradients of autocast weights: the library writes its
-float32 sums as they are, which takes it no longer and saves the kernel that would cast them.
+"""Let the library write float32 products of 16-bit matrices that a graph returns as float32.
+
+Gradients of autocast weights are such products. The library has float32 sums anyway, so writing them takes no longer
+and saves the kernel that would cast the 16-bit product.
 """
 
 from __future__ import annotations
@@ -7,24 +9,30 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from .context import Context
 from .graph import aten, is_call, only_user, propagate, replace, val
 
 _LOW = (torch.bfloat16, torch.float16)
-_LARGE = 1 << 23  # results of which float32 takes 16 MiB more
-_LARGE_SHARE = 1 / 8  # of the results of all such products
+_LARGE = 1 << 23  # elements of a result that takes 16 MiB more as float32
+_LARGE_SHARE = 1 / 8  # of the elements of all such products
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default)
 
 
-def run(gm: GraphModule) -> int:
-    """Rewrite the products on a GPU whose only reader casts them for the graph's results; gives their number.
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Let the library write the float32 products of a graph."""
+    return widen(gm)
 
-    Not one that is a large part of all, as a vocabulary's: its gradient is the first of a backward, when memory peaks,
-    and lies there in 16 bits until it is cast.
+
+def widen(gm: GraphModule) -> int:
+    """Rewrite the products on a GPU whose only reader casts them to results of the graph; return their number.
+
+    A product that is a large part of all, such as that of a vocabulary, stays in 16 bits: its gradient is the first of
+    a backward, when memory peaks, and is cast later.
     """
-    found = [(n, product) for n in gm.graph.nodes if (product := _product_of(n)) is not None]
-    total = sum(_results(product) for _, product in found)
-    found = [(n, product) for n, product in found if _results(product) <= max(_LARGE, _LARGE_SHARE * total)]
-    for cast, product in found:
+    casts = [(n, product) for n in gm.graph.nodes if (product := _product_of(n)) is not None]
+    total = sum(_results(product) for _, product in casts)
+    casts = [(n, product) for n, product in casts if _results(product) <= max(_LARGE, _LARGE_SHARE * total)]
+    for cast, product in casts:
         product.target = aten.mm.dtype
         product.args = (*product.args, torch.float32)
         product.meta["val"] = val(product).float()
@@ -32,8 +40,8 @@ def run(gm: GraphModule) -> int:
         assert isinstance(source, Node)
         source.meta["val"] = val(cast)
         replace(cast, source)
-    propagate(gm, [product for _, product in found])
-    return len(found)
+    propagate(gm, [product for _, product in casts])
+    return len(casts)
 
 
 def _results(product: Node) -> int:
@@ -42,11 +50,11 @@ def _results(product: Node) -> int:
 
 
 def _product_of(cast: Node) -> Node | None:
-    """The product that a call casts to float32 for nobody but the caller, or None."""
+    """Return the product that `cast` converts to float32 for results of the graph only, or None."""
     if not is_call(cast, aten._to_copy.default) or not isinstance(cast.args[0], Node):
         return None
-    wanted = {k: x for k, x in cast.kwargs.items() if x is not None and x != torch.preserve_format}
-    if wanted.pop("dtype", None) != torch.float32 or wanted.keys() - {"device", "layout"} or not _only_returned(cast):
+    options = {k: x for k, x in cast.kwargs.items() if x is not None and x != torch.preserve_format}
+    if options.pop("dtype", None) != torch.float32 or options.keys() - {"device", "layout"} or not _only_returned(cast):
         return None
     x, reader = cast.args[0], cast
     while is_call(x, *_VIEWS) and only_user(x) is reader and isinstance(x.args[0], Node):

@@ -1,9 +1,9 @@
 """Index algebra: integer polynomials over loop variables and sizes, always in normal form.
 
-An `Index` is a Python int or an `Expr`. A static graph therefore works on ints wherever it can.
-`Expr` is a sum of integer coefficients times products of atoms. Atoms are loop variables (`Var`),
-symbolic sizes (`Sym`), floor divisions, remainders, maxima and minima of expressions, and data-dependent
-integers (`Lookup`). Equal expressions are the same object, so equality is identity.
+An `Index` is a Python int or an `Expr`; the indices of a static graph are mostly ints. An `Expr` is a sum of integer
+coefficients times products of atoms. An atom is a loop variable, a symbolic size, a floor division, a remainder, a
+maximum or minimum of two expressions, or an integer that is read from data. Expressions are interned, so equal
+expressions are the same object and are compared by identity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ UNBOUNDED = 2**62
 
 
 class Atom:
-    """One indivisible factor; interned, compared by identity, ordered by `key`."""
+    """An indivisible factor of a product: interned, compared by identity, ordered by `key`, with its inclusive range.
+
+    Every atom is of one of the subclasses, which `kind` names and which give names to `args`.
+    """
 
     __slots__ = ("__weakref__", "args", "hi", "key", "kind", "lo", "syms", "vars")
     kind: str
@@ -38,14 +41,101 @@ class Atom:
         return _rebuild_atom, (self.kind, self.args, self.lo, self.hi)
 
 
-Var = Atom
+class Var(Atom):
+    """A loop variable, `0 <= v < size`. `rank`: the position of its loop, for variables that `dim` makes."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name, which is unique in a loop nest."""
+        return str(self.args[0])
+
+    @property
+    def size(self) -> Index:
+        """The extent of the loop."""
+        size: Index = self.args[1]
+        return size
+
+    @property
+    def rank(self) -> int:
+        """The position of the loop in its nest, from the slowest."""
+        rank: int = self.args[2]
+        return rank
+
+
+class Sym(Atom):
+    """A size that only the call decides."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the symbol in the host program and in kernels."""
+        return str(self.args[0])
+
+
+class _Division(Atom):
+    __slots__ = ()
+
+    @property
+    def dividend(self) -> Index:
+        """The left operand."""
+        dividend: Index = self.args[0]
+        return dividend
+
+    @property
+    def divisor(self) -> Index:
+        """The right operand, which is positive."""
+        divisor: Index = self.args[1]
+        return divisor
+
+
+class FloorDiv(_Division):
+    """The floor division `dividend // divisor`."""
+
+    __slots__ = ()
+
+
+class Mod(_Division):
+    """The remainder `dividend % divisor`, which is not negative."""
+
+    __slots__ = ()
+
+
+class Extremum(Atom):
+    """The maximum or minimum (`kind`) of two expressions."""
+
+    __slots__ = ()
+
+
+class Lookup(Atom):
+    """An integer that is read from data."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The `ir.value.Value` that computes the integer."""
+        return self.args[0]
+
+
+_CLASSES: dict[str, type[Atom]] = {
+    "var": Var,
+    "sym": Sym,
+    "floordiv": FloorDiv,
+    "mod": Mod,
+    "max": Extremum,
+    "min": Extremum,
+    "lookup": Lookup,
+}
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
 _NO_ATOMS: frozenset[Atom] = frozenset()
 
 
 class Expr:
-    """`const + sum(coef * product(atoms))`; immutable and interned."""
+    """The sum `const + sum(coef * product(atoms))`; immutable and interned."""
 
     __slots__ = ("__weakref__", "_bounds", "_text", "const", "syms", "terms", "vars")
     terms: tuple[tuple[Monomial, int], ...]
@@ -71,23 +161,23 @@ def _rebuild_atom(kind: str, args: tuple[Any, ...], lo: int, hi: int) -> Atom:
 
 
 def _atom(kind: str, args: tuple[Any, ...], lo: int, hi: int) -> Atom:
-    found = _atoms.get((kind, args, lo, hi))
-    if found is not None:
-        return found
-    self = Atom()
-    self.kind, self.args, self.lo, self.hi = kind, args, lo, hi
-    self.key = _atom_text(kind, args)
+    interned = _atoms.get((kind, args, lo, hi))
+    if interned is not None:
+        return interned
+    atom = _CLASSES[kind]()
+    atom.kind, atom.args, atom.lo, atom.hi = kind, args, lo, hi
+    atom.key = _atom_text(kind, args)
     if kind == "var":
-        self.vars, self.syms = frozenset((self,)), syms_of(args[1])
+        atom.vars, atom.syms = frozenset((atom,)), syms_of(args[1])
     elif kind == "sym":
-        self.vars, self.syms = _NO_ATOMS, frozenset((self,))
+        atom.vars, atom.syms = _NO_ATOMS, frozenset((atom,))
     elif kind == "lookup":
-        self.vars, self.syms = args[0].vars, args[0].syms
+        atom.vars, atom.syms = args[0].vars, args[0].syms
     else:
-        self.vars = _NO_ATOMS.union(*(vars_of(a) for a in args))
-        self.syms = _NO_ATOMS.union(*(syms_of(a) for a in args))
-    _atoms[(kind, args, lo, hi)] = self
-    return self
+        atom.vars = _NO_ATOMS.union(*(vars_of(a) for a in args))
+        atom.syms = _NO_ATOMS.union(*(syms_of(a) for a in args))
+    _atoms[(kind, args, lo, hi)] = atom
+    return atom
 
 
 def _atom_text(kind: str, args: tuple[Any, ...]) -> str:
@@ -103,7 +193,10 @@ def _atom_text(kind: str, args: tuple[Any, ...]) -> str:
 
 
 def _operand(e: Index) -> str:
-    """The text of `e` as an operand: in Python, // and % bind tighter than sums and as tight as products."""
+    """Return the text of `e` as an operand, in brackets unless it is one atom or a number.
+
+    In Python, // and % bind tighter than sums and as tight as products.
+    """
     text = show(e)
     atom = isinstance(e, int) or (len(e.terms) == 1 and not e.const and e.terms[0][1] == 1 and len(e.terms[0][0]) == 1)
     return text if atom else f"({text})"
@@ -115,19 +208,19 @@ def _make(terms: dict[Monomial, int], const: int) -> Index:
         return const
     ordered = tuple(sorted(live.items(), key=_monomial_order)) if len(live) > 1 else tuple(live.items())
     key = (ordered, const)
-    found = _exprs.get(key)
-    if found is not None:
-        return found
-    self = Expr()
-    self.terms, self.const = key
-    self._bounds = self._text = None
+    interned = _exprs.get(key)
+    if interned is not None:
+        return interned
+    expr = Expr()
+    expr.terms, expr.const = key
+    expr._bounds = expr._text = None
     if len(ordered) == 1 and len(ordered[0][0]) == 1:
-        self.vars, self.syms = ordered[0][0][0].vars, ordered[0][0][0].syms
+        expr.vars, expr.syms = ordered[0][0][0].vars, ordered[0][0][0].syms
     else:
-        self.vars = _NO_ATOMS.union(*(a.vars for m, _ in ordered for a in m))
-        self.syms = _NO_ATOMS.union(*(a.syms for m, _ in ordered for a in m))
-    _exprs[key] = self
-    return self
+        expr.vars = _NO_ATOMS.union(*(a.vars for m, _ in ordered for a in m))
+        expr.syms = _NO_ATOMS.union(*(a.syms for m, _ in ordered for a in m))
+    _exprs[key] = expr
+    return expr
 
 
 def _monomial_order(item: tuple[Monomial, int]) -> tuple[int, list[str]]:
@@ -138,45 +231,66 @@ def _of(atom: Atom) -> Index:
     return _make({(atom,): 1}, 0)
 
 
-def var(name: str, size: Index) -> Atom:
-    """A loop variable running over `0 <= v < size`."""
+def var(name: str, size: Index, rank: int = 0) -> Var:
+    """Return the loop variable `name`, which runs over `0 <= v < size`; `rank`: the position of its loop."""
     top = bounds(size)[1]
-    return _atom("var", (name, size), 0, max(top - 1, 0))
+    atom = _atom("var", (name, size, rank), 0, max(top - 1, 0))
+    assert isinstance(atom, Var)
+    return atom
+
+
+def dim(rank: int, size: Index) -> Var:
+    """Return the canonical loop variable of the dimension `rank`, whose extent is `size`."""
+    return var(f"d{rank}", size, rank)
+
+
+def resized(v: Atom, size: Index) -> Var:
+    """Return a loop variable of the same name and rank with another extent."""
+    assert isinstance(v, Var)
+    return var(v.name, size, v.rank)
 
 
 def size_of(v: Atom) -> Index:
-    """The extent of a loop variable."""
+    """Return the extent of a loop variable."""
     size: Index = v.args[1]
     return size
 
 
+def rank_of(v: Atom) -> int:
+    """Return the position of the loop of a loop variable, from the slowest."""
+    rank: int = v.args[2]
+    return rank
+
+
 def ix(v: Atom) -> Index:
-    """The loop variable or symbol as an index expression; a variable of extent 1 is 0."""
-    if v.kind == "var" and v.args[1] == 1:
+    """Return a loop variable or symbol as an index expression; a variable of extent 1 is 0."""
+    if isinstance(v, Var) and v.size == 1:
         return 0
     return _of(v)
 
 
 def sym(name: str, lo: int = 0, hi: int = UNBOUNDED) -> Index:
-    """A symbolic size known at run time only, with its inclusive range."""
+    """Return the symbol of a size that only the call decides; `lo` and `hi` are its inclusive range."""
     return _of(_atom("sym", (name,), lo, hi))
 
 
 def lookup(value: Any, lo: int, hi: int) -> Index:
-    """An index read from data: `value` is an integer `ir.value.Value`, promised to lie in `[lo, hi]`."""
+    """Return an index that is read from data: the integer `ir.value.Value` `value`, which lies in `[lo, hi]`."""
     return _of(_atom("lookup", (value,), lo, hi))
 
 
 def vars_of(e: Index) -> frozenset[Atom]:
+    """Return the loop variables of an index expression."""
     return _NO_ATOMS if isinstance(e, int) else e.vars
 
 
 def syms_of(e: Index) -> frozenset[Atom]:
+    """Return the symbolic sizes of an index expression."""
     return _NO_ATOMS if isinstance(e, int) else e.syms
 
 
 def add(*items: Index) -> Index:
-    """Sum; folds `c*k*(x//k) + c*(x%k)` to `c*x`."""
+    """Return the sum; folds `c*k*(x//k) + c*(x%k)` to `c*x`."""
     const = 0
     terms: dict[Monomial, int] | None = None
     single: Expr | None = None
@@ -201,9 +315,9 @@ def add(*items: Index) -> Index:
 
 
 def _join_divmod(terms: dict[Monomial, int], const: int) -> Index:
-    mods = [(m, a) for m in terms for a in m if a.kind == "mod" and terms[m]]
+    mods = [(m, a) for m in terms for a in m if isinstance(a, Mod) and terms[m]]
     for m, a in mods:
-        x, k = a.args
+        x, k = a.dividend, a.divisor
         quotient = floordiv(x, k)
         if isinstance(quotient, int) or len(quotient.terms) != 1 or quotient.const:
             continue
@@ -228,11 +342,12 @@ def _product(atoms: Monomial, coef: int) -> Index:
 
 
 def sub(a: Index, b: Index) -> Index:
+    """Return `a - b`."""
     return add(a, mul(b, -1))
 
 
 def mul(*items: Index) -> Index:
-    """Product, expanded."""
+    """Return the product, multiplied out."""
     coef = 1
     rest: list[Expr] = []
     for item in items:
@@ -268,7 +383,7 @@ def _times(a: Expr, b: Expr) -> Index:
 
 
 def bounds(e: Index) -> tuple[int, int]:
-    """Inclusive numeric range, saturated at +-UNBOUNDED."""
+    """Return the inclusive numeric range of an expression, saturated at +-UNBOUNDED."""
     if isinstance(e, int):
         return e, e
     if e._bounds is None:
@@ -285,7 +400,7 @@ def bounds(e: Index) -> tuple[int, int]:
 
 
 def known_nonnegative(e: Index) -> bool:
-    """True when `e >= 0` is provable from the ranges of its variables and symbols."""
+    """Return whether the ranges of the variables and symbols prove `e >= 0`."""
     if bounds(e)[0] >= 0:
         return True
     if isinstance(e, int) or not e.syms:
@@ -294,15 +409,15 @@ def known_nonnegative(e: Index) -> bool:
 
 
 def _extreme(e: Expr) -> Index:
-    """A lower bound of `e` without loop variables of symbolic extent: each taken at its worst end."""
+    """Return a lower bound of `e`: every loop variable is replaced by the end of its range that makes `e` smallest."""
     out: Index = e.const
     for m, c in e.terms:
         factors: list[Index] = [c]
         for a in m:
-            if a.kind == "var" and all(b is a or b.lo >= 0 for b in m):
-                factors.append(0 if c > 0 else sub(a.args[1], 1))
-            elif a.kind == "mod" and c < 0 and known_nonnegative(a.args[0]):
-                factors.append(sub(a.args[1], 1))
+            if isinstance(a, Var) and all(b is a or b.lo >= 0 for b in m):
+                factors.append(0 if c > 0 else sub(a.size, 1))
+            elif isinstance(a, Mod) and c < 0 and known_nonnegative(a.dividend):
+                factors.append(sub(a.divisor, 1))
             else:
                 factors.append(_of(a))
         out = add(out, mul(*factors))
@@ -310,12 +425,12 @@ def _extreme(e: Expr) -> Index:
 
 
 def known_less(a: Index, b: Index) -> bool:
-    """True when `a < b` is provable."""
+    """Return whether the ranges prove `a < b`."""
     return known_nonnegative(sub(sub(b, a), 1))
 
 
 def _divide_term(m: Monomial, c: int, d: Index) -> Index | None:
-    """`c*m / d` where it divides exactly, else None; `d` an int or a single monomial."""
+    """Return `c*m / d` if the division is exact, else None. `d` is an int or a single monomial."""
     if isinstance(d, int):
         return _product(m, c // d) if c % d == 0 else None
     if len(d.terms) != 1 or d.const:
@@ -332,7 +447,7 @@ def _divide_term(m: Monomial, c: int, d: Index) -> Index | None:
 
 
 def _split_by(a: Index, d: Index) -> tuple[Index, Index]:
-    """`a = quotient * d + rest` with every exactly divisible term in the quotient."""
+    """Return `(quotient, rest)` of `a = quotient * d + rest`; the quotient takes every term that `d` divides."""
     if isinstance(a, int):
         a_terms: Iterable[tuple[Monomial, int]] = ()
         const = a
@@ -355,7 +470,7 @@ def _split_by(a: Index, d: Index) -> tuple[Index, Index]:
 
 
 def exact_div(a: Index, d: Index) -> Index | None:
-    """`a / d` when every term divides exactly, else None."""
+    """Return `a / d` if `d` divides every term exactly, else None."""
     if d == 0:
         return None
     if a is d or a == d:
@@ -366,7 +481,7 @@ def exact_div(a: Index, d: Index) -> Index | None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def floordiv(a: Index, d: Index) -> Index:
-    """`a // d` for `d > 0`."""
+    """Return `a // d` for `d > 0`."""
     if isinstance(a, int) and isinstance(d, int):
         return a // d
     if d == 1:
@@ -389,17 +504,20 @@ def _floordiv_rest(rest: Index, d: Index) -> Index:
         return floordiv(coarse[1], coarse[2])
     if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         atom = rest.terms[0][0][0]
-        if atom.kind == "floordiv":
-            return floordiv(atom.args[0], mul(atom.args[1], d))
-        if atom.kind == "mod" and (n := exact_div(atom.args[1], d)) is not None:
-            return mod(floordiv(atom.args[0], d), n)
+        if isinstance(atom, FloorDiv):
+            return floordiv(atom.dividend, mul(atom.divisor, d))
+        if isinstance(atom, Mod) and (n := exact_div(atom.divisor, d)) is not None:
+            return mod(floordiv(atom.dividend, d), n)
     return _of(_atom("floordiv", (rest, d), *_div_bounds(rest, d)))
 
 
 def _coarsen(rest: Expr, d: Index) -> tuple[Index, Index, Index, Index] | None:
-    """`rest = g*x + r` and `d = g*k` with `0 <= r < g`: gives `(g, x, k, r)`; then `rest // d = x // k`."""
+    """Return `(g, x, k, r)` with `rest = g*x + r`, `d = g*k` and `0 <= r < g`, or None if no such factor is found.
+
+    Then `rest // d = x // k`.
+    """
     for m, c in rest.terms:
-        g = _product(tuple(a for a in m if a.kind == "sym"), abs(c))
+        g = _product(tuple(a for a in m if isinstance(a, Sym)), abs(c))
         if g == 1 or (k := exact_div(d, g)) is None:
             continue
         x, r = _split_by(rest, g)
@@ -417,7 +535,7 @@ def _div_bounds(a: Index, d: Index) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def mod(a: Index, d: Index) -> Index:
-    """`a % d` (sign of `d`) for `d > 0`."""
+    """Return `a % d`, which is not negative, for `d > 0`."""
     if isinstance(a, int) and isinstance(d, int):
         return a % d
     if d == 1:
@@ -436,12 +554,13 @@ def mod(a: Index, d: Index) -> Index:
         return add(mul(unit, mod(units, limit)), residue)
     if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         atom = rest.terms[0][0][0]
-        if atom.kind == "mod" and exact_div(atom.args[1], d) is not None:
-            return mod(atom.args[0], d)
+        if isinstance(atom, Mod) and exact_div(atom.divisor, d) is not None:
+            return mod(atom.dividend, d)
     return _of(_atom("mod", (rest, d), 0, max(bounds(d)[1] - 1, 0)))
 
 
 def maximum(a: Index, b: Index) -> Index:
+    """Return the larger of two expressions; folded if their ranges decide."""
     if known_nonnegative(sub(a, b)):
         return a
     if known_nonnegative(sub(b, a)):
@@ -451,6 +570,7 @@ def maximum(a: Index, b: Index) -> Index:
 
 
 def minimum(a: Index, b: Index) -> Index:
+    """Return the smaller of two expressions; folded if their ranges decide."""
     if known_nonnegative(sub(b, a)):
         return a
     if known_nonnegative(sub(a, b)):
@@ -460,11 +580,12 @@ def minimum(a: Index, b: Index) -> Index:
 
 
 def prod(items: Iterable[Index]) -> Index:
+    """Return the product of `items`, 1 for none."""
     return mul(1, *items)
 
 
 def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Any], Any] | None = None) -> Index:
-    """Replace variables (or symbols) by expressions. `on_value` rewrites the values inside lookups."""
+    """Return `e` with variables and symbols replaced by expressions. `on_value` rewrites the values inside lookups."""
     if isinstance(e, int) or not (any(v in env for v in e.vars) or any(s in env for s in e.syms) or on_value):
         return e
     parts: list[Index] = [e.const]
@@ -476,21 +597,21 @@ def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Any], An
 
 
 def _substitute_atom(a: Atom, env: Mapping[Atom, Index], on_value: Callable[[Any], Any] | None) -> Index:
-    if a.kind in ("var", "sym"):
+    if isinstance(a, (Var, Sym)):
         return env[a] if a in env else _of(a)
-    if a.kind == "lookup":
-        value = on_value(a.args[0]) if on_value else a.args[0].substitute(env)
+    if isinstance(a, Lookup):
+        value = on_value(a.value) if on_value else a.value.substitute(env)
         return lookup(value, a.lo, a.hi)
     args = [substitute(x, env, on_value) for x in a.args]
-    if a.kind == "floordiv":
+    if isinstance(a, FloorDiv):
         return floordiv(*args)
-    if a.kind == "mod":
+    if isinstance(a, Mod):
         return mod(*args)
     return maximum(*args) if a.kind == "max" else minimum(*args)
 
 
 def coefficient(e: Index, v: Atom) -> Index | None:
-    """The factor `c` of `e = c*v + rest` with `c` and `rest` free of `v`; None when `e` is not linear in `v`."""
+    """Return `c` of `e = c*v + rest`, where `c` and `rest` are free of `v`, or None if `e` is not linear in `v`."""
     if isinstance(e, int) or v not in e.vars:
         return 0
     parts: list[Index] = []
@@ -506,22 +627,22 @@ def coefficient(e: Index, v: Atom) -> Index | None:
 
 
 def lookups(e: Index) -> list[Any]:
-    """Values of all data-dependent parts, outermost first."""
-    found: list[Any] = []
+    """Return the values of all data-dependent parts, outermost first."""
+    values: list[Any] = []
     if isinstance(e, int):
-        return found
+        return values
     for m, _ in e.terms:
         for a in m:
-            if a.kind == "lookup":
-                found.append(a.args[0])
-            elif a.kind not in ("var", "sym"):
+            if isinstance(a, Lookup):
+                values.append(a.value)
+            elif not isinstance(a, (Var, Sym)):
                 for x in a.args:
-                    found.extend(lookups(x))
-    return found
+                    values.extend(lookups(x))
+    return values
 
 
 def flatten(sizes: Iterable[Index], at: Iterable[Index]) -> Index:
-    """Row-major linear position of `at` in `sizes`."""
+    """Return the row-major linear position of the point `at` in a box of `sizes`."""
     linear: Index = 0
     for size, i in zip(sizes, at, strict=True):
         linear = add(mul(linear, size), i)
@@ -529,7 +650,7 @@ def flatten(sizes: Iterable[Index], at: Iterable[Index]) -> Index:
 
 
 def unflatten(linear: Index, sizes: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Coordinates of a row-major linear position; the first is not reduced by a remainder."""
+    """Return the coordinates of a row-major linear position; no remainder is taken of the first."""
     out: list[Index] = []
     stride: Index = 1
     for k in range(len(sizes) - 1, -1, -1):
@@ -540,7 +661,7 @@ def unflatten(linear: Index, sizes: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def strides_for(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Contiguous row-major strides, in elements; a zero-size dimension counts as one."""
+    """Return contiguous row-major strides, in elements; a dimension of size 0 counts as 1."""
     out: list[Index] = []
     stride: Index = 1
     for size in reversed(sizes):
@@ -550,7 +671,7 @@ def strides_for(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def show(e: Index) -> str:
-    """Stable text: largest coefficients first."""
+    """Return the text of an expression, largest coefficients first; equal expressions have equal text."""
     if isinstance(e, int):
         return str(e)
     if e._text is None:

@@ -1,4 +1,7 @@
-"""The oracle: runs a loop program on torch tensors, one dense evaluation per node, nothing fused."""
+"""The interpreter, which tests use as an oracle: it runs a loop program on torch tensors.
+
+Each node is one dense evaluation over all points of its loops; nothing is fused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Env = Mapping[Atom, Any]
 
 
 class State:
-    """Storage of every buffer as a flat tensor, plus the values of symbols."""
+    """The state of one run: the storage of every buffer as a flat tensor, and the values of the symbols."""
 
     def __init__(self, program: Program, symbols: Mapping[str, int]) -> None:
         self.program = program
@@ -31,7 +34,7 @@ class State:
         return int(evaluate_index(e, {}, self))
 
     def bind_sizes(self, inputs: Sequence[Any]) -> None:
-        """Give the symbols that are sizes of inputs their values."""
+        """Set the symbols that are sizes of input tensors."""
         for name, x in zip(self.program.inputs, inputs, strict=True):
             for n, size in (
                 zip(self.program.buffers[name].sizes, x.shape, strict=True) if name in self.program.buffers else ()
@@ -40,15 +43,15 @@ class State:
                     self.symbols.setdefault(ex.show(n), int(size))
 
     def number(self, text: str, more: Mapping[str, Any] | None = None) -> Any:
-        """The value of a Python expression over the symbols, and `more`."""
+        """Return the value of the Python expression `text` over the symbols and the names in `more`."""
         return eval(text, {"math": math, **FUNCTIONS}, {**self.symbols, **(more or {})})
 
     def compute_numbers(self) -> None:
-        """Compute the program's numbers whose sources are known."""
+        """Compute the program's numbers whose operands have values."""
         numbers = {n.name for n in self.program.numbers}
-        late = {s for node in self.program.nodes if isinstance(node, Extern) for s in node.defines}
+        unbacked = {s for node in self.program.nodes if isinstance(node, Extern) for s in node.defines}
         for n in self.program.numbers:
-            if n.name not in self.symbols and not names_in(n.text) & (late | numbers) - self.symbols.keys():
+            if n.name not in self.symbols and not names_in(n.text) & (unbacked | numbers) - self.symbols.keys():
                 self.symbols[n.name] = self.number(n.text)
 
     def allocate(self, name: str) -> torch.Tensor:
@@ -65,16 +68,16 @@ class State:
 
 
 def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> list[Any]:
-    """Outputs of `program` on `inputs` (tensors, or ints for symbols). Inputs that it mutates are mutated.
+    """Run `program` on `inputs` (tensors, or ints for symbols) and return its outputs; mutated inputs are written.
 
-    `constants`: the tensor behind each buffer of kind "const".
+    `constants`: the tensor of each buffer of kind "const".
     """
     symbols = {n: x for n, x in zip(program.inputs, inputs, strict=True) if not isinstance(x, torch.Tensor)}
     state = State(program, symbols)
     state.bind_sizes(inputs)
     state.compute_numbers()
-    held = [(n, x) for n, x in (constants or {}).items() if n in program.buffers]
-    for name, x in [*zip(program.inputs, inputs, strict=True), *held]:
+    named_constants = [(n, x) for n, x in (constants or {}).items() if n in program.buffers]
+    for name, x in [*zip(program.inputs, inputs, strict=True), *named_constants]:
         if isinstance(x, torch.Tensor):
             extent = state.size(program.buffers[name].extent)
             state.flat[name] = x.as_strided((extent,), (1,), x.storage_offset())
@@ -93,7 +96,7 @@ def _output(o: Any, state: State) -> Any:
 
 
 def _run_loop(node: Loop, state: State) -> None:
-    sizes = [state.size(d.args[1]) for d in loop_vars(node)]
+    sizes = [state.size(ex.size_of(d)) for d in loop_vars(node)]
     env: dict[Atom, Any] = {}
     for k, d in enumerate(loop_vars(node)):
         shape = [1] * len(sizes)
@@ -117,8 +120,8 @@ def _run_loop(node: Loop, state: State) -> None:
         out[at.reshape(-1)] = value.reshape(-1).to(out.dtype)
 
 
-def _reduce(node: Reduction, value: torch.Tensor, kept: list[int]) -> torch.Tensor:
-    flat = value.reshape(*kept, -1)
+def _reduce(node: Reduction, value: torch.Tensor, parallel_sizes: list[int]) -> torch.Tensor:
+    flat = value.reshape(*parallel_sizes, -1)
     match node.op:
         case "sum":
             return flat.sum(-1, dtype=flat.dtype)
@@ -156,9 +159,9 @@ def _run_extern(node: Extern, state: State) -> None:
     result = node.target(*_concrete(node.args, state), **{k: _concrete(v, state) for k, v in node.kwargs})
     results = torch.utils._pytree.tree_leaves(result) if node.multi else (result,)
     state.symbols |= {n: r for n, r in zip(node.outs, results, strict=False) if n in node.defines}
-    held = dict(zip(node.outs, results, strict=False))
+    named_results = dict(zip(node.outs, results, strict=False))
     for symbol, text in node.binds:
-        state.symbols[symbol] = state.number(text, {k: r for k, r in held.items() if k})
+        state.symbols[symbol] = state.number(text, {k: r for k, r in named_results.items() if k})
     state.compute_numbers()
     for condition, message in node.requires:
         if not state.number(condition):
@@ -184,7 +187,7 @@ def _concrete(x: Any, state: State) -> Any:
 
 
 def evaluate_index(e: Index, env: Env, state: State) -> Any:
-    """An index expression as an int or int64 tensor."""
+    """Return the value of an index expression: an int or an int64 tensor."""
     if isinstance(e, int):
         return e
     total: Any = e.const
@@ -197,27 +200,29 @@ def evaluate_index(e: Index, env: Env, state: State) -> Any:
 
 
 def _atom(a: Atom, env: Env, state: State) -> Any:
-    match a.kind:
-        case "var":
+    match a:
+        case ex.Var():
             return env[a]
-        case "sym":
-            return state.symbols[a.args[0]]
-        case "lookup":
-            return evaluate(a.args[0], env, state)
+        case ex.Sym():
+            return state.symbols[a.name]
+        case ex.Lookup():
+            return evaluate(a.value, env, state)
     x, y = (evaluate_index(b, env, state) for b in a.args)
-    match a.kind:
-        case "floordiv":
+    match a:
+        case ex.FloorDiv():
             return x // y
-        case "mod":
+        case ex.Mod():
             return x % y
-        case "max":
-            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
         case _:
-            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
+            pick = torch.maximum if a.kind == "max" else torch.minimum
+            return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 
 def evaluate(root: Value, env: Env, state: State) -> Any:
-    """A scalar tree evaluated at every point of `env`'s grid; guarded loads clamp, then are masked out."""
+    """Return the value of a scalar tree at every point of the grid that `env` spans.
+
+    Indices of loads are clamped to the buffer, since a masked load may be out of range; its result is then masked out.
+    """
     memo: dict[Value, Any] = {}
     for v in va.walk(root):
         memo[v] = _evaluate_one(v, [memo[a] for a in v.args], env, state)

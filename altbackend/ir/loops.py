@@ -31,9 +31,10 @@ SCANS = ("sum", "prod", "max", "min", "logaddexp")
 
 @dataclass(frozen=True)
 class Buffer:
-    """`sizes` and `strides` in elements; `kind`: "input", "temp" or "const" (filled once, kept).
+    """Strided storage of one dtype; `sizes` and `strides` are in elements.
 
-    `negative`: the tensor has torch's negative bit, so library calls read the negative of what is in memory.
+    `kind`: "input", "temp" or "const" (filled once and reused by every call). `negative`: the tensor has torch's
+    negative bit, so library calls read the negative of the values in memory.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Buffer:
 
     @property
     def extent(self) -> Index:
-        """Number of elements between the first and one past the last, 0 when empty."""
+        """The number of elements from the first to the last, gaps included; 0 for an empty buffer."""
         if any(s == 0 for s in self.sizes):
             return 0
         return ex.add(1, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(self.sizes, self.strides, strict=True)))
@@ -58,7 +59,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Origin:
-    """The FX node that a loop comes from: name, operator, the user's source line."""
+    """The FX node from which a loop comes: its name, its operator and the user's source line."""
 
     node: str
     target: str
@@ -67,6 +68,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Pointwise:
+    """A loop that stores `value` at `out[index]` for every point of `dims`."""
+
     out: str
     dims: tuple[Atom, ...]
     index: Index
@@ -76,7 +79,10 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Reduction:
-    """`dims` are kept, `rdims` reduced; `value` has the accumulation dtype."""
+    """A reduction of `value` over `rdims` at every point of the parallel dims `dims`.
+
+    `value` has the dtype of the accumulator; `op` is one of REDUCTIONS.
+    """
 
     out: str
     dims: tuple[Atom, ...]
@@ -89,7 +95,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scan:
-    """Inclusive scan along the single variable `rdims[0]`; `index` includes it."""
+    """An inclusive scan along the single variable `rdims[0]`, which `index` contains; `op` is one of SCANS."""
 
     out: str
     dims: tuple[Atom, ...]
@@ -102,10 +108,11 @@ class Scan:
 
 @dataclass(frozen=True)
 class Scatter:
-    """`mode`: "set", "add", "prod", "max", "min", applied in loop order.
+    """A loop that combines `value` into `out[index]`, in loop order, where `index` depends on data.
 
-    `out` is a dense buffer of this lowering, already filled; it is read and written. A loop variable stands in the
-    index as a plain multiple of the stride of one dimension, a data-dependent index likewise.
+    `mode`: "set", "add", "prod", "max" or "min". `out` is a dense buffer that an earlier node has filled; the loop
+    reads and writes it. Each loop variable or data-dependent position in the index is multiplied by the stride of one
+    dimension.
     """
 
     out: str
@@ -118,7 +125,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class View:
-    """A strided window on a buffer, as a library call sees it; `dtype` None = the buffer's own."""
+    """A strided window on a buffer, as a library call takes it; `dtype` None means the buffer's own."""
 
     buffer: str
     sizes: tuple[Index, ...]
@@ -128,18 +135,18 @@ class View:
 
 
 class Constant(str):
-    """The name of a constant that is no tensor (a graph that a call takes)."""
+    """The name of a constant that is not a tensor, such as a graph that a call takes."""
 
 
 class HostNumber(str):
-    """A number that only the host program has, as Python text: other calls and the caller may take it."""
+    """A number of the host program, as Python text. Calls and the caller can take it; kernels cannot."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that the host program computes as soon as the names in `text`, a Python expression, have values.
+    """A number that the host program computes once all names in `text`, a Python expression, have values.
 
-    Kernels take integers only, as symbols; an integer that is the bits of a float64 is one too.
+    Kernels take integers only, as symbols. A float64 is passed to a kernel as the integer of its bits.
     """
 
     name: str
@@ -148,15 +155,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Extern:
-    """`target(*args, **kwargs)`; leaves of the argument trees are View, Index, or plain constants.
+    """A library call `target(*args, **kwargs)`; leaves of the argument trees are View, Index or plain constants.
 
-    `outs`: buffer name per tensor result (None: a result that nobody uses); those of a list of tensors side by side.
-    `lists`: where such a list begins among them and how long it is, unless all results are one list.
-    `out_variant`: the operator's form that writes into the planned buffer.
-    `defines`: symbols that are known once the call returned. One that is in `outs` is a result itself (a number),
-    the others are in `binds`: (symbol, Python expression of the results' names). `requires`: (condition, message) of
-    what kernels and later calls count on; the host program raises RuntimeError where one does not hold.
-    `mutates`: buffers written through arguments. `aliases`: buffers that the results may share storage with.
+    `outs`: the buffer name of each result, None for an unused result; a list of tensors is flattened.
+    `lists`: (position in `outs`, length) of each such list, unless all results are one list.
+    `out_variant`: the overload of the operator that writes into a buffer that is passed as `out=`.
+    `defines`: symbols that the call gives. A symbol in `outs` is a result of the call, a number. The others are in
+    `binds`: (symbol, Python expression over the names of the results).
+    `requires`: (condition, message) that kernels and later calls rely on; the host program raises RuntimeError with the
+    message if the condition is false.
+    `mutates`: buffers that the call writes through arguments.
+    `aliases`: buffers with which the results may share storage.
     """
 
     outs: tuple[str | None, ...]
@@ -181,7 +190,10 @@ Output = View | Index | HostNumber | float | bool | None
 
 @dataclass(frozen=True)
 class Program:
-    """Inputs are buffers in graph order; an input that is a number is given as the name of its symbol."""
+    """A straight-line program of nodes over named buffers.
+
+    `inputs` are buffer names in graph order; an input that is a number is the name of its symbol.
+    """
 
     buffers: dict[str, Buffer]
     inputs: tuple[str, ...]
@@ -191,11 +203,12 @@ class Program:
 
 
 def loop_vars(node: Loop) -> tuple[Atom, ...]:
+    """Return all loop variables of a node, parallel dims first."""
     return node.dims if isinstance(node, (Pointwise, Scatter)) else node.dims + node.rdims
 
 
 def reads(node: Node) -> tuple[str, ...]:
-    """Names of buffers read, each once, in first-use order."""
+    """Return the names of the buffers that a node reads, each once, in the order of first use."""
     if isinstance(node, Extern):
         names = [v.buffer for v in views(node)]
     else:
@@ -207,7 +220,7 @@ def reads(node: Node) -> tuple[str, ...]:
 
 
 def results_text(node: Extern) -> str:
-    """The results as the left side of an assignment in Python."""
+    """Return the results of a call as the left side of an assignment in Python."""
     labels = [o or "_" for o in node.outs]
     parts: list[str] = []
     done = 0
@@ -219,71 +232,72 @@ def results_text(node: Extern) -> str:
 
 
 def writes(node: Node) -> tuple[str, ...]:
+    """Return the names of the buffers that a node writes."""
     if isinstance(node, Extern):
         return tuple(o for o in node.outs if o and o not in node.defines) + node.mutates
     return (node.out,)
 
 
 def symbols_of(p: Program, node: Node) -> frozenset[str]:
-    """Symbols that must be known before the node runs: of its loops, its indices, and the buffers that it touches.
+    """Return the symbols that must have values before a node runs: those of its loops, its indices and its buffers.
 
-    With a number goes what it is computed from.
+    The operands of a number are included with the number.
     """
-    found = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
+    names = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
     if isinstance(node, Extern):
-        _argument_symbols((node.args, node.kwargs, tuple(HostNumber(text) for text, _ in node.requires)), found)
-        return frozenset(_with_sources(p, found)) - set(node.defines)
-    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(v.args[1]) for v in loop_vars(node)))
-    return frozenset(_with_sources(p, found.union(a.key for s in syms for a in s)))
+        _argument_symbols((node.args, node.kwargs, tuple(HostNumber(text) for text, _ in node.requires)), names)
+        return frozenset(_with_sources(p, names)) - set(node.defines)
+    syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(ex.size_of(v)) for v in loop_vars(node)))
+    return frozenset(_with_sources(p, names.union(a.key for s in syms for a in s)))
 
 
 _WORDS = frozenset([*FUNCTIONS, *keyword.kwlist, *"abs bool float int math max min round sum torch".split()])  # noqa: SIM905
 
 
 def names_in(text: str) -> set[str]:
-    """The names of numbers in a Python expression: no attributes, and no words of the language or functions."""
+    """Return the names of numbers in a Python expression; attributes, keywords and functions are left out."""
     return set(re.findall(r"(?<![\w.])[^\W\d]\w*", text)) - _WORDS
 
 
 def _with_sources(p: Program, names: set[str]) -> set[str]:
-    """`names` and, of the numbers among them, those in their texts; a number's sources stand before it."""
+    """Add to `names` the operands of the numbers among them; `p.numbers` lists an operand before its users."""
     for number in reversed(p.numbers):
         if number.name in names:
             names |= names_in(number.text)
     return names
 
 
-def _argument_symbols(x: Any, found: set[str]) -> None:
+def _argument_symbols(x: Any, names: set[str]) -> None:
     if isinstance(x, ex.Expr):
-        found.update(a.key for a in x.syms)
+        names.update(a.key for a in x.syms)
     elif isinstance(x, HostNumber):
-        found |= names_in(x)
+        names |= names_in(x)
     elif isinstance(x, View):
-        _argument_symbols((x.sizes, x.strides, x.offset), found)
+        _argument_symbols((x.sizes, x.strides, x.offset), names)
     elif isinstance(x, (tuple, list)):
         for y in x:
-            _argument_symbols(y, found)
+            _argument_symbols(y, names)
 
 
-def late_symbols(p: Program) -> frozenset[str]:
-    """Symbols that no input gives."""
-    late = {s for node in p.nodes if isinstance(node, Extern) for s in node.defines}
-    for number in p.numbers if late else ():
-        if not late.isdisjoint(names_in(number.text)):
-            late.add(number.name)
-    return frozenset(late)
+def unbacked_symbols(p: Program) -> frozenset[str]:
+    """Return the symbols that calls give, not inputs, and the numbers that are computed from them."""
+    unbacked = {s for node in p.nodes if isinstance(node, Extern) for s in node.defines}
+    for number in p.numbers if unbacked else ():
+        if not unbacked.isdisjoint(names_in(number.text)):
+            unbacked.add(number.name)
+    return frozenset(unbacked)
 
 
 def without_dead(p: Program) -> Program:
-    """`p` without the loops whose results nobody reads: what a later store fills whole, for one."""
+    """Return `p` without the loops whose results no node and no output reads."""
     needed = {o.buffer for o in p.outputs if isinstance(o, View)}
     needed.update(b.name for b in p.buffers.values() if b.kind != "temp")
-    kept: list[Node] = []
+    live_nodes: list[Node] = []
     for node in reversed(p.nodes):
         if isinstance(node, Extern) or needed.intersection(writes(node)):
-            kept.append(node)
+            live_nodes.append(node)
             needed.update(reads(node))
-    return _without_unused_numbers(replace(p, nodes=tuple(reversed(kept))))
+    return _without_unused_numbers(replace(p, nodes=tuple(reversed(live_nodes))))
 
 
 def _without_unused_numbers(p: Program) -> Program:
@@ -296,12 +310,12 @@ def _without_unused_numbers(p: Program) -> Program:
 
 
 def views(node: Extern) -> list[View]:
-    """Every View in the argument trees."""
-    found: list[View] = []
+    """Return every View in the argument trees of a call."""
+    result: list[View] = []
 
     def visit(x: Any) -> None:
         if isinstance(x, View):
-            found.append(x)
+            result.append(x)
         elif isinstance(x, (tuple, list)):
             for y in x:
                 visit(y)
@@ -311,14 +325,16 @@ def views(node: Extern) -> list[View]:
 
     visit(node.args)
     visit(node.kwargs)
-    return found
+    return result
 
 
 def show_dims(dims: tuple[Atom, ...]) -> str:
-    return ", ".join(f"{d.args[0]}:{ex.show(d.args[1])}" for d in dims)
+    """Return loop variables as `name:extent` pairs."""
+    return ", ".join(f"{d.key}:{ex.show(ex.size_of(d))}" for d in dims)
 
 
 def show_view(v: View) -> str:
+    """Return a view as `buffer[(sizes) : (strides) + offset]`."""
     sizes = ", ".join(map(ex.show, v.sizes))
     strides = ", ".join(map(ex.show, v.strides))
     offset = f" + {ex.show(v.offset)}" if v.offset != 0 else ""
@@ -334,6 +350,7 @@ def _show_arg(x: Any) -> str:
 
 
 def show_node(node: Node) -> str:
+    """Return the text of one node."""
     match node:
         case Pointwise():
             return f"{node.out}[{ex.show(node.index)}] = {node.value}  for {show_dims(node.dims)}"
@@ -356,7 +373,7 @@ def show_node(node: Node) -> str:
 
 
 def show_program(p: Program) -> str:
-    """The printed form of the IR; stable for equal programs."""
+    """Return the text of a program; equal programs have equal text."""
     lines = []
     for name in p.inputs:
         b = p.buffers.get(name)

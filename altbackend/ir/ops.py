@@ -1,16 +1,20 @@
-"""The scalar-operator table: one row holds every fact about an operator.
+"""The table of scalar operators: one row holds every fact about an operator.
 
 The interpreter, the printers, dtype propagation and the fuzzer read these rows and nothing else.
-`ref` is the torch function that defines the meaning; `cpp` and `triton` are spellings with `{0}`, `{1}`...
-for the arguments and `{T}` for the result's type in that language. Arguments arrive already promoted to one dtype.
-`triton` is for floats; `triton_double`, `triton_int` and `triton_bool` stand in for it where the argument is float64,
-an integer or a bool, and "" means that there is no spelling. `triton_fast` is a cheaper form for float32, whose
-relative error is below 2^-15, an eighth of float16's rounding (in a sum: of its largest term). A name without a module
-is from `runtime.tile_math`.
-Functions of libdevice are those that eager's CUDA kernels call.
-`decided` says for which floats eager's result has one possible value in every bit, whichever loop of its kernels
-computes it: ALWAYS, WIDE (float32 and float64; in 16 bits its vectors and its scalars round at different steps) or ""
-(functions of a vector library; roots, which MKL does not always round correctly; the larger of two zeros or NaNs).
+
+`ref` is the torch function that defines the operator. `cpp` and `triton` are spellings with `{0}`, `{1}`... for the
+arguments and `{T}` for the type of the result in that language. All arguments have one dtype.
+
+`triton` is for floats. `triton_double`, `triton_int` and `triton_bool` replace it if the argument is a float64, an
+integer or a bool; "" means that Triton has no spelling. `triton_fast` is a cheaper form for float32 with a relative
+error below 2^-15, an eighth of float16's rounding error (in a sum: relative to its largest term). A function without a
+module is from `runtime.tile_math`. The functions of libdevice are those that eager's CUDA kernels call.
+
+`decided` says for which floats every loop of eager's kernels computes the same bits:
+    ALWAYS  for all floats
+    WIDE    for float32 and float64; in 16 bits eager's vector loops and scalar loops round at different steps
+    ""      for none: functions of a vector library; roots, which MKL does not always round correctly; the larger of
+            two zeros or NaNs
 Integers are always decided. docs/numerics.md says more.
 """
 
@@ -30,9 +34,9 @@ ALWAYS, WIDE = "always", "wide"
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One scalar operator. `result`: SAME as the arguments, BOOL, FLOAT32 or FLOAT64.
+    """One scalar operator. `result`: the dtype, SAME as the arguments, BOOL, FLOAT32 or FLOAT64.
 
-    `flops`: rough cost of one evaluation, in float additions.
+    `flops`: the approximate cost of one evaluation, in float additions.
     """
 
     name: str
@@ -56,10 +60,9 @@ def _row(
     cpp: str = "",
     triton: str | None = None,
     result: str = SAME,
-    flops: int = 1,
-    decided: str = "",
-    **triton_of_kind: str,
+    **facts: Any,
 ) -> OpSpec:
+    """Return a row; an operator without spellings is `alt::name(...)` in C++ and `libdevice.name(...)` in Triton."""
     holes = ", ".join(f"{{{i}}}" for i in range(arity))
     return OpSpec(
         name,
@@ -68,9 +71,7 @@ def _row(
         ref,
         cpp or f"alt::{name}({holes})",
         f"libdevice.{name}({holes})" if triton is None else triton,
-        flops,
-        decided=decided,
-        **triton_of_kind,
+        **facts,
     )
 
 
@@ -79,7 +80,7 @@ def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
 
 
 _ROWS: list[OpSpec] = [
-    # of bools: or, and; the sum of two int1 is one bit
+    # On bools these are `or` and `and`; Triton's sum of two int1 would be one bit.
     _row("add", 2, torch.add, "({0} + {1})", "({0} + {1})", triton_bool="({0} | {1})", decided=ALWAYS),
     _row("sub", 2, torch.sub, "({0} - {1})", "({0} - {1})", decided=ALWAYS),
     _row("mul", 2, torch.mul, "({0} * {1})", "({0} * {1})", triton_bool="({0} & {1})", decided=ALWAYS),
@@ -159,7 +160,7 @@ _ROWS: list[OpSpec] = [
         decided=ALWAYS,
     ),
     _row("gcd", 2, torch.gcd, triton="", flops=40, decided=ALWAYS),
-    _row(  # how kernels take a float of the host program
+    _row(  # a float of the host program is passed to a kernel as an integer
         "float64_of_bits",
         1,
         lambda bits: bits.view(torch.float64),
@@ -240,7 +241,7 @@ _ROWS: list[OpSpec] = [
     _row("i0e", 1, torch.special.i0e, triton="", flops=30),
     _row("i1", 1, torch.special.i1, triton="libdevice.cyl_bessel_i1({0})", flops=30),
     _row("i1e", 1, torch.special.i1e, triton="", flops=30),
-    # Of (seed, counter), int64 both. Equal calls give equal numbers, so a value may be computed again.
+    # Arguments: (seed, counter), both int64. Equal arguments give equal numbers, so a value may be recomputed.
     _row(
         "philox_uniform", 2, philox.uniform, triton="philox_uniform({0}, {1})", result=FLOAT32, flops=60, decided=ALWAYS
     ),
@@ -255,7 +256,7 @@ LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
-# What a GPU combines in memory without a loop around it, as torch does: its maxima of floats ignore NaN.
+# Atomic operations of a GPU whose result equals torch's; its atomic maxima of floats ignore NaN, so they are left out.
 ATOMIC: dict[str, tuple[torch.dtype, ...]] = {
     "add": (torch.float32, torch.float64, torch.int32, torch.int64),
     "max": (torch.int32, torch.int64),
@@ -264,12 +265,12 @@ ATOMIC: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def result_dtype(spec: OpSpec, argument: torch.dtype) -> torch.dtype:
-    """What the operator gives for arguments of a dtype."""
+    """Return the dtype of the operator's result for arguments of dtype `argument`."""
     return {SAME: argument, BOOL: torch.bool, FLOAT32: torch.float32, FLOAT64: torch.float64}[spec.result]
 
 
 def triton_spelling(op: str, dtype: torch.dtype) -> str:
-    """The Triton text of a table operator on arguments of `dtype`; "" where there is none (libdevice is for floats)."""
+    """Return the Triton text of an operator on arguments of `dtype`, or "" (libdevice has functions of floats only)."""
     spec = OPS[op]
     kind: str | None = None
     if dtype == torch.bool:
@@ -283,5 +284,5 @@ def triton_spelling(op: str, dtype: torch.dtype) -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a scalar of `dtype` is computed: float32 for the floats of 8 and 16 bits, else itself."""
+    """Return the dtype in which a scalar of `dtype` is computed: float32 for floats of 8 and 16 bits, else itself."""
     return torch.float32 if dtype in LOW_PRECISION or dtype in FLOAT8 else dtype

@@ -1,10 +1,14 @@
 """Scalar values: the body of a loop as an interned tree.
 
-Operators beside the table rows of `ir.ops`:
-`const` (attr: Python number), `load` (attr: (buffer name, linear element index)), `index` (attr: Index, int64),
-`cast` (one argument), `masked` (condition, value, other: loads under the value happen only where the condition
-holds), `wrap_index` (attr: size; -size <= x < size becomes 0 <= x < size, anything else is an IndexError; a second
-argument, a constant, is another code: see `INDEX_ERROR`) and `nonzero` (a divisor; zero raises as it does in torch).
+Operators that are not rows of `ir.ops`:
+    const       attr: a Python number
+    load        attr: (buffer name, linear element index)
+    index       attr: an Index; the value is an int64
+    cast        one argument
+    masked      (condition, value, other); loads inside the value happen only if the condition holds
+    wrap_index  attr: size; maps -size <= x < size to 0 <= x < size and raises IndexError for any other x; an optional
+                second argument, a constant, selects another error or range: see `INDEX_ERROR`
+    nonzero     a divisor; zero raises as it does in torch
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ class Value:
     args: tuple[Value, ...]
     dtype: torch.dtype
     attr: Any
-    depth: int  # of the expression, constants and loads being 1
+    depth: int  # height of the tree; constants and loads have depth 1
     vars: frozenset[Atom]
     syms: frozenset[Atom]
     _text: str | None
@@ -44,36 +48,36 @@ class Value:
         return make, (self.op, self.args, self.dtype, self.attr)
 
     def substitute(self, env: Mapping[Atom, Index]) -> Value:
-        """This value with loop variables replaced."""
+        """Return this value with loop variables replaced."""
         return rewrite(self, env=env)
 
 
 def _attr_key(op: str, attr: Any) -> Any:
-    # 1, 1.0 and True are equal to a dict, as are 0.0 and -0.0; NaN equals nothing.
+    # As dict keys 1, 1.0 and True are equal, as are 0.0 and -0.0, and NaN equals nothing.
     return (type(attr), repr(attr)) if op == "const" else attr
 
 
 def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None) -> Value:
     key = (op, args, dtype, _attr_key(op, attr))
-    found = _values.get(key)
-    if found is not None:
-        return found
-    self = Value()
-    self.op, self.args, self.dtype, self.attr, self._text = op, args, dtype, attr, None
-    self._loads = None
-    self.depth = 1 + max((a.depth for a in args), default=0)
-    self.vars = frozenset().union(*(a.vars for a in args))
-    self.syms = frozenset().union(*(a.syms for a in args))
+    interned = _values.get(key)
+    if interned is not None:
+        return interned
+    value = Value()
+    value.op, value.args, value.dtype, value.attr, value._text = op, args, dtype, attr, None
+    value._loads = None
+    value.depth = 1 + max((a.depth for a in args), default=0)
+    value.vars = frozenset().union(*(a.vars for a in args))
+    value.syms = frozenset().union(*(a.syms for a in args))
     index = attr[1] if op == "load" else attr if op in ("index", "wrap_index") else None
     if index is not None:
-        self.vars |= ex.vars_of(index)
-        self.syms |= ex.syms_of(index)
-    _values[key] = self
-    return self
+        value.vars |= ex.vars_of(index)
+        value.syms |= ex.syms_of(index)
+    _values[key] = value
+    return value
 
 
 def const(value: complex, dtype: torch.dtype) -> Value:
-    """A number, converted to `dtype`'s kind of Python scalar."""
+    """Return a constant: `value` converted to the Python type that `dtype` stands for."""
     if dtype == torch.bool:
         value = bool(value)
     elif dtype.is_floating_point:
@@ -84,30 +88,32 @@ def const(value: complex, dtype: torch.dtype) -> Value:
 
 
 def load(buffer: str, index: Index, dtype: torch.dtype) -> Value:
+    """Return the element of `buffer` at the linear position `index`."""
     return make("load", (), dtype, (buffer, index))
 
 
 def index(e: Index) -> Value:
-    """An index expression as an int64 value."""
+    """Return an index expression as an int64 value."""
     return const(e, torch.int64) if isinstance(e, int) else make("index", (), torch.int64, e)
 
 
 def cast(x: Value, dtype: torch.dtype) -> Value:
+    """Return `x` converted to `dtype`; constants are folded if the result is the same in every language."""
     if x.dtype == dtype:
         return x
     if x.op == "const" and not (x.dtype.is_floating_point and not dtype.is_floating_point):
         exact = dtype in (torch.float64, torch.float32) or (not dtype.is_floating_point and dtype != torch.bool)
         if exact and abs(x.attr) < 2**24 and (dtype.is_floating_point or abs(x.attr) < 128) and x.attr >= 0:
-            held = _held(x)
-            return make("cast", (x,), dtype) if held is None else const(held, dtype)
+            rounded = _rounded(x)
+            return make("cast", (x,), dtype) if rounded is None else const(rounded, dtype)
     return make("cast", (x,), dtype)
 
 
 _PACKED = {torch.float32: "f", torch.float16: "e", torch.float64: "d"}
 
 
-def _held(x: Value) -> float | None:
-    """The number that a constant's dtype holds for it: 0.3 as float32 is 0.30000001192...; None where unsure."""
+def _rounded(x: Value) -> float | None:
+    """Return a constant rounded to its own dtype (0.3 as float32 is 0.30000001192...), or None if that is unknown."""
     number: float = x.attr
     if not x.dtype.is_floating_point or (number == int(number) and abs(number) < 256):
         return number
@@ -116,7 +122,10 @@ def _held(x: Value) -> float | None:
 
 
 def apply(op: str, *args: Value) -> Value:
-    """A table operator on arguments of one dtype (`where`: after the condition)."""
+    """Return a row of `ir.ops` applied to arguments of one dtype (for `where`: all but the condition).
+
+    Raises TypeError for a wrong number of arguments.
+    """
     spec = OPS[op]
     if len(args) != spec.arity:
         raise TypeError(f"{op} takes {spec.arity} values, got {len(args)}")
@@ -124,35 +133,40 @@ def apply(op: str, *args: Value) -> Value:
 
 
 def where(cond: Value, a: Value, b: Value) -> Value:
+    """Return `a` if `cond` holds, else `b`."""
     if cond.op == "const":
         return a if cond.attr else b
     return a if a is b else apply("where", cond, a, b)
 
 
 def masked(cond: Value, value: Value, other: Value) -> Value:
-    """`value` where `cond`, else `other`; memory under `value` is touched only where `cond` holds."""
+    """Return `value` if `cond` holds, else `other`; the loads of `value` happen only if `cond` holds."""
     if cond.op == "const":
         return value if cond.attr else other
     return make("masked", (cond, value, other), value.dtype)
 
 
-INDEX_ERROR, RUNTIME_ERROR, FROM_ZERO = 1, 3, 4  # what eager raises; added: negative values are out of range too
+# The error that eager raises; FROM_ZERO is added if negative positions are out of range too.
+INDEX_ERROR, RUNTIME_ERROR, FROM_ZERO = 1, 3, 4
 
 
 def wrap_index(x: Value, size: Index, code: int = INDEX_ERROR) -> Index:
-    """A data-dependent index into a dimension of `size`, negative values counted from the end unless `code` says no."""
+    """Return a data-dependent index into a dimension of `size`.
+
+    Negative values count from the end unless `code` contains FROM_ZERO. `code` selects the error for other values.
+    """
     if x.op == "const" and isinstance(size, int) and (0 if code & FROM_ZERO else -size) <= x.attr < size:
         return int(x.attr) % size
     if x.op == "index" and ex.known_nonnegative(x.attr) and ex.known_less(x.attr, size):
         e: Index = x.attr
         return e
-    more = () if code == INDEX_ERROR else (const(code, torch.int64),)
-    checked = make("wrap_index", (cast(x, torch.int64), *more), torch.int64, size)
+    extra_args = () if code == INDEX_ERROR else (const(code, torch.int64),)
+    checked = make("wrap_index", (cast(x, torch.int64), *extra_args), torch.int64, size)
     return ex.lookup(checked, 0, max(ex.bounds(size)[1] - 1, 0))
 
 
 def compare_index(op: str, a: Index, b: Index) -> Value:
-    """`a < b` or `a >= b` on index expressions, folded where the ranges decide."""
+    """Return `a < b` (op "lt") or `a >= b` ("ge") of two index expressions, folded if the ranges decide."""
     if op == "lt" and ex.known_less(a, b):
         return const(True, torch.bool)
     if op == "lt" and ex.known_nonnegative(ex.sub(a, b)):
@@ -165,6 +179,7 @@ def compare_index(op: str, a: Index, b: Index) -> Value:
 
 
 def conjunction(*conds: Value) -> Value:
+    """Return the logical and of the conditions, true for none."""
     out: Value | None = None
     for c in conds:
         if c.op == "const":
@@ -182,14 +197,17 @@ def rewrite(
     on_load: Callable[[Value], Value | None] | None = None,
     memo: dict[Value, Value] | None = None,
 ) -> Value:
-    """Rebuild with variables replaced and loads mapped; `on_load` sees the load after substitution."""
+    """Return `root` with variables replaced by `env` and loads replaced by `on_load`.
+
+    `on_load` takes a load whose index is already rewritten and returns its replacement, or None to leave it.
+    """
     memo = {} if memo is None else memo
     env = env or {}
 
     def visit(v: Value) -> Value:
-        done = memo.get(v)
-        if done is not None:
-            return done
+        rewritten = memo.get(v)
+        if rewritten is not None:
+            return rewritten
         if not on_load and env.keys().isdisjoint(v.vars) and env.keys().isdisjoint(v.syms):
             memo[v] = v
             return v
@@ -212,7 +230,7 @@ def rewrite(
 
 
 def walk(root: Value) -> Iterator[Value]:
-    """Every distinct value below and including `root`, arguments before users (lookups included)."""
+    """Yield every distinct value of the tree, arguments before users, values inside lookups included."""
     seen: set[Value] = set()
     stack: list[tuple[Value, bool]] = [(root, False)]
     while stack:
@@ -233,19 +251,19 @@ def walk(root: Value) -> Iterator[Value]:
 
 
 def loads(root: Value) -> tuple[tuple[str, Index], ...]:
-    """(buffer, index) of every load, each once."""
+    """Return (buffer, index) of every load, each once."""
     if root._loads is None:
         root._loads = tuple(v.attr for v in walk(root) if v.op == "load")
     return root._loads
 
 
 def flops(root: Value, varying: Set[ex.Atom] = frozenset()) -> int:
-    """Cost of one evaluation, in float additions; only of what depends on every variable in `varying`."""
+    """Return the cost of one evaluation, in float additions, of the operators that depend on all of `varying`."""
     return sum(OPS[v.op].flops for v in walk(root) if v.op in OPS and varying <= v.vars)
 
 
 def show(v: Value) -> str:
-    """Stable one-line text."""
+    """Return the text of a value on one line; equal values have equal text."""
     if v._text is None:
         if v.op == "const":
             v._text = repr(v.attr)

@@ -1,4 +1,4 @@
-"""State of one lowering: the program under construction and the rules for materialising values."""
+"""The state of one lowering: the program under construction, and the rules that give values storage."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from .python_text import python_text
 from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
-MAX_ORIGINS = 24  # nodes named for one loop
+MAX_ORIGINS = 24  # FX nodes that are named for one loop
 
 
 @dataclass
 class Ctx:
-    """Everything that a lowering may read or append to."""
+    """Everything that a lowering may read or append to.
+
+    `env` maps lowered FX nodes to their values. `stored` maps a value to the buffer that holds it, so that equal values
+    share one.
+    """
 
     cfg: Config
     device: torch.device = torch.device("cpu")
@@ -38,11 +42,11 @@ class Ctx:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)  # symbols that have values at this point of the host program
     numbers: dict[Value, HostNumber] = field(default_factory=dict)
-    computed: dict[str, Number] = field(default_factory=dict)  # by its text
-    verified: set[str] = field(default_factory=set)  # conditions that the host program has required so far
-    pending: list[sympy.Basic] = field(default_factory=list)  # those that wait for a symbol
+    computed: dict[str, Number] = field(default_factory=dict)  # by their text
+    verified: set[str] = field(default_factory=set)  # conditions that the host program has checked so far
+    pending: list[sympy.Basic] = field(default_factory=list)  # conditions that wait for a symbol
     constants: dict[str, Any] = field(default_factory=dict)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
@@ -50,53 +54,57 @@ class Ctx:
     stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
     decision: Callable[[str, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
-    returned: Counter[Any] = field(default_factory=Counter)  # how many of the graph's results a node is
+    returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
 
     def index(self, x: Any) -> Index:
-        """An int or SymInt as an index expression, by way of a number of the host program where need be."""
-        return sz.to_index(x, self.shape_memo, self._other)
+        """Return an int or SymInt as an index expression, if necessary as a number that the host program computes."""
+        return sz.to_index(x, self.shape_memo, self._host_symbol)
 
-    def _other(self, e: sympy.Expr, shape_env: Any) -> Index:
-        """A symbol for an integer expression that the index algebra has no node for. Raises Unsupported."""
-        missing = {str(s) for s in e.free_symbols} - self.known
+    def _host_symbol(self, e: sympy.Expr, shape_env: Any) -> Index:
+        """Return a symbol for an integer expression that the index algebra cannot express.
+
+        Raises Unsupported if a symbol in it has no value.
+        """
+        missing = {str(s) for s in e.free_symbols} - self.defined
         if missing:
             raise Unsupported(f"size expression {e}", f"nothing gives {', '.join(sorted(missing))}")
         return ex.sym(self.number(python_text(e)), *sz.bounds(e, shape_env))
 
     def number(self, text: str) -> str:
-        """The name of a number that the host program computes by `text`, each text once."""
+        """Return the name of the number that the host program computes by `text`; equal texts share a name."""
         if text not in self.computed:
             name = f"number{len(self.computed)}"
             self.computed[text] = Number(name, text)
-            self.known.add(name)
+            self.defined.add(name)
         return self.computed[text].name
 
     def real(self, text: str) -> Value:
-        """A float64 of the host program as a scalar of kernels, and for library calls the number itself."""
-        name = text if text in self.known else self.number(text)
+        """Return a float64 of the host program as a scalar that kernels take; library calls take the number itself."""
+        name = text if text in self.defined else self.number(text)
         bits = ex.sym(self.number(f"bits_of({name})"), -ex.UNBOUNDED, ex.UNBOUNDED)
         value = va.apply("float64_of_bits", va.index(bits))
         self.numbers[value] = HostNumber(name)
         return value
 
     def shape(self, xs: Sequence[Any]) -> tuple[Index, ...]:
+        """Return sizes or strides, ints and SymInts, as index expressions."""
         return tuple(self.index(x) for x in xs)
 
     def origins(self) -> tuple[Origin, ...]:
-        """The node being lowered and the ones whose values are carried along in it, in graph order."""
-        found: dict[torch.fx.Node, None] = {}
+        """Return the origins of the next loop: the node being lowered and the nodes inlined into it, in graph order."""
+        inlined: dict[torch.fx.Node, None] = {}
         stack = [] if self.graph_node is None else [self.graph_node]
-        while stack and len(found) < MAX_ORIGINS:
+        while stack and len(inlined) < MAX_ORIGINS:
             n = stack.pop()
-            if n in found or n.op != "call_function":
+            if n in inlined or n.op != "call_function":
                 continue
-            found[n] = None
-            stack.extend(m for m in n.all_input_nodes if self._carried(m))
-        return tuple(Origin(n.name, target_name(n.target), user_line(n)) for n in reversed(found))
+            inlined[n] = None
+            stack.extend(m for m in n.all_input_nodes if self._is_inlined(m))
+        return tuple(Origin(n.name, target_name(n.target), user_line(n)) for n in reversed(inlined))
 
-    def _carried(self, n: torch.fx.Node) -> bool:
-        held = self.env.get(n)
-        return isinstance(held, Tensor) and held.value.op not in ("load", "const")
+    def _is_inlined(self, n: torch.fx.Node) -> bool:
+        lowered = self.env.get(n)
+        return isinstance(lowered, Tensor) and lowered.value.op not in ("load", "const")
 
     def new_buffer(
         self,
@@ -106,21 +114,26 @@ class Ctx:
         device: torch.device | None = None,
         negative: bool = False,
     ) -> Buffer:
+        """Add a temporary buffer to the program; `sizes` and `strides` in elements."""
         name = f"buf{len(self.buffers)}"
         b = Buffer(name, dtype, tuple(sizes), tuple(strides), device or self.device, negative=negative)
         self.buffers[name] = b
         return b
 
     def emit(self, node: Node) -> None:
+        """Append a node to the program."""
         self.nodes.append(node)
 
     def require(self, text: str, message: str, as_index_error: bool = False) -> None:
-        """Have the host program raise RuntimeError, or IndexError, with `message` unless `text` holds."""
+        """Let the host program raise RuntimeError, or IndexError, with `message` unless the condition `text` holds."""
         check = checks.require_index if as_index_error else checks.require
         self.emit(Extern((None,), check, (HostNumber(text), message), origins=self.origins()))
 
     def realize(self, t: Tensor, like: Any = None, *, fresh: bool = False) -> Tensor:
-        """`t` as a load from a buffer. `like`: a fake tensor whose stride order the new buffer takes."""
+        """Return `t` as a load from a buffer; a value that is not in memory is stored.
+
+        `like`: a fake tensor whose order of strides a new buffer takes. `fresh`: store `t` even if it is in memory.
+        """
         if not fresh and as_view(t) is not None:
             return t
         key = (va.cast(t.value, t.dtype), t.sizes)
@@ -139,33 +152,39 @@ class Ctx:
         self.store(b, t, offset=ex.mul(b.strides[dim], begin))
 
     def store(self, b: Buffer, t: Tensor, offset: Index = 0) -> None:
-        """Write `t` into `b`, loops in `b`'s memory order; one loop without points where there is nothing to write."""
+        """Emit the loop that writes `t` into `b`, dimensions in the memory order of `b`.
+
+        A tensor without elements gets a loop without points, so that the buffer has a writer.
+        """
         if b.dtype not in SUPPORTED_DTYPES:
             self._copy_by_call(b, t, offset)
             return
         if 0 in t.sizes:
-            nothing = ex.var("d0", 0)
-            self.emit(Pointwise(b.name, (nothing,), ex.ix(nothing), va.const(0, b.dtype), self.origins()))
+            empty = ex.dim(0, 0)
+            self.emit(Pointwise(b.name, (empty,), ex.ix(empty), va.const(0, b.dtype), self.origins()))
             return
         order = memory_order(b.strides, t.sizes)
-        dims = tuple(ex.var(f"d{k}", t.sizes[old]) for k, old in enumerate(order))
-        where: list[Index] = [0] * len(order)
+        dims = tuple(ex.dim(k, t.sizes[old]) for k, old in enumerate(order))
+        point: list[Index] = [0] * len(order)
         for new, old in enumerate(order):
-            where[old] = ex.ix(dims[new])
-        value = va.cast(t.at(where), b.dtype)
-        index = ex.add(offset, *(ex.mul(s, i) for s, i in zip(b.strides, where, strict=True)))
-        live = tuple(d for d in dims if d.args[1] != 1)
+            point[old] = ex.ix(dims[new])
+        value = va.cast(t.at(point), b.dtype)
+        index = ex.add(offset, *(ex.mul(s, i) for s, i in zip(b.strides, point, strict=True)))
+        live = tuple(d for d in dims if ex.size_of(d) != 1)
         self.emit(Pointwise(b.name, live, index, value, self.origins()))
 
     def _copy_by_call(self, b: Buffer, t: Tensor, offset: Index) -> None:
-        """A dtype that kernels do not know (complex) is copied by torch. Raises Unsupported for more than a copy."""
+        """Emit torch's copy, for a dtype that kernels do not have (complex).
+
+        Raises Unsupported unless `t` is a view in memory.
+        """
         v = as_view(t)
         if v is None or offset != 0 or v.sizes != b.sizes:
             raise Unsupported(self.graph_node, f"a computation on {b.dtype} outside library calls")
         self.emit(Extern((b.name,), runtime_ops.strided_copy, (v, b.strides), origins=self.origins()))
 
     def strides_like(self, sizes: Sequence[Index], like: Any) -> tuple[Index, ...]:
-        """Dense strides in the stride order of the fake tensor `like`; row-major without one."""
+        """Return dense strides in the order of the strides of the fake tensor `like`, row-major without one."""
         sizes = tuple(sizes)
         if like is None or len(like.shape) != len(sizes):
             return ex.strides_for(sizes)
@@ -178,7 +197,7 @@ class Ctx:
         return tuple(out)
 
     def view_of(self, t: Tensor, like: Any = None) -> View:
-        """A strided window for a library call; materialises what is not one."""
+        """Return `t` as a strided view for a library call; a value that is none is stored first."""
         strides = self.shape(like.stride()) if like is not None and len(like.shape) == len(t.sizes) else None
         v = as_view(t, strides)
         if v is None:
@@ -187,24 +206,24 @@ class Ctx:
         return v
 
     def before_write(self, buffer: str) -> None:
-        """Give every pending value that still reads `buffer` storage of its own."""
+        """Store every inlined value that reads `buffer`, which the next node overwrites."""
         self.stored = {k: t for k, t in self.stored.items() if all(b != buffer for b, _ in va.loads(t.value))}
-        for n, held in list(self.env.items()):
+        for n, lowered in list(self.env.items()):
             if n.op == "placeholder" or not any(u is not self.graph_node and u not in self.env for u in n.users):
-                continue  # inputs are meant; and what nobody reads from here on may go
-            if isinstance(held, Tensor) and any(b == buffer for b, _ in va.loads(held.value)):
-                self.env[n] = self.realize(held, n.meta.get("val"), fresh=True)
-            elif isinstance(held, (tuple, list)):
-                self.env[n] = type(held)(
+                continue  # an input is the written memory itself; a value without further users is not needed
+            if isinstance(lowered, Tensor) and any(b == buffer for b, _ in va.loads(lowered.value)):
+                self.env[n] = self.realize(lowered, n.meta.get("val"), fresh=True)
+            elif isinstance(lowered, (tuple, list)):
+                self.env[n] = type(lowered)(
                     self.realize(t, fresh=True)
                     if isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
                     else t
-                    for t in held
+                    for t in lowered
                 )
 
 
 def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
-    """Dimension numbers from the slowest to the fastest in memory; ties keep their order."""
+    """Return dimension numbers from the slowest to the fastest in memory; equal strides keep their order."""
 
     def key(k: int) -> tuple[int, int]:
         if sizes[k] == 1:
@@ -218,20 +237,21 @@ def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
 
 
 def _estimate(e: Index) -> int:
-    """A size for ordering only: every symbol taken as 97, which no real factor equals."""
+    """Return a number to order strides by: every symbol is taken as 97, a value that static sizes rarely have."""
     number = ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97))
     assert isinstance(number, int)
     return number
 
 
 def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
-    """Whether the node's results are CPU tensors in a graph whose kernels run on a GPU."""
+    """Return whether the results of a node are CPU tensors in a graph whose kernels run on a GPU."""
     val = n.meta.get("val")
-    held = [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
-    return ctx.device.type == "cuda" and bool(held) and all(v.device.type == "cpu" for v in held)
+    tensors = [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
+    return ctx.device.type == "cuda" and bool(tensors) and all(v.device.type == "cpu" for v in tensors)
 
 
 def target_name(target: Any) -> str:
+    """Return the name of a call's target, with its overload."""
     return target if isinstance(target, str) else getattr(target, "__name__", None) or str(target)
 
 

@@ -1,8 +1,9 @@
-"""`numerics="eager"`: which results of pointwise operators have one possible value, whatever code computes them.
+"""`numerics="eager"`: decide which pointwise operators a generated kernel computes with exactly eager's bits.
 
-An operator stays generated if every scalar operator in it is `decided` (`ir.ops`), eager's compiler could contract
-nothing in it, and eager's loops round it alike in 16 bits. Anything else is left to eager's own kernel, a library call
-on tensors with the shapes and strides that eager would see: its vectors and the scalars of a loop's end may differ.
+A kernel is generated for an operator if three conditions hold: every scalar operator in it is `decided` (`ir.ops`),
+eager's compiler could not contract two of its steps, and all of eager's loops round it alike in 16 bits. Every other
+operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because eager's
+vector loop and the scalar loop for the last elements may differ.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..aten.name import operator_name
+from ..aten.pointwise import ROUNDED_ONCE
 from ..compat import torch_api
 from ..ir import value as va
 from ..ir.ops import LOW_PRECISION, OPS, WIDE
@@ -21,48 +24,48 @@ from .registry import FallBack
 from .scalar import round_to
 from .tensor import Tensor
 
-aten = torch.ops.aten
-
-_STEPS = frozenset({"add", "sub", "mul", "truediv", "reciprocal"})  # each rounds
-# Of several steps that eager's 16-bit kernels compute in float32, vectors and scalars alike, and round once.
-_ROUNDED_ONCE = frozenset({aten.addcdiv, aten.hardsigmoid, aten.hardswish, aten.native_dropout_backward})
-# Positions at which a single number, Python's or that of a tensor without dimensions, enters a CPU's 16-bit kernel as
-# float32; everywhere else it is first rounded to the dtype of the others.
-_NUMBERS_AS_FLOAT32 = {aten.mul: (0, 1), aten.div: (1,)}
+_STEPS = frozenset({"add", "sub", "mul", "truediv", "reciprocal"})  # each rounds its result
+# Operand positions at which eager's 16-bit CPU kernels take a Python number or a 0-d tensor as float32. At all other
+# positions the number is first rounded to the dtype of the other operands.
+_NUMBERS_AS_FLOAT32 = {"mul": (0, 1), "div": (1,)}
 
 
-def wanted(ctx: Ctx) -> bool:
+def is_eager(ctx: Ctx) -> bool:
+    """Return whether results must have eager's bits."""
     return ctx.cfg.numerics == "eager"
 
 
 def check(ctx: Ctx, value: Value, leaves: Collection[Value | None], dtype: torch.dtype) -> None:
-    """Raise NotHere unless `value`, the scalar of one operator on `leaves` with a result of `dtype`, is decided."""
+    """Raise FallBack unless a kernel that computes `value` has eager's bits.
+
+    `value`: the scalar of one operator. `leaves`: the scalars of its operands. `dtype`: the dtype of its result.
+    """
     low, steps = dtype in LOW_PRECISION, 0
-    for v in _own(value, leaves):
+    for v in _operator_values(value, leaves):
         if v.op not in OPS or not v.args[-1].dtype.is_floating_point:
             continue
         decided = OPS[v.op].decided
         if not decided:
-            raise FallBack(f"{v.op} of floats: the last bit is up to eager's own function")
+            raise FallBack(f"{v.op} of floats: only eager's own function gives its last bit")
         if low and decided == WIDE:
-            raise FallBack(f"{v.op} in 16 bits: eager's vectors and its scalars round it differently")
+            raise FallBack(f"{v.op} in 16 bits: eager's vector loop and its scalar loop round it differently")
         if v.op in ("add", "sub") and any(_is_product(a, leaves) for a in v.args):
-            raise FallBack("a product in a sum: whether it is rounded is up to eager's compiler")
+            raise FallBack("a product in a sum: eager's compiler may contract the two steps")
         steps += v.op in _STEPS
-    if low and steps > 1 and _packet(ctx) not in _ROUNDED_ONCE:
-        raise FallBack("several steps in 16 bits: eager's vectors and its scalars round them differently")
+    if low and steps > 1 and _operator(ctx) not in ROUNDED_ONCE:
+        raise FallBack("several steps in 16 bits: eager's vector loop and its scalar loop round them differently")
 
 
-def _own(value: Value, leaves: Collection[Value | None]) -> list[Value]:
-    """What an operator computes itself: the tree down to its operands."""
-    found: dict[Value, None] = {}
+def _operator_values(value: Value, leaves: Collection[Value | None]) -> list[Value]:
+    """Return the values of a tree down to its operands, which are left out."""
+    values: dict[Value, None] = {}
     stack = [value]
     while stack:
         v = stack.pop()
-        if v not in found and v not in leaves:
-            found[v] = None
+        if v not in values and v not in leaves:
+            values[v] = None
             stack.extend(v.args)
-    return list(found)
+    return list(values)
 
 
 def _is_product(v: Value, leaves: Collection[Value | None]) -> bool:
@@ -71,20 +74,20 @@ def _is_product(v: Value, leaves: Collection[Value | None]) -> bool:
     return v.op == "mul" and v not in leaves
 
 
-def _packet(ctx: Ctx) -> Any:
+def _operator(ctx: Ctx) -> str:
     assert ctx.graph_node is not None
-    return getattr(ctx.graph_node.target, "overloadpacket", None)
+    return operator_name(ctx.graph_node.target)
 
 
-def operand(ctx: Ctx, given: Any, position: int, value: Value, common: torch.dtype) -> Value:
-    """`value`, the scalar of operand number `position`, rounded as eager rounds it to `common`, a 16-bit dtype."""
-    tensor = isinstance(given, Tensor)
-    if tensor and given.dtype == common:
+def operand(ctx: Ctx, arg: Any, position: int, value: Value, common: torch.dtype) -> Value:
+    """Return `value`, the scalar of operand `arg` at `position`, rounded as eager rounds it to the 16-bit `common`."""
+    tensor = isinstance(arg, Tensor)
+    if tensor and arg.dtype == common:
         return value
-    if tensor and (given.sizes or ctx.gpu):
+    if tensor and (arg.sizes or ctx.gpu):
         return round_to(value, common)
-    # a GPU's kernels take Python's numbers as float32
-    if ctx.gpu or position in _NUMBERS_AS_FLOAT32.get(_packet(ctx), ()):
+    # eager's kernels on a GPU take Python numbers as float32
+    if ctx.gpu or position in _NUMBERS_AS_FLOAT32.get(_operator(ctx), ()):
         return value
     return va.const(_rounded(value.attr, common), value.dtype) if value.op == "const" else round_to(value, common)
 

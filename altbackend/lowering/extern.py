@@ -1,4 +1,4 @@
-"""Library calls: any operator without a lowering runs as ATen's own kernel on materialised buffers."""
+"""Library calls: an operator without a lowering runs as ATen's own kernel on buffers in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..aten.view import declares_alias
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
@@ -20,7 +21,7 @@ from .registry import SUPPORTED_DTYPES, overload
 from .subgraphs import operands_in_results
 from .tensor import Tensor, as_view, of_buffer, points
 
-# Operators whose out-variant computes straight into the given storage.
+# Operators whose out-variant computes directly into the buffer that it is given.
 _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
 _SCALAR = overload("scalar_tensor.default")
 _AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
@@ -28,8 +29,7 @@ _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
 
-
-# What the host program spells, as numbers and names of others.
+# Arguments that the host program spells as text.
 _HAS_TEXT = (
     *(int, float, complex, str, bytes, slice, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch.SymFloat, torch.SymBool),
@@ -37,10 +37,13 @@ _HAS_TEXT = (
 
 
 def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Emit the library call of an FX node and give its results as tensors over new buffers."""
+    """Emit the library call of an FX node and return its results as tensors over new buffers.
+
+    Raises Unsupported for an argument that the host program cannot compute.
+    """
     target = node.target
     if target is _AS_STRIDED_SCATTER:
-        args = _offset_in_storage(ctx, node, *args, **kwargs)
+        args = _offset_from_tensor(ctx, node, *args, **kwargs)
         kwargs = {}
     exact = target not in _ANY_STRIDES
     sources = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
@@ -71,13 +74,13 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     for name in mutated:
         ctx.before_write(name)
     val = node.meta.get("val")
-    results = _Results(ctx, node, unbacked_symbols.given(ctx, node))
-    # operators with bodies are replaced in the form that all versions of torch share
+    results = _Results(ctx, node, unbacked_symbols.of_call(ctx, node))
+    # an operator with subgraphs is replaced in the argument form that all versions of torch share
     bodies = target in control_flow.FUNCTIONS and not kwargs
     runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
     aliases = operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named)
-    results.given.bind(results.outs)
+    results.symbols.bind(results.outs)
     ctx.emit(
         Extern(
             outs=tuple(results.outs),
@@ -89,77 +92,87 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
             out_variant=_OUT.get(target),
             mutates=mutated,
             aliases=aliases,
-            defines=tuple(dict.fromkeys([*results.defines, *results.given.names()])),
-            binds=tuple(results.given.binds),
-            requires=tuple(results.given.requires),
+            defines=tuple(dict.fromkeys([*results.defines, *results.symbols.names()])),
+            binds=tuple(results.symbols.binds),
+            requires=tuple(results.symbols.requires),
             origins=ctx.origins(),
         )
     )
     views = aliases and not bodies and not mutated
-    if views and in_an_input(node, written=True) and any(ctx.buffers[b].kind == "input" for b in _under(ctx, aliases)):
-        lowered = _map(lowered, lambda t: _apart(ctx, t))
+    if (
+        views
+        and in_an_input(node, written=True)
+        and any(ctx.buffers[b].kind == "input" for b in _alias_closure(ctx, aliases))
+    ):
+        lowered = _map(lowered, lambda t: _copied(ctx, t))
     return tuple(lowered) if isinstance(val, list) else lowered
 
 
-def _under(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
-    """Buffers, and those that they are views of."""
-    made = {o: n.aliases for n in ctx.nodes if isinstance(n, Extern) for o in n.outs if o}
-    found: set[str] = set()
+def _alias_closure(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
+    """Return the named buffers and all buffers of which they are views."""
+    aliases_of = {o: n.aliases for n in ctx.nodes if isinstance(n, Extern) for o in n.outs if o}
+    closure: set[str] = set()
     stack = [*names]
     while stack:
         b = stack.pop()
-        if b not in found:
-            found.add(b)
-            stack.extend(made.get(b, ()))
-    return found
+        if b not in closure:
+            closure.add(b)
+            stack.extend(aliases_of.get(b, ()))
+    return closure
 
 
-def _apart(ctx: Ctx, t: Any) -> Any:
-    """A copy of a view that a call has made of an input which the graph writes.
+def _copied(ctx: Ctx, t: Any) -> Any:
+    """Return a copy of a view that a call has made of an input which the graph writes.
 
-    Kernels know such a view by another name than the input, and would not see that the write replaces what they read.
+    The view has another buffer name than the input, so dependences would not order a read of it before the write.
     """
-    if not isinstance(t, Tensor) or t.dtype not in SUPPORTED_DTYPES:  # no kernel reads those
+    if not isinstance(t, Tensor) or t.dtype not in SUPPORTED_DTYPES:  # no kernel reads such a dtype
         return t
     v = as_view(t)
     assert v is not None
     viewed = ctx.buffers[v.buffer]
     b = ctx.new_buffer(t.dtype, v.sizes, v.strides, viewed.device)
     ctx.emit(Extern((b.name,), runtime_ops.strided_copy, (v, v.strides), origins=ctx.origins()))
-    return negative.turned(of_buffer(b)) if viewed.negative else of_buffer(b)
+    return negative.negated(of_buffer(b)) if viewed.negative else of_buffer(b)
 
 
-def window(ctx: Ctx, held: View, wanted: View, dtype: torch.dtype) -> Tensor:
-    """`wanted`, whose offset counts from the first element of `held`: by a call, which checks that it lies within."""
-    b = ctx.new_buffer(dtype, wanted.sizes, wanted.strides)
-    args = (held, wanted.sizes, wanted.strides, wanted.offset)
-    ctx.emit(Extern((b.name,), runtime_ops.as_strided, args, aliases=(held.buffer,), origins=ctx.origins()))
+def window(ctx: Ctx, source: View, part: View, dtype: torch.dtype) -> Tensor:
+    """Emit a call that takes the view `part`, whose offset counts from the first element of `source`.
+
+    The call raises an error if the view reaches beyond the storage of `source`.
+    """
+    b = ctx.new_buffer(dtype, part.sizes, part.strides)
+    args = (source, part.sizes, part.strides, part.offset)
+    ctx.emit(Extern((b.name,), runtime_ops.as_strided, args, aliases=(source.buffer,), origins=ctx.origins()))
     return of_buffer(b)
 
 
-def _offset_in_storage(
+def _offset_from_tensor(
     ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> tuple[Any, ...]:
-    """Arguments of `runtime.ops.as_strided_scatter`. Where an input begins in its storage, no guard holds."""
-    into = node.args[0]
-    assert isinstance(into, torch.fx.Node)
-    if storage_offset is None or in_an_input(into):
+    """Return the arguments of `runtime.ops.as_strided_scatter`, with the offset from the first element of the tensor.
+
+    No guard fixes the position of an input in its storage, so the offset of an input stays as it is.
+    """
+    base = node.args[0]
+    assert isinstance(base, torch.fx.Node)
+    if storage_offset is None or in_an_input(base):
         return x, src, size, stride, storage_offset, True
-    return x, src, size, stride, ex.sub(ctx.index(storage_offset), ctx.index(into.meta["val"].storage_offset())), False
+    return x, src, size, stride, ex.sub(ctx.index(storage_offset), ctx.index(base.meta["val"].storage_offset())), False
 
 
 class _Results:
-    """The results of one call as they are added: their names, and the symbols that they define."""
+    """The results of one call as they are added: their buffer names, and the symbols that they define."""
 
-    def __init__(self, ctx: Ctx, node: torch.fx.Node, given: unbacked_symbols.Given) -> None:
+    def __init__(self, ctx: Ctx, node: torch.fx.Node, symbols: unbacked_symbols.CallSymbols) -> None:
         self.ctx = ctx
         self.node = node
-        self.given = given
+        self.symbols = symbols
         self.outs: list[str | None] = []
         self.defines: list[str] = []
 
     def add(self, r: Any) -> Any:
-        """A result as a tensor over a new buffer, as a number that the call gives, or as it is."""
+        """Return a result as a tensor over a new buffer or as a number of the host program; others unchanged."""
         ctx = self.ctx
         if isinstance(r, torch.Tensor):
             b = ctx.new_buffer(
@@ -167,13 +180,13 @@ class _Results:
             )
             self.outs.append(b.name)
             return of_buffer(b)
-        name = self.given.numbers.get(len(self.outs))
+        name = self.symbols.numbers.get(len(self.outs))
         if isinstance(r, torch.SymInt):
             self.outs.append(name)
             return ctx.index(r)
         if isinstance(r, (torch.SymFloat, torch.SymBool)):
             self.outs.append(name or f"number_{self.node.name}_{len(self.outs)}")
-            ctx.known.add(str(self.outs[-1]))
+            ctx.defined.add(str(self.outs[-1]))
             self.defines.append(str(self.outs[-1]))
             return HostNumber(str(self.outs[-1]))
         self.outs.append(name)
@@ -181,15 +194,15 @@ class _Results:
 
 
 def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:
-    """(position, length) of each list among the results, positions in the flat order."""
-    found: list[tuple[int, int]] = []
+    """Return (position, length) of each list among the results; positions count flattened results."""
+    result: list[tuple[int, int]] = []
     begin = 0
     for r in results:
         count = len(r) if isinstance(r, (tuple, list)) else 1
         if isinstance(r, (tuple, list)):
-            found.append((begin, count))
+            result.append((begin, count))
         begin += count
-    return tuple(found)
+    return tuple(result)
 
 
 def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:
@@ -199,35 +212,38 @@ def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:
 
 
 def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
-    """`t` for a library call: with the strides that tracing saw, since results' strides may follow from them."""
+    """Return `t` as a view for a library call.
+
+    `exact`: with the strides of the traced `fake`, because the strides of the results may depend on them.
+    """
     v = ctx.view_of(t, fake)
     if fake is None or not exact or len(fake.shape) != len(t.sizes):
         return v
-    wanted = ctx.shape(fake.stride())
-    if _same_strides(v.strides, wanted, t.sizes):
+    traced_strides = ctx.shape(fake.stride())
+    if _same_strides(v.strides, traced_strides, t.sizes):
         return v
     if ctx.cfg.numerics == "eager":
-        return with_strides(ctx, t, wanted)
+        return with_strides(ctx, t, traced_strides)
     fresh = ctx.realize(t, fake, fresh=True)
-    out = as_view(fresh, wanted)
+    out = as_view(fresh, traced_strides)
     assert out is not None
     return out
 
 
 def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index = 0) -> View:
-    """`t` stored with `strides`, gaps and shared elements included: eager's loops, and their last bits, follow them.
+    """Store `t` with `strides` and return the view; eager's loops, and so the last bits of results, depend on strides.
 
-    Points that share an element were one element when traced, so they are equal. `offset`: elements left free before
-    the first.
+    Strides may leave gaps or let several points share an element; these were one element in the trace, so their values
+    are equal. `offset`: the number of free elements before the first.
     """
-    once = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
+    stored_sizes = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
     if offset == 0:
-        b = held = ctx.new_buffer(t.dtype, once, strides)
+        b = strided = ctx.new_buffer(t.dtype, stored_sizes, strides)
     else:
-        extent = ex.add(1, offset, *(ex.mul(ex.sub(n, 1), step) for n, step in zip(once, strides, strict=True)))
+        extent = ex.add(1, offset, *(ex.mul(ex.sub(n, 1), step) for n, step in zip(stored_sizes, strides, strict=True)))
         b = ctx.new_buffer(t.dtype, (ex.maximum(extent, 0),), (1,))
-        held = Buffer(b.name, b.dtype, once, strides, b.device)
-    ctx.store(held, Tensor(once, t.dtype, t.at(points(once))), offset=offset)
+        strided = Buffer(b.name, b.dtype, stored_sizes, strides, b.device)
+    ctx.store(strided, Tensor(stored_sizes, t.dtype, t.at(points(stored_sizes))), offset=offset)
     return View(b.name, t.sizes, strides, offset)
 
 
@@ -236,13 +252,13 @@ def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index
 
 
 def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
-    """Pairs of lowered tensor and the FX node that it came from, over both argument trees."""
-    found: list[tuple[Tensor, torch.fx.Node]] = []
+    """Return pairs of a lowered tensor and its FX node, over both argument trees."""
+    pairs: list[tuple[Tensor, torch.fx.Node]] = []
 
     def visit(x: Any, n: Any) -> None:
         if isinstance(n, torch.fx.Node):
             if isinstance(x, Tensor):
-                found.append((x, n))
+                pairs.append((x, n))
         elif isinstance(x, (tuple, list)):
             for a, b in zip(x, n, strict=False):
                 visit(a, b)
@@ -250,7 +266,7 @@ def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list
     visit(args, node.args)
     for k, v in kwargs.items():
         visit(v, node.kwargs[k])
-    return found
+    return pairs
 
 
 def _map(x: Any, leaf: Any) -> Any:
@@ -282,8 +298,7 @@ def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], 
 
 
 def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
-    """Buffers whose storage the results may share, by the schema's alias annotations."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not any(r.alias_info for r in schema.returns):
+    """Return the buffers with which the results may share storage, by the alias annotations of the schema."""
+    if not declares_alias(target):
         return ()
     return tuple(b for a, x in _schema_args(target, args, kwargs) if a.alias_info for b in _buffers(x))

@@ -1,4 +1,4 @@
-"""What a traced graph says of itself before anything is lowered."""
+"""Facts that are read from a traced graph before it is lowered: its device, the user's lines, views of inputs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
+from ..aten.mutates import is_write_back
 from ..compat import torch_api
 from ..errors import Unsupported
 
 
 def device_of(gm: torch.fx.GraphModule) -> torch.device:
-    """The device of a graph's tensors; CPU tensors may stand beside those of a GPU, and library calls compute them.
+    """Return the device for which kernels are generated: the GPU of the graph's tensors if there is one, else the CPU.
 
-    Raises Unsupported for a second GPU and for other kinds of device.
+    CPU tensors in a graph of a GPU are computed by library calls. Raises Unsupported for a second GPU and for other
+    kinds of device.
     """
-    found = torch.device("cpu")
+    device = torch.device("cpu")
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for v in val if isinstance(val, (tuple, list)) else (val,):
@@ -23,14 +25,14 @@ def device_of(gm: torch.fx.GraphModule) -> torch.device:
                 continue
             if v.device.type == "cpu":
                 continue
-            if v.device.type != "cuda" or (found.type == "cuda" and found != v.device):
+            if v.device.type != "cuda" or (device.type == "cuda" and device != v.device):
                 raise Unsupported(node, f"a tensor on {v.device}: kernels are generated for the CPU or for one GPU")
-            found = v.device
-    return found
+            device = v.device
+    return device
 
 
 def user_line(n: torch.fx.Node) -> str:
-    """`file:line: code` of the innermost user frame recorded on the node, or ''."""
+    """Return `file:line: code` of the innermost user frame recorded on the node, or ''."""
     trace = n.meta.get("stack_trace")
     if not trace:
         return ""
@@ -44,15 +46,18 @@ def user_line(n: torch.fx.Node) -> str:
 
 
 def in_an_input(n: Any, written: bool = False) -> bool:
-    """Whether a value, or one of several, was traced as a view of an input's memory; of one that the graph writes."""
-    held = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
-    mine = {torch_api.storage_of(v) for v in (held if isinstance(held, (tuple, list)) else (held,))} - {None}
-    if not isinstance(n, torch.fx.Node) or not mine:
+    """Return whether a value, or one of several, was traced as a view of an input's memory.
+
+    `written`: count only inputs that the graph writes.
+    """
+    fake = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
+    storages = {torch_api.storage_of(v) for v in (fake if isinstance(fake, (tuple, list)) else (fake,))} - {None}
+    if not isinstance(n, torch.fx.Node) or not storages:
         return False
-    found = [i for i in n.graph.find_nodes(op="placeholder") if torch_api.storage_of(i.meta.get("val")) in mine]
-    return any(not written or is_written(i) for i in found)
+    inputs = [i for i in n.graph.find_nodes(op="placeholder") if torch_api.storage_of(i.meta.get("val")) in storages]
+    return any(not written or is_written(i) for i in inputs)
 
 
 def is_written(n: torch.fx.Node) -> bool:
-    """Whether a graph writes an input."""
-    return any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users)
+    """Return whether the graph writes the input `n`."""
+    return any(is_write_back(u) and u.args[0] is n for u in n.users)

@@ -1,4 +1,4 @@
-"""What kernels of a GPU cannot compute: such an operator becomes a library call, not the whole graph."""
+"""Operators that kernels of a GPU cannot compute; each becomes a library call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tensor import Tensor
 
 
 def expressible(ctx: Ctx, result: Any) -> Any:
-    """`result` of a lowering. Raises NotHere if it computes what has no spelling in Triton."""
+    """Return the result of a lowering; raises FallBack if Triton has no spelling of an operator in it."""
     if ctx.gpu:
         for t in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(t, Tensor):
@@ -38,17 +38,17 @@ def _check(ctx: Ctx, root: Value) -> None:
 
 
 def unspelled(v: Value) -> str:
-    """The dtype for which Triton lacks the operator of `v`, or ''."""
+    """Return the dtype for which Triton lacks the operator of `v`, or ''."""
     kind = v.args[0].dtype if v.op != "where" else v.dtype
     return "" if triton_spelling(v.op, kind) else str(kind).removeprefix("torch.")
 
 
 def scatter_refusal(ctx: Ctx, mode: str, dtype: torch.dtype) -> str:
-    """Why a scatter has no kernel on a GPU, or ''."""
+    """Return the reason why a scatter has no kernel on a GPU, or ''."""
     if not ctx.gpu or mode == "set":
         return ""
     if dtype not in ATOMIC.get(mode, ()):
         return f"no atomic {mode} of {str(dtype).removeprefix('torch.')}"
     if ctx.cfg.deterministic and dtype.is_floating_point:
-        return "atomic additions come in an order that varies from run to run"
+        return "the order of atomic additions varies from run to run"
     return ""

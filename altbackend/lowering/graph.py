@@ -1,4 +1,4 @@
-"""FX graph -> loop program: one pass over the nodes, each lowered by its table entry or as a library call."""
+"""FX graph -> loop program, in one pass: a node is lowered by its registered function or as a library call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..aten.mutates import is_write_back
+from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..config.options import Config
 from ..errors import AltError, Unsupported, internal_error
@@ -19,7 +21,6 @@ from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_de
 from ..ir.value import Value
 from ..runtime import checks
 from . import extern, gpu, host_numbers, negative, results, sizes, unbacked_symbols
-from .aliases import is_view
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .operators import (
@@ -41,8 +42,8 @@ from .operators import (
 from .registry import LOWERINGS, SUPPORTED_DTYPES, FallBack
 from .tensor import Tensor, as_view, axes, expand, of_buffer
 
-# importing them fills the registry
-_ROOMS = (
+# Importing these modules fills the registry.
+_OPERATOR_MODULES = (
     activations,
     batch_norm,
     depthwise,
@@ -59,7 +60,7 @@ _ROOMS = (
     view,
 )
 
-# Names that the printed host program uses itself.
+# Names that the generated host program defines itself.
 RESERVED = frozenset(
     [
         "P",
@@ -123,16 +124,16 @@ def lower_graph(
     decision: Callable[[str, str, str, str], None] = lambda *a: None,
     on_gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
-    """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
+    """Return the loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
-    `on_gpu`: whether kernels will be for a GPU, by default whether the graph's tensors are on one. Raises Unsupported
-    for what neither a lowering nor a library call can express.
+    `on_gpu`: generate kernels for a GPU; by default, if the graph has tensors on one. Raises Unsupported for an
+    operator that neither a lowering nor a library call can express.
     """
     device = device_of(gm)
     ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
     outputs: tuple[Any, ...] = ()
     ctx.returned.update(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
-    _know_inputs(ctx, gm)
+    _define_input_symbols(ctx, gm)
     for node in gm.graph.nodes:
         ctx.graph_node = node
         match node.op:
@@ -150,22 +151,22 @@ def lower_graph(
     return without_dead(program), ctx.constants
 
 
-def _know_inputs(ctx: Ctx, gm: torch.fx.GraphModule) -> None:
-    """Name the numbers that inputs give: an input's size may be computed from a number that is given after it."""
+def _define_input_symbols(ctx: Ctx, gm: torch.fx.GraphModule) -> None:
+    """Define the symbols that inputs give, before any input is lowered: its size may use a symbol of a later input."""
     for node in gm.graph.find_nodes(op="placeholder"):
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
-            held: list[Any] = [n for n in val.shape if isinstance(n, torch.SymInt)]
-            ctx.known.update(str(n.node.expr) for n in held if n.node.expr.is_Symbol)
+            symbolic: list[Any] = [n for n in val.shape if isinstance(n, torch.SymInt)]
+            ctx.defined.update(str(n.node.expr) for n in symbolic if n.node.expr.is_Symbol)
         if not isinstance(val, torch.SymInt) or val.node.maybe_as_int() is not None:
             continue
         e = val.node.expr
         if e.is_Symbol:
-            ctx.known.add(str(e))
+            ctx.defined.add(str(e))
             continue
         try:
             sizes.to_index(val, ctx.shape_memo)
-        except Unsupported:  # an input of its own, as backward graphs have them
+        except Unsupported:  # backward graphs take such an expression as an input
             ctx.shape_memo[e] = ex.sym(f"_{node.name}", *sizes.bounds(e, val.node.shape_env))
 
 
@@ -174,41 +175,41 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     if node.meta.get("opaque"):
         ctx.inputs.append(node.name)
         return Opaque(node.name)
-    # the printed host program uses input names as variables
+    # the generated host program uses input names as variables
     name = f"{node.name}_" if node.name in RESERVED or node.name.startswith(_RESERVED_STARTS) else node.name
     if isinstance(val, torch.Tensor):
         b = Buffer(name, val.dtype, ctx.shape(val.shape), ctx.shape(val.stride()), val.device, "input", val.is_neg())
         ctx.buffers[name] = b
         ctx.inputs.append(name)
-        ctx.known.update(map(ex.show, b.sizes))
+        ctx.defined.update(map(ex.show, b.sizes))
         return of_buffer(b)
     if isinstance(val, torch.SymInt):
         index = ctx.index(val)
         name = ex.show(index)
         bare = not isinstance(index, int) and len(index.syms) == 1 and name == next(iter(index.syms)).key
         ctx.inputs.append(name if bare else f"_{node.name}")
-        ctx.known.add(ctx.inputs[-1])
+        ctx.defined.add(ctx.inputs[-1])
         return index
-    if not isinstance(val, _PRINTED):  # an object that only library calls and the caller understand
+    if not isinstance(val, _PRINTABLE):  # an object that only library calls and the caller understand
         ctx.inputs.append(name)
         return Opaque(name)
     ctx.inputs.append(f"_{node.name}")
-    ctx.known.add(ctx.inputs[-1])
+    ctx.defined.add(ctx.inputs[-1])
     return ctx.real(ctx.inputs[-1]) if isinstance(val, torch.SymFloat) else val
 
 
 def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    held: Any = gm
+    constant: Any = gm
     for part in str(node.target).split("."):
-        held = getattr(held, part)
+        constant = getattr(constant, part)
     name = f"const_{node.name}"
-    ctx.constants[name] = held
-    if not isinstance(held, torch.Tensor):
+    ctx.constants[name] = constant
+    if not isinstance(constant, torch.Tensor):
         return Constant(name)
-    if held.dim() == 0 and held.device.type == "cpu" and held.dtype in SUPPORTED_DTYPES:
+    if constant.dim() == 0 and constant.device.type == "cpu" and constant.dtype in SUPPORTED_DTYPES:
         with torch_api.real_tensors():
-            return Tensor((), held.dtype, va.const(held.item(), held.dtype))
-    b = Buffer(name, held.dtype, tuple(held.shape), tuple(held.stride()), held.device, "const")
+            return Tensor((), constant.dtype, va.const(constant.item(), constant.dtype))
+    b = Buffer(name, constant.dtype, tuple(constant.shape), tuple(constant.stride()), constant.device, "const")
     ctx.buffers[name] = b
     return of_buffer(b)
 
@@ -217,14 +218,14 @@ class Opaque(str):
     """The name of an input that only library calls understand (a weight in a library's own layout, a mesh)."""
 
 
-# What the host program has as text.
-_PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.SymFloat, torch.SymBool)
+# Values that the host program spells as text.
+_PRINTABLE = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.SymFloat, torch.SymBool)
 
 
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
-    older = len(ctx.buffers)
+    buffers_before = len(ctx.buffers)
     try:
-        return _materialize_if_shared(ctx, node, _call(ctx, node), older)
+        return _materialize_if_shared(ctx, node, _call(ctx, node), buffers_before)
     except AltError:
         raise
     except Exception as cause:
@@ -239,7 +240,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         return args[0][args[1]]
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return _scalar(ctx, node, args, kwargs)
-    if target is torch.ops.aten.copy_.default:
+    if is_write_back(node):
         args = (args[0], negative.value(args[1], node.args[1]))
         if _dtypes_ok(node) and not cpu_beside_gpu(ctx, node):
             return _copy_into(ctx, node, args[0], args[1])
@@ -252,16 +253,16 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             fake.dtype,
             va.cast(expand(source, ctx.shape(fake.shape)).computed(source.dtype), fake.dtype),
         )
-    given, kwargs_given = args, kwargs
-    if not negative.is_negative(node):  # else it is a view, of memory as it is
+    call_args, call_kwargs = args, kwargs
+    if not negative.is_negative(node):  # a node with the negative bit is a view of the content of memory
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: negative.value(ctx.env[n], n))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
-        if (empty := _empty(ctx, node)) is not None:
+        if (empty := _empty_result(ctx, node)) is not None:
             return empty
         try:
             result = gpu.expressible(ctx, lowering(ctx, *args, **kwargs))
-            if not cpu_beside_gpu(ctx, node) or is_view(node) or _is_number(result):
+            if not cpu_beside_gpu(ctx, node) or passes_storage_on(node) or _is_number(result):
                 return result
         except FallBack as reason:
             ctx.decision("lowering", node.name, "library call", str(reason))
@@ -269,7 +270,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             if not any(isinstance(x, (Value, ex.Expr)) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
                 raise
             ctx.decision("lowering", node.name, "library call", f"an argument is a symbolic number: {reason}")
-    return extern.call(ctx, node, given, dict(kwargs_given))
+    return extern.call(ctx, node, call_args, dict(call_kwargs))
 
 
 def _is_number(result: Any) -> bool:
@@ -277,15 +278,15 @@ def _is_number(result: Any) -> bool:
 
 
 def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
-    """Whether the result's size comes from data, or an argument is a number that only the host program has."""
-    late = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
-    if late or node.meta.get("unbacked_bindings"):
-        ctx.decision("lowering", node.name, "library call", "data decides its size or one of its arguments")
+    """Return whether the size of the result depends on data, or an argument is a number of the host program."""
+    host_number = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
+    if host_number or node.meta.get("unbacked_bindings"):
+        ctx.decision("lowering", node.name, "library call", "its size or an argument depends on data")
         return True
     return False
 
 
-# They look at sizes and positions though there is no result to compute, and may raise.
+# Operators that check sizes and positions even if their result has no elements, and may raise.
 _REFUSES_EMPTY = frozenset(
     f"{name}.{overload}"
     for name, overloads in {
@@ -300,8 +301,8 @@ _REFUSES_EMPTY = frozenset(
 )
 
 
-def _empty(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
-    """The result when it has no elements: nothing is computed, whatever the operator."""
+def _empty_result(ctx: Ctx, node: torch.fx.Node) -> Tensor | None:
+    """Return the result if it has no elements, so that nothing is computed; else None."""
     fake = node.meta["val"]
     if not isinstance(fake, torch.Tensor) or cpu_beside_gpu(ctx, node) or target_name(node.target) in _REFUSES_EMPTY:
         return None
@@ -316,7 +317,7 @@ def _dtypes_ok(node: torch.fx.Node) -> bool:
 
 
 def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Arithmetic on numbers, and calls that give none: checks."""
+    """Lower a call whose result is not a tensor: arithmetic on numbers, or a check."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:
         return _item(ctx, node, args[0])
@@ -325,8 +326,8 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
     if isinstance(val, (int, torch.SymInt)):
         return host_numbers.integer(ctx, node, args)
     if isinstance(val, (torch.SymBool, torch.SymFloat)):
-        if (known := host_numbers.constant(val)) is not None:
-            return known
+        if (number := host_numbers.constant(val)) is not None:
+            return number
         of_kind = host_numbers.real if isinstance(val, torch.SymFloat) else host_numbers.text
         return of_kind(ctx, node, args)
     if node.target is torch.ops.aten._assert_scalar.default:
@@ -336,21 +337,22 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
     return extern.call(ctx, node, args, dict(kwargs))
 
 
-# What they say of a number is required where the call that gives it returns; what of a tensor, tracing has seen.
+# Checks without code. The host program checks a number when the call that gives it returns (`unbacked_symbols`), and
+# guards check tensors.
 _TRACED_CHECKS = frozenset(
     ["sym_constrain_range.default", "sym_constrain_range_for_size.default", "_assert_tensor_metadata.default"]
 )
 
 
 def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: Any, message: str = "") -> None:
-    """A check of numbers, in its place among the calls that have effects; none where it is known to hold by then."""
+    """Emit a check of numbers, in order with other calls that have effects, unless an earlier check implies it."""
     text = host_numbers.operand(ctx, node, holds)
     if holds is not True and not unbacked_symbols.is_verified(ctx, node.args[0]):
         ctx.emit(Extern((None,), checks.require, (HostNumber(text), message), origins=ctx.origins()))
 
 
 def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
-    """The number in a tensor of one element: a size to the program if it is an integer, else a scalar of kernels."""
+    """Return the number in a tensor of one element: an index expression for an integer, else a scalar for kernels."""
     number = extern.call(ctx, node, (x,), {})
     if not isinstance(number, HostNumber) or x.dtype == torch.bool:
         return number
@@ -360,15 +362,15 @@ def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
 
 
 def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> Tensor:
-    """The write-back of a mutated input, in place on the caller's storage."""
+    """Emit the write-back of a mutated input, in place in the caller's storage."""
     v = as_view(into)
     if v is None:
-        raise Unsupported(node, "writes to something that is not a view of an input")
+        raise Unsupported(node, "writes to a tensor that is not a view of an input")
     b = ctx.buffers[v.buffer]
     value = Tensor(into.sizes, into.dtype, va.cast(expand(source, into.sizes).computed(source.dtype), into.dtype))
     value = negative.value(value, node.args[0])
-    held = as_view(value)
-    if held is not None and held == v:
+    source_view = as_view(value)
+    if source_view is not None and source_view == v:
         return into
     if _overlaps(value, v.buffer):
         value = ctx.realize(value, fresh=True)
@@ -378,28 +380,28 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
 
 
 def _overlaps(value: Tensor, buffer: str) -> bool:
-    """Whether computing `value` while writing `buffer` could read what was already replaced."""
-    mine = [i for b, i in va.loads(value.value) if b == buffer]
-    return bool(mine)
+    """Return whether `value` reads `buffer`, so that a loop that writes it could read elements it has replaced."""
+    return any(b == buffer for b, _ in va.loads(value.value))
 
 
-def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, older: int) -> Any:
-    """Materialise what several users would recompute, or what has grown too large to carry along.
+def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, buffers_before: int) -> Any:
+    """Store a value that several users would recompute, or that has grown too large to inline.
 
-    `older`: how many buffers there were before the node.
+    `buffers_before`: the number of buffers before the node was lowered.
     """
     if isinstance(result, tuple):
-        return tuple(_settle_one(ctx, node, t, k, older) for k, t in enumerate(result))
-    return _settle_one(ctx, node, result, None, older)
+        return tuple(_materialize_one(ctx, node, t, k, buffers_before) for k, t in enumerate(result))
+    return _materialize_one(ctx, node, result, None, buffers_before)
 
 
-def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, older: int) -> Any:
+def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, buffers_before: int) -> Any:
     if not isinstance(t, Tensor):
         return t
     fake = node.meta["val"] if k is None else node.meta["val"][k]
-    if not is_view(node) and _returned(ctx, node, k) > 1:
-        # results that are views of one value share its memory, as in eager, and with nothing else
-        return ctx.realize(t, fake, fresh=not _has_own_buffer(ctx, t, older) and not _shares_storage(node, fake))
+    if not passes_storage_on(node) and _returned(ctx, node, k) > 1:
+        # results that are views of one value share its memory, as in eager, and share none with other values
+        own = _has_own_buffer(ctx, t, buffers_before) or _shares_storage(node, fake)
+        return ctx.realize(t, fake, fresh=not own)
     if t.value.op in ("load", "const"):
         return t
     users = _readers(node, k)
@@ -411,28 +413,28 @@ def _settle_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, older: int
     return t
 
 
-def _has_own_buffer(ctx: Ctx, t: Tensor, older: int) -> bool:
-    """Whether a value stands in one of the buffers made after the first `older` ones, so by the node being lowered."""
-    made = itertools.islice(reversed(ctx.buffers), len(ctx.buffers) - older)
-    return t.value.op == "load" and t.value.attr[0] in made
+def _has_own_buffer(ctx: Ctx, t: Tensor, buffers_before: int) -> bool:
+    """Return whether `t` is in a buffer that was added after the first `buffers_before`, by the node being lowered."""
+    new_buffers = itertools.islice(reversed(ctx.buffers), len(ctx.buffers) - buffers_before)
+    return t.value.op == "load" and t.value.attr[0] in new_buffers
 
 
 def _shares_storage(node: torch.fx.Node, fake: torch.Tensor) -> bool:
-    """Whether a result of a node is a view of an argument after all."""
-    mine = torch_api.storage_of(fake)
-    return any(torch_api.storage_of(n.meta.get("val")) == mine for n in node.all_input_nodes)
+    """Return whether tracing saw the result of a node in the storage of an argument."""
+    storage = torch_api.storage_of(fake)
+    return any(torch_api.storage_of(n.meta.get("val")) == storage for n in node.all_input_nodes)
 
 
 MOST_LOADS = 24
-DEEPEST = 120  # what walks over a value calls itself for every level, within a call stack of the user's
-# Operations, and loads of any size, of a value that its readers compute again: about the time of one load of it.
-AGAIN, AGAIN_ON_GPU, LOADS_AGAIN = 1, 16, 6
+DEEPEST = 120  # functions that walk a value recurse once per level, on top of the user's call stack
+# The operations and loads of a value that is recomputed by each reader: about as long as one load of the stored value.
+RECOMPUTE_FLOPS, RECOMPUTE_FLOPS_ON_GPU, RECOMPUTE_LOADS = 1, 16, 6
 
 
 def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
-    """Whether computing a value again costs its readers less than reading it: few operations, one load of its size.
+    """Return whether recomputing a value costs its readers less than loading it: few operations, one load of its size.
 
-    What lacks a loop variable (a row's mean) is in a register or the cache.
+    A load that lacks a loop variable, such as the mean of a row, comes from a register or the cache.
     """
     loads = va.loads(t.value)
     if not loads:
@@ -441,31 +443,32 @@ def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
         return True
     every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
     if ctx.gpu:
-        cost = va.flops(t.value, every)  # a row's numbers are found once a tile
+        cost = va.flops(t.value, every)  # a tile computes the values of a row once
     large = [b for b, i in loads if every <= set(ex.vars_of(i))]
-    if cost > (AGAIN_ON_GPU if ctx.gpu else AGAIN) or len(loads) > LOADS_AGAIN or len(large) > 1:
+    most = RECOMPUTE_FLOPS_ON_GPU if ctx.gpu else RECOMPUTE_FLOPS
+    if cost > most or len(loads) > RECOMPUTE_LOADS or len(large) > 1:
         return False
-    return cost <= AGAIN or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
+    return cost <= RECOMPUTE_FLOPS or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
 
 
 def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
-    """How many results of the graph are the node, or its result number `k`, or a view of it."""
+    """Return the number of the graph's results that are the node, its result number `k`, or a view of it."""
     total = ctx.returned[node]
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
-        if user.op == "call_function" and is_view(user):
+        if user.op == "call_function" and passes_storage_on(user):
             total += _returned(ctx, user)
     return total
 
 
 def _readers(node: torch.fx.Node, k: int | None) -> int:
-    """Users that read the values: a view counts as its own users."""
+    """Return the number of users that read the values of a node; the users of a view count in its place."""
     total = 0
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
         if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
-        total += _readers(user, None) if user.op == "call_function" and is_view(user) else 1
+        total += _readers(user, None) if user.op == "call_function" and passes_storage_on(user) else 1
     return total

@@ -1,7 +1,7 @@
-"""Arithmetic on numbers that the host program has: index expressions where the algebra has a node, else Python text.
+"""Arithmetic on numbers of the host program: index expressions if the algebra has the operator, else Python text.
 
-A node's text follows the traced operator, as eager computes it: an expression that tracing has simplified may round
-elsewhere. Only a value without a node of its own is spelled from its expression.
+The text of a node follows its traced operator, as eager computes it, because an expression that tracing has simplified
+may round differently. Only a value without an FX node is spelled from its sympy expression.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SYM = "_sym_"  # torch's names for functions of the module `math`
 
 
 def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index:
-    """The value of a node of integer arithmetic. Raises Unsupported if it has no form here."""
+    """Return the value of a node of integer arithmetic. Raises Unsupported for an operator that has no spelling."""
     val = node.meta["val"]
     try:
         return sz.to_index(val, ctx.shape_memo)
@@ -76,30 +76,30 @@ def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index:
 
 
 def text(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> HostNumber:
-    """The float or bool that a node computes, as Python. Raises Unsupported if it has no form here."""
+    """Return the float or bool of a node as Python text. Raises Unsupported for an operator that has no spelling."""
     val = node.meta["val"]
     form = _form(node, args)
     if form is not None:
-        found = _filled(ctx, node, form, args)
-        return HostNumber(f"float({found})" if isinstance(val, torch.SymFloat) and node.target in _KEEP_TYPE else found)
+        code = _filled(ctx, node, form, args)
+        return HostNumber(f"float({code})" if isinstance(val, torch.SymFloat) and node.target in _KEEP_TYPE else code)
     e = val.node.expr
-    missing = {str(s) for s in e.free_symbols} - ctx.known
+    missing = {str(s) for s in e.free_symbols} - ctx.defined
     if missing:
         raise Unsupported(node, f"{type(val).__name__} arithmetic on {', '.join(sorted(missing))}")
     return HostNumber(python_text(e))
 
 
-# of an integer and a float, which torch makes floats both
+# Of an integer and a float, torch first converts both to float; Python returns one of them.
 _KEEP_TYPE = {torch.sym_max, torch.sym_min, torch.sym_ite, builtins.max, builtins.min}
 
 
 def real(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Value:
-    """The float that a node computes, as a scalar of kernels. Raises Unsupported if it has no form here."""
+    """Return the float of a node as a scalar for kernels. Raises Unsupported for an operator that has no spelling."""
     return ctx.real(text(ctx, node, args))
 
 
 def constant(val: Any) -> Any:
-    """The Python number that a symbolic one is known to be, else None."""
+    """Return the value of a symbolic bool or float that is a constant, else None."""
     e = val.node.expr
     if e in (sympy.true, sympy.false):
         return bool(e)
@@ -107,7 +107,7 @@ def constant(val: Any) -> Any:
 
 
 def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
-    """How Python spells the node's operator, with a hole for each argument; None for one that it has no word for."""
+    """Return the Python spelling of a node's operator, with `{}` for each argument, or None if there is none."""
     target: Any = node.target
     name = getattr(target, "__name__", "")
     if target in _TEXT:
@@ -123,12 +123,12 @@ def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
 
 
 def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[Any, ...]) -> str:
-    holes = len(args) if "{1}" in form else form.count("{}")  # what is left is an argument that torch leaves out
+    holes = len(args) if "{1}" in form else form.count("{}")  # the form has no place for trailing optional arguments
     return form.format(*(operand(ctx, node, a) for a in args[:holes]))
 
 
 def operand(ctx: Ctx, node: torch.fx.Node, a: Any) -> str:
-    """An argument of arithmetic as Python text. Raises Unsupported for what is no number."""
+    """Return an operand of arithmetic as Python text. Raises Unsupported for an operand that is not a number."""
     if isinstance(a, HostNumber):
         return str(a)
     if isinstance(a, ex.Expr):

@@ -1,8 +1,8 @@
-"""Tensors with torch's negative bit, as the imaginary part of a conjugate is: memory holds the negative of the values.
+"""Tensors with torch's negative bit, such as the imaginary part of a conjugate: memory holds the negated values.
 
-A node that was traced as such a tensor stands for what is in memory. It is read by views, which keep the bit, and by
-copies, for which tracing has put `clone`. A buffer with the bit is a tensor with the bit to library calls. Complex
-tensors are left to those wholly.
+The lowered value of a node with the bit is the content of memory. Its readers are views, which keep the bit, and
+`clone`, which tracing inserts for every other reader. A library call gets a buffer with the bit as a tensor with the
+bit. Complex tensors are computed by library calls only.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ _NEG_VIEW, _CONJ = overload("_neg_view.default"), overload("_conj.default")
 
 
 def is_negative(n: Any) -> bool:
-    """Whether a node was traced as a tensor with the bit."""
+    """Return whether a node was traced as a tensor with the bit."""
     val = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
-    held = val if isinstance(val, (tuple, list)) else (val,)
-    return any(isinstance(x, torch.Tensor) and _has_bit(x) for x in held)
+    fakes = val if isinstance(val, (tuple, list)) else (val,)
+    return any(isinstance(x, torch.Tensor) and _has_bit(x) for x in fakes)
 
 
 def _has_bit(x: torch.Tensor) -> bool:
     return x.is_neg() and not x.is_complex()
 
 
-def value(held: Any, n: Any) -> Any:
-    """The values of a node, of which `held` is in memory; and the other way round."""
-    return turned(held) if isinstance(held, Tensor) and is_negative(n) else held
+def value(memory: Any, n: Any) -> Any:
+    """Return the values of a node from the content of its memory, or the content from the values."""
+    return negated(memory) if isinstance(memory, Tensor) and is_negative(n) else memory
 
 
-def turned(t: Tensor) -> Tensor:
+def negated(t: Tensor) -> Tensor:
+    """Return `-t`."""
     return Tensor(t.sizes, t.dtype, s.neg(t.computed()))
 
 
 def with_bit(ctx: Ctx, v: View, like: torch.Tensor) -> View:
-    """`v` on a buffer that has the bit if `like`, the traced value, had it."""
+    """Return `v` as a view of a buffer that has the bit if the traced value `like` has it."""
     return v if ctx.buffers[v.buffer].negative or not _has_bit(like) else _viewed(ctx, v, like, _NEG_VIEW)
 
 
 def with_bits(ctx: Ctx, v: View, like: torch.Tensor) -> View:
-    """`v` on a buffer with the bits that `like`, the traced value, had; it lies in memory that has none."""
+    """Return `v`, a view of memory without bits, with the negative and conjugate bits of the traced `like`."""
     for op, has in ((_CONJ, like.is_conj()), (_NEG_VIEW, like.is_neg())):
         v = _viewed(ctx, v, like, op) if has else v
     return v

@@ -1,4 +1,4 @@
-"""Expressions over sizes and numbers, as tracing holds them, in Python text for the host program."""
+"""Sympy expressions over sizes and numbers, as tracing records them, as Python text for the host program."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _UNARY = "OpaqueUnaryFn_"  # a function of the module `math`
 
 
 def python_text(e: sympy.Basic) -> str:
-    """`e` as a Python expression whose names are its symbols. Raises Unsupported for a form without a spelling."""
+    """Return `e` as a Python expression over its symbols. Raises Unsupported for a form without a spelling."""
     if (plain := _leaf(e)) is not None:
         return plain
     name, args = type(e).__name__, [python_text(a) for a in e.args]
@@ -67,7 +67,7 @@ def python_text(e: sympy.Basic) -> str:
 
 
 def _leaf(e: sympy.Basic) -> str | None:
-    """A symbol or a number, in brackets where a sign stands before it; None for what has operands."""
+    """Return the text of a symbol or a number, in brackets if it has a sign, or None for other expressions."""
     if isinstance(e, sympy.Symbol):
         return str(e)
     if e in (sympy.true, sympy.false):

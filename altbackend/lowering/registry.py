@@ -1,4 +1,4 @@
-"""Operator overload -> lowering function."""
+"""The registry of lowerings: operator overload -> function."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SUPPORTED_DTYPES = frozenset(
 
 
 class FallBack(Exception):
-    """Raised by a lowering for arguments that it leaves to the library call; the text is the reason."""
+    """Raised by a lowering that leaves an operator to ATen, as a library call; the text is the reason."""
 
 
 def lowers(*names: str) -> Callable[[L], L]:
-    """Register for `aten` overloads given as "add.Tensor", or a namespace "prims::iota.default"."""
+    """Register a lowering for overloads: "add.Tensor" of `aten`, or with a namespace as "prims::iota.default"."""
 
     def register(fn: L) -> L:
         for name in names:
@@ -47,8 +47,8 @@ def lowers(*names: str) -> Callable[[L], L]:
 
 
 def overload(name: str) -> Any:
-    """The OpOverload of a name, or None when this torch does not have it."""
+    """Return the OpOverload of a name, or None if this version of torch does not have it."""
     namespace, _, rest = name.rpartition("::")
     packet, _, which = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
-    return getattr(found, which or "default", None)
+    op_packet = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
+    return getattr(op_packet, which or "default", None)

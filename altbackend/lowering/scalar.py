@@ -1,4 +1,4 @@
-"""Short spellings for building scalar trees; a Python number takes the other argument's dtype."""
+"""Short functions that build scalar trees; a Python number takes the dtype of the other argument."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def _number(a: Num, dtype: torch.dtype) -> Value:
 
 
 def binary(op: str, a: Num, b: Num) -> Value:
+    """Return a row of `ir.ops` with two arguments."""
     return va.apply(op, *_pair(a, b))
 
 
 def add(a: Num, b: Num) -> Value:
-    """a + b; the `1 + erf(x)` of GELU, also when a user spells it, is one operator."""
+    """Return a + b; the `1 + erf(x)` of GELU, also as a user writes it, becomes one operator."""
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Value) and x.op == "erf" and (y is va.const(1.0, x.dtype) or (type(y) is float and y == 1.0)):
             return unary("one_plus_erf", x.args[0])
@@ -66,9 +67,10 @@ def square(a: Value) -> Value:
 
 
 def unary(op: str, a: Value) -> Value:
+    """Return a row of `ir.ops` with one argument."""
     return va.apply(op, a)
 
 
 def round_to(a: Value, dtype: torch.dtype) -> Value:
-    """The value rounded to `dtype` and widened again."""
+    """Return the value rounded to `dtype`, in its own dtype."""
     return va.cast(va.cast(a, dtype), a.dtype)

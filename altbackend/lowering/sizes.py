@@ -13,8 +13,8 @@ from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
 
-# What stands for an expression without a node in the index algebra. Raises Unsupported where nothing does.
-Other = Callable[[sympy.Expr, Any], Index]
+# Returns a symbol for an expression that the index algebra cannot express, or raises Unsupported.
+SymbolFor = Callable[[sympy.Expr, Any], Index]
 
 
 def refuse(e: sympy.Expr, shape_env: Any) -> Index:
@@ -22,31 +22,32 @@ def refuse(e: sympy.Expr, shape_env: Any) -> Index:
     raise Unsupported(f"size expression {e}", f"the index algebra has no node for {type(e).__name__}")
 
 
-def to_index(x: Any, memo: dict[sympy.Expr, Index], other: Other = refuse) -> Index:
-    """An int, SymInt or sympy integer expression as an `Index`.
+def to_index(x: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refuse) -> Index:
+    """Return an int or SymInt as an `Index`.
 
-    Raises Unsupported for a form that neither the index algebra has a node for nor `other` has a symbol.
+    `symbol_for` returns a symbol for an expression that the index algebra cannot express. Raises Unsupported if it does
+    not, and for a value that is not an integer.
     """
     if isinstance(x, (int, ex.Expr)):
         return int(x) if isinstance(x, bool) else x
     if isinstance(x, torch.SymInt):
-        if (known := x.node.maybe_as_int()) is not None:
-            return int(known)
+        if (number := x.node.maybe_as_int()) is not None:
+            return int(number)
         e = x.node.expr
-        found = memo.get(e)
-        if found is None:
-            found = memo[e] = _convert(e, x.node.shape_env, memo, other)
-        return found
+        converted = memo.get(e)
+        if converted is None:
+            converted = memo[e] = _convert(e, x.node.shape_env, memo, symbol_for)
+        return converted
     raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
-def late_symbol(x: Any) -> str:
-    """The name of a size that only data decides (an unbacked symbol, and nothing but it), or ''."""
+def unbacked_symbol(x: Any) -> str:
+    """Return the name of a size that is a single unbacked symbol, one that data decides, or ''."""
     e = x.node.expr if isinstance(x, torch.SymInt) else None
     return str(e) if e is not None and e.is_Symbol and symbol_is_type(e, SymT.UNBACKED_INT) else ""
 
 
-def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], other: Other) -> Index:
+def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index:
     if e in memo:
         return memo[e]
     if e.is_Integer:
@@ -57,13 +58,13 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], other
         memo[e] = ex.sym(str(e), *bounds(e, shape_env))
         return memo[e]
     name = type(e).__name__
-    if name in ("TruncToInt", "FloorToInt") and (scaled := _scaled(e, shape_env, memo, other)) is not None:
+    if name in ("TruncToInt", "FloorToInt") and (scaled := _scaled(e, shape_env, memo, symbol_for)) is not None:
         return scaled
     power = e.is_Pow and e.args[1].is_Integer and e.args[1] > 0
     if not (e.is_Add or e.is_Mul or power or name in _DIVISIONS or name in ("Max", "Min")):
-        found = memo[e] = other(e, shape_env)
-        return found
-    args = [_convert(a, shape_env, memo, other) for a in (e.args[:1] if power else e.args)]
+        symbol = memo[e] = symbol_for(e, shape_env)
+        return symbol
+    args = [_convert(a, shape_env, memo, symbol_for) for a in (e.args[:1] if power else e.args)]
     if e.is_Add:
         return ex.add(*args)
     if e.is_Mul:
@@ -72,8 +73,8 @@ def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], other
         return ex.mul(*args * int(e.args[1]))
     if name in _DIVISIONS:
         if ex.bounds(args[1])[0] < 1 and (name not in ("FloorDiv", "CleanDiv") or ex.exact_div(*args) is None):
-            found = memo[e] = other(e, shape_env)  # zero raises, and below zero other rules hold
-            return found
+            symbol = memo[e] = symbol_for(e, shape_env)  # the algebra requires a divisor > 0
+            return symbol
         return ex.floordiv(*args) if name in ("FloorDiv", "CleanDiv") else ex.mod(*args)
     out = args[0]
     for a in args[1:]:
@@ -85,24 +86,27 @@ _DIVISIONS = ("FloorDiv", "CleanDiv", "Mod", "PythonMod")
 MOST_SCALE = 1 << 20
 
 
-def _scaled(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], other: Other) -> Index | None:
-    """floor(p/q * n) of a size n as n*p // q: for short fractions the float product is exact. None for the rest."""
+def _scaled(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index | None:
+    """Return floor(p/q * n) of a size n as n*p // q, or None if the float product may be inexact.
+
+    For p and q up to MOST_SCALE the float product is exact.
+    """
     factors = sympy.Mul.make_args(e.args[0])
     numbers = [f for f in factors if f.is_number]
     sizes = [f for f in factors if not f.is_number]
     if len(sizes) == 1 and type(sizes[0]).__name__ == "ToFloat" and all(f.is_Float or f.is_Integer for f in numbers):
         p, q = float(sympy.Mul(*numbers)).as_integer_ratio()
-        n = _convert(sizes[0].args[0], shape_env, memo, other)
+        n = _convert(sizes[0].args[0], shape_env, memo, symbol_for)
         if 0 < p <= MOST_SCALE and q <= MOST_SCALE and ex.known_nonnegative(n):
             return ex.floordiv(ex.mul(p, n), q)
     return None
 
 
 def bounds(e: sympy.Expr, shape_env: Any) -> tuple[int, int]:
-    """The least and the greatest value that tracing knows of an integer expression, within +-UNBOUNDED."""
+    """Return the inclusive range that tracing has proved for an integer expression, within +-UNBOUNDED."""
     try:
         bound = shape_env.bound_sympy(e) if shape_env is not None else None
-    except RecursionError:  # of torch, for a power of two symbols
+    except RecursionError:  # torch recurses without end for a symbol to the power of a symbol
         bound = None
     if bound is None:
         return -ex.UNBOUNDED, ex.UNBOUNDED

@@ -1,4 +1,4 @@
-"""Graphs that a graph's operators call: which there are, and what keeps one from being compiled apart."""
+"""Subgraphs that control-flow operators call: their names, and the conditions for compiling one by itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.mutates import writes
+from ..aten.view import aliased_arguments, may_alias
 from ..errors import Unsupported
 from ..ir import expr as ex
-from ..ir.loops import Constant, Extern, Program, View, late_symbols, symbols_of
+from ..ir.loops import Constant, Extern, Program, View, symbols_of, unbacked_symbols
 from ..runtime import control_flow
 from .context import Ctx
 
-# What is right for integers below zero too: the index algebra takes other operands for sizes.
+# Operators for which the index algebra is right for negative integers too. It takes operands of others for sizes.
 _ANY_INTEGER = {
     operator.add,
     operator.sub,
@@ -28,29 +30,34 @@ _ANY_INTEGER = {
     operator.eq,
     operator.ne,
 }
-_ANY_NUMBER = {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.mul, torch.ops.aten.div}  # of a tensor with it
+_ANY_NUMBER = {
+    torch.ops.aten.add,
+    torch.ops.aten.sub,
+    torch.ops.aten.mul,
+    torch.ops.aten.div,
+}  # a tensor and the integer
 
 
 def called(p: Program, constants: dict[str, Any]) -> dict[str, GraphModule]:
-    """Graphs that a program calls through `runtime.control_flow`, by the names of the constants."""
+    """Return the graphs that a program calls through `runtime.control_flow`, by the names of the constants."""
     calls = [n for n in p.nodes if isinstance(n, Extern) and n.target in control_flow.FUNCTIONS.values()]
     names = dict.fromkeys(str(a) for n in calls for a in n.args if isinstance(a, Constant))
-    return {name: held for name in names if isinstance(held := constants[name], GraphModule)}
+    return {name: gm for name in names if isinstance(gm := constants[name], GraphModule)}
 
 
 def require_functional(gm: GraphModule) -> None:
-    """Raises Unsupported for a body that writes, or whose integers the index algebra would take for sizes wrongly."""
+    """Raise Unsupported for a subgraph that writes, or that has an integer input which is unsafe to use as a size."""
     for n in gm.graph.nodes:
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
-            raise Unsupported(n, "a body that writes")
-        if n.op == "placeholder" and _below_zero(n) and (other := _other_use(n)):
-            raise Unsupported(n, f"an integer that may be below zero, read by {other}")
+        if writes(n):
+            raise Unsupported(n, "a subgraph that writes")
+        if n.op == "placeholder" and _below_zero(n) and (reader := _unsafe_reader(n)):
+            raise Unsupported(n, f"an integer that may be negative, read by {reader}")
 
 
 def require_closed(p: Program) -> None:
-    """Raises Unsupported unless a body's program needs nothing but its operands."""
-    given = set(p.inputs) | late_symbols(p)
-    given |= {ex.show(n) for b in p.inputs if b in p.buffers for n in p.buffers[b].sizes}
+    """Raise Unsupported unless all symbols of a subgraph's program come from its operands."""
+    defined = set(p.inputs) | unbacked_symbols(p)
+    defined |= {ex.show(n) for b in p.inputs if b in p.buffers for n in p.buffers[b].sizes}
     used = {s for node in p.nodes for s in symbols_of(p, node)}
     for o in p.outputs:
         parts = (*o.sizes, *o.strides, o.offset) if isinstance(o, View) else (o,)
@@ -58,8 +65,8 @@ def require_closed(p: Program) -> None:
     for b in p.inputs:
         if b in p.buffers:
             used |= {a.key for s in p.buffers[b].strides for a in ex.syms_of(s)}
-    if used - given:
-        raise Unsupported("a body", f"no operand gives {', '.join(sorted(used - given))}")
+    if used - defined:
+        raise Unsupported("a subgraph", f"no operand gives {', '.join(sorted(used - defined))}")
 
 
 def _below_zero(n: Node) -> bool:
@@ -70,8 +77,11 @@ def _below_zero(n: Node) -> bool:
     return bound is None or not bound.lower >= 0
 
 
-def _other_use(n: Node) -> str:
-    """A reader of an integer, or of what sums and products make of it, that is neither those nor a comparison."""
+def _unsafe_reader(n: Node) -> str:
+    """Return the name of a reader of an integer that is not in `_ANY_INTEGER`, or ''.
+
+    The readers of sums and products of the integer count too.
+    """
     for user in n.users:
         if user.op == "output":
             continue
@@ -79,14 +89,14 @@ def _other_use(n: Node) -> str:
             continue
         if user.target not in _ANY_INTEGER:
             return user.name
-        if isinstance(user.meta.get("val"), torch.SymInt) and (found := _other_use(user)):
-            return found
+        if isinstance(user.meta.get("val"), torch.SymInt) and (reader := _unsafe_reader(user)):
+            return reader
     return ""
 
 
 def operands_in_results(ctx: Ctx, args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Buffers of a call's operands that its bodies may give back, whole or as views."""
-    graphs = [held for a in args if isinstance(a, Constant) and isinstance(held := ctx.constants[a], GraphModule)]
+    """Return the operand buffers that the subgraphs of a call may return, or return views of."""
+    graphs = [gm for a in args if isinstance(a, Constant) and isinstance(gm := ctx.constants[a], GraphModule)]
     flat = [v.buffer for a in args for v in _views(a)]
     if any(isinstance(v, torch.Tensor) for gm in graphs for v in _returned_inputs(gm)):
         return tuple(dict.fromkeys(flat))
@@ -100,7 +110,7 @@ def _views(x: Any) -> list[View]:
 
 
 def _returned_inputs(gm: GraphModule) -> Iterator[Any]:
-    """Traced values of the inputs that a graph's results are, or may be views of by the operators' schemas."""
+    """Yield the traced values of inputs that a graph returns, or that by operator schemas a result may be a view of."""
     seen: set[Node] = set()
     stack = list(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
     while stack:
@@ -110,15 +120,5 @@ def _returned_inputs(gm: GraphModule) -> Iterator[Any]:
         seen.add(n)
         if n.op == "placeholder":
             yield n.meta.get("val")
-        elif n.op == "call_function":
-            stack += _viewed(n)
-
-
-def _viewed(n: Node) -> list[Any]:
-    """What the results of a call may share memory with; all that it takes where no schema says."""
-    schema = getattr(n.target, "_schema", None)
-    if schema is None:
-        return list(n.all_input_nodes)
-    if not any(r.alias_info for r in schema.returns):
-        return []
-    return [x for a, x in zip(schema.arguments, n.args, strict=False) if a.alias_info]
+        elif n.op == "call_function" and may_alias(n):
+            stack += aliased_arguments(n)

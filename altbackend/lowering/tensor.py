@@ -17,51 +17,54 @@ from ..ir.value import Value
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """`value` is a tree over the variables `axes(sizes)`.
+    """A tensor that has no storage yet; `value` is a scalar tree over the variables `axes(sizes)`.
 
-    `dtype` is what the user sees; `value.dtype` may be the wider compute dtype of a low-precision chain.
+    `dtype` is the dtype that was traced. `value.dtype` may be the wider compute dtype of a chain of 16-bit operators.
     """
 
     sizes: tuple[Index, ...]
     dtype: torch.dtype
     value: Value
 
-    def at(self, where: Sequence[Index]) -> Value:
-        """The scalar at a point given by one index per dimension."""
-        env = {a: i for a, i in zip(axes(self.sizes), where, strict=True) if ex.ix(a) is not i}
+    def at(self, point: Sequence[Index]) -> Value:
+        """Return the scalar at a point: one index per dimension."""
+        env = {a: i for a, i in zip(axes(self.sizes), point, strict=True) if ex.ix(a) is not i}
         return self.value.substitute(env) if env else self.value
 
     def computed(self, dtype: torch.dtype | None = None) -> Value:
-        """The scalar converted to `dtype`, or to its own compute dtype."""
+        """Return the scalar converted to `dtype`, or to its own compute dtype."""
         return va.cast(self.value, dtype or compute_dtype(self.dtype))
 
 
 def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:
-    """The canonical loop variables of a shape."""
-    return tuple(ex.var(f"d{k}", n) for k, n in enumerate(sizes))
+    """Return the canonical loop variables of a shape."""
+    return tuple(ex.dim(k, n) for k, n in enumerate(sizes))
 
 
 def points(sizes: Sequence[Index]) -> tuple[Index, ...]:
-    """The canonical variables as index expressions; 0 where the size is 1."""
+    """Return the canonical loop variables of a shape as index expressions; a dimension of size 1 gives 0."""
     return tuple(ex.ix(a) for a in axes(sizes))
 
 
 def of_buffer(b: Buffer) -> Tensor:
+    """Return the tensor that a buffer holds."""
     index = ex.add(0, *(ex.mul(s, i) for s, i in zip(b.strides, points(b.sizes), strict=True)))
     return Tensor(b.sizes, b.dtype, va.load(b.name, index, b.dtype))
 
 
 def of_view(v: View, dtype: torch.dtype) -> Tensor:
+    """Return the tensor that a view of a buffer holds."""
     index = ex.add(v.offset, *(ex.mul(s, i) for s, i in zip(v.strides, points(v.sizes), strict=True)))
     return Tensor(v.sizes, dtype, va.load(v.buffer, index, dtype))
 
 
 def full(sizes: Sequence[Index], number: complex, dtype: torch.dtype) -> Tensor:
+    """Return a tensor that has `number` at every point."""
     return Tensor(tuple(sizes), dtype, va.const(number, dtype))
 
 
 def expand(t: Tensor, sizes: Sequence[Index]) -> Tensor:
-    """Broadcast to `sizes` by torch's rules."""
+    """Return `t` broadcast to `sizes` by torch's rules."""
     sizes = tuple(sizes)
     if t.sizes == sizes:
         return t
@@ -71,16 +74,19 @@ def expand(t: Tensor, sizes: Sequence[Index]) -> Tensor:
 
 
 def with_dim(t: Tensor) -> Tensor:
-    """A tensor without dimensions as one of a single element."""
+    """Return a 0-d tensor as a tensor of one dimension of size 1; others unchanged."""
     return t if t.sizes else Tensor((1,), t.dtype, t.value)
 
 
 def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
-    """The strided window that `t` is, when it is nothing but one; `strides` fill in dimensions of at most 1."""
+    """Return `t` as a strided view of a buffer, or None if it is computed or its index is not affine.
+
+    `strides`: the strides of dimensions whose size is at most 1, which the index does not determine.
+    """
     if t.value.op != "load" or t.value.dtype != t.dtype:
         return None
     name, index = t.value.attr
-    found: list[Index] = []
+    steps: list[Index] = []
     rest = index
     for k, a in enumerate(axes(t.sizes)):
         c = ex.coefficient(index, a)
@@ -88,8 +94,8 @@ def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
             return None
         if strides is not None and ex.bounds(t.sizes[k])[1] <= 1:  # a size that data or symbols decide may be 0 or 1
             c = strides[k]
-        found.append(c)
+        steps.append(c)
         rest = ex.substitute(rest, {a: 0})
     if ex.lookups(rest):
         return None
-    return View(name, t.sizes, tuple(found), rest)
+    return View(name, t.sizes, tuple(steps), rest)

@@ -1,7 +1,7 @@
-"""Symbols that a call's results give: how the host program finds them, and what has to hold of them then.
+"""Unbacked symbols, which the results of calls give: their Python text in the host program, and the checks of them.
 
-Tracing concludes from checks what later code counts on: a range, an equality, a divisibility. The host program
-verifies all of it in the step that gives the symbol, so that nothing that counts on it has run.
+From checks in the user's program, tracing derives facts on which later code relies: a range, an equality, a
+divisibility. The host program checks them in the step that gives the symbol, before any such code runs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _ASSERT_SCALAR = torch.ops.aten._assert_scalar.default
 
 
 @dataclass
-class Given:
-    """Symbols that one call gives: those of its numbers by position among the results, and the rest with its text."""
+class CallSymbols:
+    """The unbacked symbols that one call gives.
+
+    `numbers`: the symbols that are results themselves, by position. `sizes`: (symbol, position of a result, Python text
+    with `{}` for the result). `symbols`: all, with their names in the host program. `binds` and `requires`: see Extern.
+    """
 
     ctx: Ctx
     node: torch.fx.Node
     numbers: dict[int, str] = field(default_factory=dict)
     sizes: list[tuple[sympy.Symbol, int, str]] = field(default_factory=list)
-    symbols: list[tuple[sympy.Symbol, str]] = field(default_factory=list)  # with their names
+    symbols: list[tuple[sympy.Symbol, str]] = field(default_factory=list)
     binds: list[tuple[str, str]] = field(default_factory=list)
     requires: list[Requirement] = field(default_factory=list)
 
@@ -39,12 +43,12 @@ class Given:
         return tuple(dict.fromkeys([*self.numbers.values(), *(name for name, _ in self.binds)]))
 
     def bind(self, outs: Sequence[str | None]) -> None:
-        """Name the sizes, now that the results have names, and collect what must hold."""
+        """Name the sizes, now that the results have names, and collect the checks of all symbols."""
         for symbol, position, form in self.sizes:
             name = _fresh(self.ctx, symbol, self.node)
             self.symbols.append((symbol, name))
             self.binds.append((name, form.format(outs[position])))
-            self.ctx.known.add(name)
+            self.ctx.defined.add(name)
         for symbol, name in self.symbols:
             self._require(symbol, name)
 
@@ -55,9 +59,9 @@ class Given:
             self._add(f"{name} == {symbol}", sympy.Eq(symbol, sympy.Symbol(name), evaluate=False))
         self._require_range(symbol, name, facts)
         if facts.equals != symbol:
-            if facts.equals.is_Symbol and str(facts.equals) not in ctx.known:
+            if facts.equals.is_Symbol and str(facts.equals) not in ctx.defined:
                 self.binds.append((str(facts.equals), name))
-                ctx.known.add(str(facts.equals))
+                ctx.defined.add(str(facts.equals))
             else:
                 ctx.pending.append(sympy.Eq(symbol, facts.equals, evaluate=False))
         ctx.pending += [c for c in facts.conditions if c not in ctx.pending]
@@ -69,15 +73,15 @@ class Given:
             self.ctx.verified |= {_canonical(r(symbol, least, evaluate=False)) for r in (sympy.Ge, sympy.Le)}
             self._add(f"{name} == {least}", sympy.Eq(symbol, least, evaluate=False))
             return
-        if least is not None and (least > 0 or name in self.numbers.values()):  # no size is below zero
+        if least is not None and (least > 0 or name in self.numbers.values()):  # sizes are never negative
             self._add(f"{name} >= {least}", sympy.Ge(symbol, least, evaluate=False))
         if greatest is not None:
             self._add(f"{name} <= {greatest}", sympy.Le(symbol, greatest, evaluate=False))
 
     def _flush(self) -> None:
-        """Require what waited for symbols that are known now."""
+        """Require the pending conditions all of whose symbols now have values."""
         for condition in list(self.ctx.pending):
-            if not {str(s) for s in condition.free_symbols} - self.ctx.known:
+            if not {str(s) for s in condition.free_symbols} - self.ctx.defined:
                 self.ctx.pending.remove(condition)
                 try:
                     self._add(python_text(condition), condition)
@@ -90,28 +94,31 @@ class Given:
             self.requires.append((text, _message(self.node, condition)))
 
 
-def given(ctx: Ctx, node: torch.fx.Node) -> Given:
-    """The symbols that a node's call gives, those of its numbers named. Raises Unsupported for another form of path."""
-    out = Given(ctx, node)
+def of_call(ctx: Ctx, node: torch.fx.Node) -> CallSymbols:
+    """Return the symbols that the call of a node gives; those that are results are named.
+
+    Raises Unsupported if the host program cannot spell the way from a result to a symbol.
+    """
+    out = CallSymbols(ctx, node)
     for symbol, path in torch_api.defined_symbols(node).items():
         position, rest = _leaf(node.meta["val"], torch_api.path_steps(path))
         if not rest:
             name = _fresh(ctx, symbol, node)
             out.numbers[position] = name
             out.symbols.append((symbol, name))
-            ctx.known.add(name)
+            ctx.defined.add(name)
         else:
             out.sizes.append((symbol, position, _form(node, rest)))
     return out
 
 
 def _fresh(ctx: Ctx, symbol: sympy.Symbol, node: torch.fx.Node) -> str:
-    """The symbol's own name, or another where an earlier call has given the symbol already."""
-    return str(symbol) if str(symbol) not in ctx.known else f"{symbol}_{node.name}"
+    """Return the symbol's own name, or another one if an earlier call has defined the symbol already."""
+    return str(symbol) if str(symbol) not in ctx.defined else f"{symbol}_{node.name}"
 
 
 def _leaf(val: Any, steps: list[tuple[str, Any]]) -> tuple[int, list[tuple[str, Any]]]:
-    """(position of a result in the flat order, the steps within it)."""
+    """Return (position of a result in the flat order, the steps within it)."""
     position = 0
     while isinstance(val, (tuple, list)):
         (_, k), *steps = steps
@@ -125,12 +132,12 @@ def _is_nothing(x: Any) -> bool:
 
 
 def _form(node: torch.fx.Node, steps: list[tuple[str, Any]]) -> str:
-    """Python text of what the steps lead to, with a hole for the result."""
-    text, waiting = "{}", list(steps)
-    while waiting:
-        match waiting.pop(0):
-            case ("size" | "stride" as method, _) if waiting and waiting[0][0] == "item":
-                text += f".{method}({waiting.pop(0)[1]})"
+    """Return Python text of the steps from a result to a symbol, with `{}` for the result."""
+    text, remaining = "{}", list(steps)
+    while remaining:
+        match remaining.pop(0):
+            case ("size" | "stride" as method, _) if remaining and remaining[0][0] == "item":
+                text += f".{method}({remaining.pop(0)[1]})"
             case ("storage_offset", _):
                 text += ".storage_offset()"
             case ("//", divisor):
@@ -138,19 +145,19 @@ def _form(node: torch.fx.Node, steps: list[tuple[str, Any]]) -> str:
             case ("int", _):
                 text = f"int({text})"
             case other:
-                raise Unsupported(node, f"a size that data decides, found by {other[0]}")
+                raise Unsupported(node, f"an unbacked size that is obtained by {other[0]}")
     return text
 
 
 def _message(node: torch.fx.Node, condition: sympy.Basic) -> str:
-    """What the program's own check of a condition says, else the condition and where the number is from."""
-    wanted = _canonical(condition)
+    """Return the message of the program's own check of a condition, else the condition and the user's line."""
+    text = _canonical(condition)
     for n in node.graph.find_nodes(op="call_function", target=_ASSERT_SCALAR):
-        held = n.args[0].meta.get("val") if isinstance(n.args[0], torch.fx.Node) else None
-        if isinstance(held, torch.SymBool) and _canonical(held.node._expr) == wanted and len(n.args) > 1:
+        fake = n.args[0].meta.get("val") if isinstance(n.args[0], torch.fx.Node) else None
+        if isinstance(fake, torch.SymBool) and _canonical(fake.node._expr) == text and len(n.args) > 1:
             return str(n.args[1])
-    place = user_line(node)
-    return f"Runtime assertion failed for expression {condition} on {node.name}" + (f" ({place})" if place else "")
+    line = user_line(node)
+    return f"Runtime assertion failed for expression {condition} on {node.name}" + (f" ({line})" if line else "")
 
 
 def _canonical(e: sympy.Basic) -> str:
@@ -158,6 +165,6 @@ def _canonical(e: sympy.Basic) -> str:
 
 
 def is_verified(ctx: Ctx, condition: Any) -> bool:
-    """Whether the host program has required a condition, given as the graph has it, before this point."""
-    held = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
-    return isinstance(held, torch.SymBool) and _canonical(held.node._expr) in ctx.verified
+    """Return whether the host program has already checked a condition, given as an argument of the FX node."""
+    fake = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
+    return isinstance(fake, torch.SymBool) and _canonical(fake.node._expr) in ctx.verified

@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph the forward needs, which only the backward, and what each value's storage is."""
+"""Liveness over a joint graph: nodes that the forward or the backward needs, and the owner of each value's storage."""
 
 from __future__ import annotations
 
@@ -10,52 +10,56 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..aten.mutates import is_write_back
 from . import cost
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Halves:
-    """`early`: nodes that wait for no gradient, in graph order. `forward`: those that the forward's results need.
+class Liveness:
+    """Sets of nodes of a joint graph.
 
-    `kinds`: of every node. `read`: early nodes that late ones or gradients take. `wanted`: what those are made from.
-    `storage`: the node that made a value's storage; for what shares none, the node itself.
-    `written`: inputs that the graph overwrites at its end, and those that are `replaced` after it. `results`: of the
-    forward.
+    `early`: nodes that depend on no gradient, in graph order. `forward`: nodes that the results of the forward need.
+    `kinds`: the kind of every node. `read`: early nodes that nodes after a gradient read, or that are gradients.
+    `needed`: `read` and all nodes on which they depend. `storage`: the node that owns the storage of a value.
+    `written`: inputs that the graph, or its caller after the forward, overwrites. `results`: results of the forward.
     """
 
     early: dict[Node, None]
     forward: frozenset[Node]
     kinds: dict[Node, cost.Kind]
-    wanted: frozenset[Node]
+    needed: frozenset[Node]
     read: frozenset[Node]
     storage: dict[Node, Node]
     written: frozenset[Node]
     results: frozenset[Node]
 
     def readers(self, n: Node) -> list[Node]:
-        """Who reads the values of `n`: a view's readers in place of the view."""
-        found: list[Node] = []
-        waiting = list(n.users)
-        while waiting:
-            u = waiting.pop()
+        """Return the nodes that read the values of `n`; the readers of a view replace the view."""
+        nodes: list[Node] = []
+        pending = list(n.users)
+        while pending:
+            u = pending.pop()
             if self.kinds.get(u) == "view" and self.storage[u] is not u:
-                waiting.extend(u.users)
+                pending.extend(u.users)
             else:
-                found.append(u)
-        return found
+                nodes.append(u)
+        return nodes
 
 
 def is_tangent(n: Node) -> bool:
+    """Return whether a node is an input that is the gradient of a result."""
     return n.op == "placeholder" and "tangents" in str(n.target)
 
 
 def results_of(joint: GraphModule) -> list[object]:
+    """Return the results of a joint graph: those of the forward, then the gradients."""
     return pytree.tree_leaves(joint.graph.output_node().args)
 
 
-def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] = ()) -> Halves:
+def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] = ()) -> Liveness:
+    """Return the liveness of a joint graph. `replaced`: inputs that the caller writes after the forward."""
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
     results = results_of(joint)
     after = _descendants(n for n in nodes if is_tangent(n))
@@ -68,28 +72,27 @@ def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] 
     early = {n: None for n in nodes if n not in after}
     gradients = {n for n in results[num_fwd_outputs:] if isinstance(n, Node)}
     read = {n for n in early if n in gradients or any(u in after for u in n.users)}
-    return Halves(
+    return Liveness(
         early,
         frozenset(needed),
         {n: cost.kind_of(n) for n in nodes},
         frozenset(_ancestors(read)),
         frozenset(read),
         _storages(nodes),
-        frozenset(n.args[0] for n in effects if n.target is aten.copy_.default and isinstance(n.args[0], Node))
-        | frozenset(replaced),
+        frozenset(n.args[0] for n in effects if is_write_back(n) and isinstance(n.args[0], Node)) | frozenset(replaced),
         frozenset(outputs),
     )
 
 
-def as_given(joint: GraphModule, replaced: Iterable[Node]) -> None:
-    """Let what reads an input that is written read a copy of it, which can be saved as the input cannot.
+def copy_written_inputs(joint: GraphModule, replaced: Iterable[Node]) -> None:
+    """Let the readers of a written input read a copy of it, since the input itself cannot be saved.
 
-    `replaced`: inputs that are written when the forward has run; those that the graph writes are found. Where nothing
-    saves the copy, it costs nothing.
+    `replaced`: inputs that the caller writes after the forward, in addition to those that the graph writes. A copy that
+    is not saved costs nothing.
     """
     writes = joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
     for n in dict.fromkeys([*replaced, *(w.args[0] for w in writes if w.args[0].op == "placeholder")]):
-        readers = [u for u in n.users if u.op != "output" and not (u.target is aten.copy_.default and u.args[0] is n)]
+        readers = [u for u in n.users if u.op != "output" and not (is_write_back(u) and u.args[0] is n)]
         if not readers or not isinstance(n.meta.get("val"), torch.Tensor):
             continue
         with joint.graph.inserting_before(min(readers)):
@@ -99,45 +102,45 @@ def as_given(joint: GraphModule, replaced: Iterable[Node]) -> None:
 
 
 def _copy(n: Node) -> Node:
-    """A copy of a value, with the bits that it was traced with: its readers were traced as reading such a tensor."""
+    """Insert a copy of a value with its negative and conjugate bits, which its readers were traced with."""
     val = n.meta["val"]
     steps = [aten.clone.default]
     steps += [aten.neg.default, aten._neg_view.default] if val.is_neg() else []
     steps += [aten._conj_physical.default, aten._conj.default] if val.is_conj() else []
     for op in steps:
-        made = n.graph.call_function(op, (n,))
-        made.meta["val"] = op(n.meta["val"])
-        n = made
+        call = n.graph.call_function(op, (n,))
+        call.meta["val"] = op(n.meta["val"])
+        n = call
     return n
 
 
 def _descendants(start: Iterable[Node]) -> set[Node]:
-    found, waiting = set[Node](), list(start)
-    while waiting:
-        n = waiting.pop()
-        if n not in found and n.op != "output":
-            found.add(n)
-            waiting.extend(n.users)
-    return found
+    nodes, pending = set[Node](), list(start)
+    while pending:
+        n = pending.pop()
+        if n not in nodes and n.op != "output":
+            nodes.add(n)
+            pending.extend(n.users)
+    return nodes
 
 
 def _ancestors(start: Iterable[Node]) -> set[Node]:
-    found, waiting = set[Node](), list(start)
-    while waiting:
-        n = waiting.pop()
-        if n not in found:
-            found.add(n)
-            waiting.extend(n.all_input_nodes)
-    return found
+    nodes, pending = set[Node](), list(start)
+    while pending:
+        n = pending.pop()
+        if n not in nodes:
+            nodes.add(n)
+            pending.extend(n.all_input_nodes)
+    return nodes
 
 
 def _storages(nodes: list[Node]) -> dict[Node, Node]:
-    found: dict[Node, Node] = {}
+    owner: dict[Node, Node] = {}
     for n in nodes:
         source = n.args[0] if n.args and isinstance(n.args[0], Node) else None
         shares = source is not None and cost.kind_of(n) == "view"
         if shares and n.target is operator.getitem:
             assert source is not None
-            shares = cost.kind_of(source) == "view"  # one of several results is a value of its own
-        found[n] = found.get(source, source) if shares and source is not None else n
-    return found
+            shares = cost.kind_of(source) == "view"  # an element of a tuple owns its storage
+        owner[n] = owner.get(source, source) if shares and source is not None else n
+    return owner

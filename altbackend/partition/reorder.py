@@ -1,4 +1,4 @@
-"""The order of a backward: what is computed again stands just before it is read."""
+"""Reorder a backward graph: a recomputed value is computed just before its first reader."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch.fx import GraphModule, Node
 
 
 def demand_order(backward: GraphModule) -> None:
-    """Move every call to where the first node that depends on a gradient needs it, in place; drop what none needs.
+    """Move every call to just before its first use by a node that depends on a gradient, in place; erase unused calls.
 
-    Extraction leaves the forward's part in front of the backward's, so that all of it would be computed, and held,
-    before the first gradient. It also leaves calls there that count as effects, as random ones do: the forward's.
+    Extraction puts all recomputed calls in front, so that all their results would be alive before the first gradient.
+    It also leaves calls with effects of the forward there, such as random ones, which the backward must not repeat.
     """
     graph = backward.graph
     nodes = list(graph.nodes)
@@ -30,22 +30,22 @@ def demand_order(backward: GraphModule) -> None:
 
 
 def _from_gradients(nodes: list[Node]) -> dict[Node, None]:
-    found: dict[Node, None] = {}
+    dependent: dict[Node, None] = {}
     for n in nodes:
         tangent = n.op == "placeholder" and "tangents" in str(n.target)
-        if tangent or (n.op == "call_function" and any(a in found for a in n.all_input_nodes)):
-            found[n] = None
-    return found
+        if tangent or (n.op == "call_function" and any(a in dependent for a in n.all_input_nodes)):
+            dependent[n] = None
+    return dependent
 
 
 def _place(n: Node, order: dict[Node, None]) -> None:
-    """Append `n` after all that it needs."""
-    waiting = [n]
-    while waiting:
-        top = waiting[-1]
+    """Append `n` to the order after all its operands."""
+    stack = [n]
+    while stack:
+        top = stack[-1]
         missing = [] if top in order else [a for a in top.all_input_nodes if a not in order]
         if missing:
-            waiting.extend(reversed(missing))
+            stack.extend(reversed(missing))
         else:
-            waiting.pop()
+            stack.pop()
             order.setdefault(top)

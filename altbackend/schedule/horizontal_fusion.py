@@ -74,10 +74,10 @@ def part_of(p: Program, k: Kernel) -> Part | None:
     if k.rows != 1 or len(k.stages) != 1 or k.matmul is not None or any(q.kind != "point" for q in k.stages[0].members):
         return None
     members, inner = k.stages[0].members, k.stages[0].inner
-    n = ex.prod(v.args[1] for v in inner)
+    n = ex.prod(ex.size_of(v) for v in inner)
     if not isinstance(n, int) or not 0 < n <= MOST_POINTS:
         return None
-    flat = ex.flatten([v.args[1] for v in inner], [ex.ix(v) for v in inner])
+    flat = ex.flatten([ex.size_of(v) for v in inner], [ex.ix(v) for v in inner])
     roles: dict[str, str] = {}
     point = ex.var("i0", ex.sym("n", 0, MOST_POINTS))
     nodes: list[Pointwise] = []

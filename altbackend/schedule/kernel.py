@@ -58,7 +58,7 @@ def build(p: Program, deps: Deps, g: Group, target: Target) -> Kernel:
     tail_bounds: dict[Atom, Index] = {}
     if not target.registers:  # a GPU's tiles are cut when the code is generated
         mapped, tail_bounds = _tile_transposed(mapped)
-    rows = mapped[0].row.args[1]
+    rows = ex.size_of(mapped[0].row)
     stages = _stages(p, mapped)
     storage, stored, scratch = _storage(p, deps, g, mapped, stages)
     row_counters: tuple[Atom, ...] = ()
@@ -128,13 +128,13 @@ def _work(mapped: list[MappedNode]) -> Index:
     total: Index = 0
     for q in mapped:
         weight = 1 + len(va.loads(q.value)) + va.flops(q.value) // 4
-        total = ex.add(total, ex.mul(weight, ex.prod((q.row.args[1], *q.sizes))))
+        total = ex.add(total, ex.mul(weight, ex.prod((ex.size_of(q.row), *q.sizes))))
     return total
 
 
 def _spread_rows(mapped: list[MappedNode]) -> list[MappedNode]:
     """A pointwise kernel whose loops do not merge into one runs all but the fastest as rows."""
-    if mapped[0].row.args[1] != 1 or any(q.kind != "point" for q in mapped):
+    if ex.size_of(mapped[0].row) != 1 or any(q.kind != "point" for q in mapped):
         return mapped
     chain = common_refinement([q.sizes for q in mapped])
     if chain is None:
@@ -173,7 +173,7 @@ def _tile_transposed(mapped: list[MappedNode]) -> tuple[list[MappedNode], dict[A
     row, inner = mapped[0].row, mapped[0].inner
     if len(inner) != 1 or any(q.kind != "point" or q.inner != inner for q in mapped):
         return mapped, {}
-    rows, columns = row.args[1], inner[0].args[1]
+    rows, columns = ex.size_of(row), ex.size_of(inner[0])
     against = any(_against(q, i, inner[0], rows) for q in mapped for _, i in va.loads(q.value))
     few = (isinstance(rows, int) and rows < TILE) or (isinstance(columns, int) and columns < 4 * TILE)
     # strides that are no multiple of a line meet in few sets of the cache: where they are known, tiles gain nothing
@@ -273,7 +273,7 @@ def _storage(
         if writer.kind in ("outer", "scatter"):
             storage[b] = GLOBAL
             continue
-        kept = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
+        kept = ex.prod(ex.size_of(v) for v in writer.inner if v not in writer.reduced)
         later = any(
             t > s or q.inner != writer.inner
             for q, t in zip(mapped, stages, strict=True)
@@ -307,7 +307,7 @@ def show_kernel(k: Kernel) -> str:
             f"  product {m.batch}x{m.rows}x{m.columns}x{m.depth} of {m.left.buffer}, {m.right.buffer}: {m.tiles}"
         )
     for s in k.stages:
-        loops = ", ".join(f"{v.args[0]}:{ex.show(v.args[1])}" for v in s.inner) or "once"
+        loops = ", ".join(f"{v.args[0]}:{ex.show(ex.size_of(v))}" for v in s.inner) or "once"
         lines.append(f"  for {loops}")
         for q in s.members:
             where = k.storage.get(q.node.out, GLOBAL) + ("+global" if q.node.out in k.stored else "")

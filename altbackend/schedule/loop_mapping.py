@@ -47,7 +47,7 @@ class MappedNode:
 
     @property
     def sizes(self) -> tuple[Index, ...]:
-        return tuple(v.args[1] for v in self.inner)
+        return tuple(ex.size_of(v) for v in self.inner)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def ordered_vars(node: Loop) -> list[Atom]:
     if isinstance(node, (Scan, Scatter)):
         free = free_dims(node)
         return [*free, *(v for v in (*node.dims, *rdims(node)) if v not in free)]
-    every = sorted((*node.dims, *node.rdims), key=lambda v: int(v.args[0][1:]))
+    every = sorted((*node.dims, *node.rdims), key=ex.rank_of)
     if every and every[-1] in node.rdims:
         return [*node.dims, *node.rdims]
     return every
@@ -113,11 +113,11 @@ def _blocks(n: Index) -> int:
 
 def _ordered_rows(node: Scan | Scatter) -> list[Index | None]:
     free, fast = free_dims(node), _columns(node)
-    lead = ex.prod(v.args[1] for v in free if v is not fast)
+    lead = ex.prod(ex.size_of(v) for v in free if v is not fast)
     if fast is None:
         return [lead, 1]
     enough = isinstance(lead, int) and lead >= 16
-    return [lead if enough else ex.mul(lead, _blocks(fast.args[1])), lead, 1]
+    return [lead if enough else ex.mul(lead, _blocks(ex.size_of(fast))), lead, 1]
 
 
 def natural_rows(node: Loop, kept: bool = False) -> list[Index | None]:
@@ -130,10 +130,10 @@ def natural_rows(node: Loop, kept: bool = False) -> list[Index | None]:
     if kept and (isinstance(node, Scatter) or not node.dims):
         return [None, 1]
     if kept:
-        return [ex.prod(v.args[1] for v in node.dims)]
+        return [ex.prod(ex.size_of(v) for v in node.dims)]
     if isinstance(node, (Scan, Scatter)):
         return _ordered_rows(node)
-    results = ex.prod(v.args[1] for v in node.dims)
+    results = ex.prod(ex.size_of(v) for v in node.dims)
     order = ordered_vars(node)
     if not node.dims:
         return [None, 1]
@@ -146,7 +146,7 @@ def natural_rows(node: Loop, kept: bool = False) -> list[Index | None]:
 
 def _leading(order: Sequence[Atom], among: frozenset[Atom]) -> Index:
     """Points of the slowest loops that are all `among` the given ones."""
-    return ex.prod(v.args[1] for v in itertools.takewhile(lambda v: v in among, order))
+    return ex.prod(ex.size_of(v) for v in itertools.takewhile(lambda v: v in among, order))
 
 
 def fit(node: Loop, rows: Index) -> MappedNode | Refusal:
@@ -169,10 +169,10 @@ def mappings(node: Loop, rows: Index, any_order: bool = False) -> tuple[MappedNo
     tries = [order]
     if reduced and isinstance(node, Reduction):
         kept_first, reduced_first = [*node.dims, *node.rdims], [*node.rdims, *node.dims]
-        by_name = sorted(order, key=lambda v: int(v.args[0][1:]))
+        by_name = sorted(order, key=ex.rank_of)
         tries = [kept_first, order, by_name, reduced_first]
         if node.dims and order[-1] not in reduced:  # columns: rows of the source are rows of the kernel
-            wide = not _known_below(order[-1].args[1], VECTOR)
+            wide = not _known_below(ex.size_of(order[-1]), VECTOR)
             # sums of neighbouring columns side by side read memory as it lies
             tries = [reduced_first, order, kept_first, by_name] if wide else [reduced_first, *tries]
             if wide and order[0] not in reduced:  # rows of both are there already
@@ -220,7 +220,7 @@ def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
         [*order[start:end], *order[:start], *order[end:]]
         for start in range(1, len(order))
         for end in range(start + 1, len(order) + 1)
-        if ex.prod(v.args[1] for v in order[start:end]) == rows
+        if ex.prod(ex.size_of(v) for v in order[start:end]) == rows
     ]
 
 
@@ -251,7 +251,7 @@ def _placed(
     env: dict[Atom, Index],
 ) -> MappedNode:
     row = ex.var(ROW, rows)
-    to_row = dict(zip(outer, ex.unflatten(ex.ix(row), tuple(v.args[1] for v in outer)), strict=True))
+    to_row = dict(zip(outer, ex.unflatten(ex.ix(row), tuple(ex.size_of(v) for v in outer)), strict=True))
     full = {v: ex.substitute(e, to_row) for v, e in env.items()} | to_row
     full = {v: e for v, e in full.items() if v not in inner}
     return MappedNode(
@@ -272,7 +272,7 @@ def cut_rows(order: Sequence[Atom], rows: Index) -> tuple[list[Atom], list[Atom]
     env: dict[Atom, Index] = {}
     left = rows
     for v in order:
-        n = v.args[1]
+        n = ex.size_of(v)
         if left == 1:
             inner.append(v)
         elif (q := ex.exact_div(left, n)) is not None:
@@ -317,16 +317,16 @@ def split_loops(p: MappedNode, chain: tuple[Index, ...]) -> MappedNode:
     new: dict[Atom, list[Atom]] = {}
     at = len(fresh)
     for v in reversed(p.inner):
-        if v.args[1] == 1:
+        if ex.size_of(v) == 1:
             env[v] = 0
             continue
         parts: list[Atom] = []
         size: Index = 1
-        while size != v.args[1]:
+        while size != ex.size_of(v):
             at -= 1
             parts.insert(0, fresh[at])
-            size = ex.mul(size, fresh[at].args[1])
-        env[v] = ex.flatten([x.args[1] for x in parts], [ex.ix(x) for x in parts])
+            size = ex.mul(size, ex.size_of(fresh[at]))
+        env[v] = ex.flatten([ex.size_of(x) for x in parts], [ex.ix(x) for x in parts])
         new[v] = parts
     reduced, scanned = (frozenset(w for v in old for w in new.get(v, ())) for old in (p.reduced, p.scanned))
     live = {v: e for v, e in env.items() if ex.ix(v) is not e}
@@ -344,7 +344,7 @@ def mergeable(p: MappedNode, k: int) -> bool:
     seen += [v.attr for v in trees if v.op in ("index", "wrap_index")]
     for index in seen:
         ca, cb = ex.coefficient(index, a), ex.coefficient(index, b)
-        if ca is None or cb is None or ca != ex.mul(cb, b.args[1]):
+        if ca is None or cb is None or ca != ex.mul(cb, ex.size_of(b)):
             return False
     return True
 
@@ -352,7 +352,7 @@ def mergeable(p: MappedNode, k: int) -> bool:
 def merged(p: MappedNode, k: int) -> MappedNode:
     """Inner loops k and k+1 as one loop; the caller has checked `mergeable`."""
     a, b = p.inner[k], p.inner[k + 1]
-    one = ex.var(f"m{k}", ex.mul(a.args[1], b.args[1]))
+    one = ex.var(f"m{k}", ex.mul(ex.size_of(a), ex.size_of(b)))
     env: dict[Atom, Index] = {a: 0, b: ex.ix(one)}
     inner = (*p.inner[:k], one, *p.inner[k + 2 :])
     reduced = (p.reduced - {a, b}) | ({one} if a in p.reduced else set())

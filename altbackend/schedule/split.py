@@ -73,10 +73,11 @@ def _cuts_on_gpu(node: Reduction, kept: int, sizes: tuple[int, ...], target: Tar
 
 def cuts_of(node: Reduction, target: Target) -> tuple[int, ...] | None:
     """Into how many pieces to cut each reduced loop; None where the reduction stays whole."""
-    kept, sizes = ex.prod(v.args[1] for v in node.dims), tuple(v.args[1] for v in node.rdims)
+    kept = ex.prod(ex.size_of(v) for v in node.dims)
+    sizes = tuple(n for n in map(ex.size_of, node.rdims) if isinstance(n, int))
     if not node.dims or not sizes or not isinstance(kept, int) or node.op.startswith("arg"):
         return None
-    if not all(isinstance(n, int) for n in sizes):
+    if len(sizes) < len(node.rdims):
         return None
     if target.registers:
         return _cuts_on_gpu(node, kept, sizes, target)
@@ -88,14 +89,14 @@ def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[
     cuts = cuts_of(node, target)
     if cuts is None:
         return None
-    kept, pieces = ex.prod(v.args[1] for v in node.dims), math.prod(cuts)
+    kept, pieces = ex.prod(ex.size_of(v) for v in node.dims), math.prod(cuts)
     out = buffers[node.out]
     # neighbouring columns stay neighbours where a GPU's program takes a block of them
     across = target.registers and _has_columns(node)
     sizes = (pieces, kept) if across else (kept, pieces)
     part = Buffer(f"{node.out}_parts", out.dtype, sizes, (sizes[1], 1), out.device)
     buffers[part.name] = part
-    high = ex.var("d90", pieces)
+    high = ex.dim(90, pieces)
     env: dict[Atom, Index] = {}
     inner: list[Atom] = []
     piece: Index = ex.ix(high)
@@ -104,11 +105,11 @@ def _split(node: Reduction, buffers: dict[str, Buffer], target: Target) -> list[
             inner.insert(0, v)
             continue
         here, piece = (piece, 0) if n == pieces else (ex.mod(piece, n), ex.floordiv(piece, n))
-        length = v.args[1] // n
-        low = ex.var(f"d{91 + k}", length)
+        length = ex.floordiv(ex.size_of(v), n)
+        low = ex.dim(91 + k, length)
         env[v] = ex.add(ex.mul(here, length), ex.ix(low))
         inner.insert(0, low)
-    row = ex.flatten([v.args[1] for v in node.dims], [ex.ix(v) for v in node.dims])
+    row = ex.flatten([ex.size_of(v) for v in node.dims], [ex.ix(v) for v in node.dims])
     slot = ex.flatten(sizes, (ex.ix(high), row) if across else (row, ex.ix(high)))
     first = Reduction(
         part.name,

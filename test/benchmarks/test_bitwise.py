@@ -139,7 +139,7 @@ def test_what_is_decided_fuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fn", "dtype", "reason"),
     [
-        (torch.exp, torch.float32, "exp of floats: the last bit is up to eager's own function"),
+        (torch.exp, torch.float32, "exp of floats: only eager's own function gives its last bit"),
         (lambda x: x % 1.3, torch.bfloat16, "remainder in 16 bits"),
         (lambda x: torch.add(x, x, alpha=0.3), torch.float32, "a product in a sum"),
         (lambda x: x**3, torch.float16, "several steps in 16 bits"),

@@ -1,4 +1,4 @@
-"""The verifier of aliases catches passes that share, part, write or reorder what they must not."""
+"""The verifier detects passes that change shared storage, writes to inputs, or the order of calls."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def the(gm: GraphModule, target: object) -> Node:
 
 
 def test_facts_of_a_graph() -> None:
-    found = verify.facts(graph())
-    assert found.shared == (0, 0, 2, "y_1", 4)
-    assert found.written == {"x_1"}
-    assert found.results[1] == "torch.float32[4, 4] on cpu"
+    facts = verify.facts(graph())
+    assert facts.shared == (0, 0, 2, "y_1", 4)
+    assert facts.written == {"x_1"}
+    assert facts.results[1] == "torch.float32[4, 4] on cpu"
 
 
 def drop_clone(gm: GraphModule) -> None:

@@ -1,4 +1,4 @@
-"""Masks that depend on no input are dropped or become `is_causal`; any other stays, and results stay eager's."""
+"""Masks that depend on no input are dropped or become `is_causal`; others stay, and results equal eager's."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ CASES = [
 @pytest.mark.parametrize(("mask", "expected"), CASES, ids=[m.__name__ for m, _ in CASES])
 @pytest.mark.parametrize("by_name", [True, False])
 def test_masks(mask: Callable[[T], T], expected: dict[str, int], by_name: bool) -> None:
-    found = []
+    counts = []
 
     def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
-        found.append(attention_mask.run(gm))
+        counts.append(attention_mask.simplify_masks(gm))
         return gm.forward
 
     def fn(q: T, k: T, v: T) -> T:
@@ -76,7 +76,7 @@ def test_masks(mask: Callable[[T], T], expected: dict[str, int], by_name: bool) 
 
     q, k, v = (torch.randn(2, 3, 8, 16) for _ in range(3))
     torch.testing.assert_close(torch.compile(fn, backend=look)(q, k, v), fn(q, k, v))
-    assert found == [expected]
+    assert counts == [expected]
 
 
 def test_through_the_backend() -> None:
@@ -84,7 +84,7 @@ def test_through_the_backend() -> None:
 
 
 class WritesInPlace(torch.autograd.Function):
-    """x -> 2x, whose backward writes to a tensor of its own by a method."""
+    """x -> 2x, with a backward that writes in place to a new tensor by a method."""
 
     @staticmethod
     def forward(ctx: Any, x: T) -> T:
@@ -107,9 +107,9 @@ def test_writes_beside_a_dropped_mask_stay() -> None:
 
 
 def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All layers of a model share one: reading it again for each was half of GPT-2's own compile time on a GPU."""
+    """All layers of a model share one mask; evaluating it per layer took half of the compile time of GPT-2 on a GPU."""
     read: list[torch.Size] = []
-    found = []
+    counts = []
     meaning = attention_mask._meaning
 
     def counted(mask: T) -> str:
@@ -117,7 +117,7 @@ def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) 
         return meaning(mask)
 
     def look(gm: torch.fx.GraphModule, inputs: list[T]) -> Callable[..., object]:
-        found.append(attention_mask.run(gm))
+        counts.append(attention_mask.simplify_masks(gm))
         return gm.forward
 
     def fn(x: T) -> T:
@@ -129,5 +129,5 @@ def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(attention_mask, "_meaning", counted)
     x = torch.randn(2, 3, 8, 16)
     torch.testing.assert_close(torch.compile(fn, backend=look)(x), fn(x))
-    assert found == [{"dropped": 0, "causal": 3}]
+    assert counts == [{"dropped": 0, "causal": 3}]
     assert len(read) == 1

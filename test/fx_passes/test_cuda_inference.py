@@ -1,4 +1,4 @@
-"""Passes that only GPU inference uses rewrite graphs without changing what they compute; run here on CPU tensors."""
+"""Passes of GPU inference preserve the results of graphs; they run here on CPU tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import conv_bias, cuda_inference, pad_matmul
+from altbackend.fx_passes import conv_bias, inference, pad_matmul
 from altbackend.fx_passes.constants import constant_nodes
 
 T = torch.Tensor
@@ -35,23 +35,23 @@ def test_wide_projections_are_padded() -> None:
 
     x, w, b = (torch.randn(s).bfloat16() for s in ((2048, 1024), (131, 1024), (131,)))
     gm = traced(fn, x, w, b)
-    assert pad_matmul.run(gm, constant_nodes(gm, (1, 2))) == 2
+    assert pad_matmul.pad_weights(gm, constant_nodes(gm, (1, 2))) == 2
     gm.recompile()
     gm.graph.lint()
     for got, want in zip(gm(x, w, b), fn(x, w, b), strict=True):
         torch.testing.assert_close(got, want)
     widths = [n.meta["val"].shape[1] for n in gm.graph.nodes if "mm" in str(n.target)]
     assert widths == [136, 136]
-    for other in (torch.randn(2048, 1024), x[:8]):  # float32 is not padded, nor what is small
+    for other in (torch.randn(2048, 1024), x[:8]):  # float32 and small matmuls are not padded
         w_, b_ = w.to(other.dtype), b.to(other.dtype)
         gm = traced(fn if len(other) == 2048 else lambda x, w, b: F.linear(x, w, b), other, w_, b_)
-        assert pad_matmul.run(gm, constant_nodes(gm, (1, 2))) == 0
+        assert pad_matmul.pad_weights(gm, constant_nodes(gm, (1, 2))) == 0
 
 
 def test_convolution_biases_stand_alone() -> None:
     x, w, b = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
     gm = traced(lambda x, w, b: F.conv2d(x, w, b, padding=1).relu(), x, w, b)
-    assert conv_bias.run(gm) == 1
+    assert conv_bias.split_biases(gm) == 1
     gm.recompile()
     torch.testing.assert_close(gm(x, w, b), F.conv2d(x, w, b, padding=1).relu())
 
@@ -65,19 +65,19 @@ def test_block_in_bfloat16_is_folded_and_channels_last() -> None:
     gamma, beta, mean, var = (torch.rand(16).bfloat16() + 0.5 for _ in range(4))
     gm = traced(fn, x, w, gamma, beta, mean, var)
     cfg = resolve(options={"freezing": True})
-    split = cuda_inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg))
+    split = inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg), "gpu")
     assert split is not None
     names = targets(split.main)
     assert not any("batch_norm" in n for n in names)
     conv = next(n for n in split.main.graph.nodes if "convolution" in str(n.target))
     assert conv.args[2] is None
     assert conv.meta["val"].is_contiguous(memory_format=torch.channels_last)
-    given = [x, w, gamma, beta, mean, var]
-    folded = split.prologue(*(given[k] for k in split.watched))
+    inputs = [x, w, gamma, beta, mean, var]
+    folded = split.prologue(*(inputs[k] for k in split.watched))
     split.main.recompile()
-    got = split.main(*(given[k] for k in split.kept), *folded)
-    exact = fn(*(t.double() for t in given))
-    eager = fn(*given)
+    got = split.main(*(inputs[k] for k in split.inputs), *folded)
+    exact = fn(*(t.double() for t in inputs))
+    eager = fn(*inputs)
     assert float((got.double() - exact).norm()) <= 2 * float((eager.double() - exact).norm()) + 1e-3
 
 
@@ -90,7 +90,7 @@ def test_block_that_keeps_nothing_normalises_where_its_result_is_read() -> None:
     gamma, beta, mean, var = (torch.rand(16) + 0.5 for _ in range(4))
     gm = traced(fn, x, w, gamma, beta, mean, var)
     cfg = resolve(options={"freezing": False})
-    assert cuda_inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg)) is None
+    assert inference(gm, (1, 2, 3, 4, 5), cfg, Trace("test", cfg), "gpu") is None
     gm.recompile()
     torch.testing.assert_close(gm(x, w, gamma, beta, mean, var), fn(x, w, gamma, beta, mean, var))
 
@@ -99,4 +99,4 @@ def test_weights_copied_in_each_call_are_padded_for_many_rows_only() -> None:
     for rows, padded in ((2048, 1), (256, 0)):
         x, w = torch.randn(rows, 4096).bfloat16(), torch.randn(131, 4096).bfloat16()
         gm = traced(lambda x, w: F.linear(x, w), x, w)
-        assert pad_matmul.run(gm, constant_nodes(gm, (1,)), each_call=True) == padded
+        assert pad_matmul.pad_weights(gm, constant_nodes(gm, (1,)), each_call=True) == padded

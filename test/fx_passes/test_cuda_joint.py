@@ -1,8 +1,9 @@
-"""Passes over a GPU's joint graph change layouts, not results; run here on CPU tensors."""
+"""Passes over the joint graph of a GPU change layouts, not results; they run here on CPU tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,14 +15,19 @@ from altbackend import backend
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
-from altbackend.fx_passes import channels_last, cuda_joint, output_layouts, pad_matmul, statistics, wide_products
+from altbackend.fx_passes import channels_last, output_layouts, pad_matmul, table, wide_products
+from altbackend.fx_passes import joint as joint_passes
+from altbackend.fx_passes.context import Context
 from altbackend.ir.loops import Extern, writes
 from altbackend.lowering.graph import lower_graph
 from test.fx_passes.test_cuda_inference import T, targets, traced
 
+# Rows of the joint phase that these tests leave out: only layouts are tested.
+RANDOM = ("normalisations", "dropout", "checkpointed random")
+
 
 def joint(fn: Callable[..., T]) -> Callable[..., tuple[T, ...]]:
-    """Loss and gradients as one function, as AOTAutograd's joint graph has them."""
+    """Return a function of loss and gradients, as AOTAutograd's joint graph computes them."""
 
     def run(*leaves: T) -> tuple[T, ...]:
         inputs = [x.detach().requires_grad_() for x in leaves]
@@ -42,7 +48,7 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     x, w = ((torch.randn(s) / 16).bfloat16() for s in ((1024, 1024), (131, 1024)))
     gm = traced(fn, x, w)
     want = gm(x, w)
-    assert pad_matmul.run_joint(gm) == 3
+    assert pad_matmul.pad_products(gm) == 3
     gm.graph.eliminate_dead_code()
     gm.recompile()
     gm.graph.lint()
@@ -52,7 +58,7 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     pads = [n.args[0] for n in gm.graph.nodes if "constant_pad" in str(n.target)]
     assert len(pads) == len(set(pads)) == 2  # the weight and the gradient of the logits, once each
     gm = traced(fn, x[:64], w)
-    assert pad_matmul.run_joint(gm) == 0  # too small to gain
+    assert pad_matmul.pad_products(gm) == 0  # too small to gain
 
 
 def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:
@@ -63,16 +69,16 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
     inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (8, 16, 3, 3))]
     gm = traced(joint(fn), *inputs)
     want = gm(*inputs)
-    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu", RANDOM)
     gm.recompile()
     gm.graph.lint()
     same(gm(*inputs), want)
     for n in gm.graph.nodes:
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
-            given = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
-            assert all(x.is_contiguous(memory_format=torch.channels_last) for x in given)
+            operands = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
+            assert all(x.is_contiguous(memory_format=torch.channels_last) for x in operands)
     wide = traced(joint(fn), *(x.float() for x in inputs))
-    assert not channels_last.run_joint(wide)  # float32 stays as it is
+    assert not channels_last.rearrange_joint(wide)  # float32 stays as it is
 
 
 @pytest.mark.parametrize("low", [True, False], ids=["bfloat16", "float32"])
@@ -84,7 +90,7 @@ def test_biases_of_convolutions_and_their_gradients_are_sums_of_their_own(low: b
     inputs = [x.bfloat16() for x in inputs] if low else inputs
     gm = traced(joint(fn), *inputs)
     want = gm(*inputs)
-    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu", RANDOM)
     gm.recompile()
     gm.graph.lint()
     exact = traced(joint(fn), *(x.double() for x in inputs))(*(x.double() for x in inputs))
@@ -97,14 +103,14 @@ def test_biases_of_convolutions_and_their_gradients_are_sums_of_their_own(low: b
     ]
     assert len(convs) == 4
     assert all(n.args[2] is None if len(n.args) == 9 else not n.args[10][2] for n in convs)
-    kept = traced(joint(fn), *inputs)
+    eager_gm = traced(joint(fn), *inputs)
     exact = resolve(options={"numerics": "eager"})
-    cuda_joint(kept, exact, Trace("joint", exact))
-    assert any(n.args[2] is not None for n in kept.graph.nodes if str(n.target) == "aten.convolution.default")
+    joint_passes(eager_gm, exact, Trace("joint", exact), "gpu", RANDOM)
+    assert any(n.args[2] is not None for n in eager_gm.graph.nodes if str(n.target) == "aten.convolution.default")
 
 
 def _gradients(g: T, x: T, w: T) -> tuple[T, ...]:
-    """Of weights as autocast casts them; those of `x`, of which the graph makes more, stay as they are."""
+    """Return gradients of weights, which autocast casts, and gradients that have other readers too."""
     dw, dx = torch.mm(g.t(), x), torch.mm(g, w)
     return (
         dw.float(),
@@ -123,20 +129,20 @@ def test_products_that_the_graph_returns_as_float32_are_written_so_by_the_librar
 
     gm = gm_on("cuda")
     before = [(x.shape, x.stride(), x.dtype) for x in output_layouts.of(gm)]
-    assert wide_products.run(gm) == 2
+    assert wide_products.widen(gm) == 2
     gm.graph.lint()
     assert [(x.shape, x.stride(), x.dtype) for x in output_layouts.of(gm)] == before
     products = [n for n in gm.graph.nodes if ".mm." in str(n.target)]
     assert [str(n.target) for n in products] == ["aten.mm.dtype", "aten.mm.default", "aten.mm.dtype", "aten.mm.default"]
     assert [n.meta["val"].dtype for n in products] == [torch.float32, torch.bfloat16] * 2
-    assert wide_products.run(gm_on("cpu")) == 0  # whose library has no such product
+    assert wide_products.widen(gm_on("cpu")) == 0  # whose library has no such product
 
 
 def test_a_product_that_is_most_of_the_memory_stays_in_16_bits_until_it_is_cast() -> None:
     def count(rows: int) -> int:
         with FakeTensorMode():
             x, g, h = (torch.empty(64, n, dtype=torch.bfloat16, device="cuda") for n in (1024, rows, 512))
-            return wide_products.run(
+            return wide_products.widen(
                 make_fx(lambda x, g, h: (torch.mm(g.t(), x).float(), torch.mm(h.t(), x).float()))(x, g, h)
             )
 
@@ -145,29 +151,30 @@ def test_a_product_that_is_most_of_the_memory_stays_in_16_bits_until_it_is_cast(
 
 
 def test_a_joint_pass_that_fails_leaves_the_graph_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(gm: torch.fx.GraphModule) -> int:
+    def broken(gm: torch.fx.GraphModule, ctx: Context) -> int:
         for n in gm.graph.nodes:
             n.meta.clear()
         raise ValueError("broken pass")
 
-    monkeypatch.setattr(statistics, "expose", broken)
+    rows = tuple(replace(row, run=broken) if row.name == "normalisations" else row for row in table.PASSES)
+    monkeypatch.setattr(table, "PASSES", rows)
     gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
     with pytest.raises(ValueError, match="broken pass"):
         backend._joint_passes(gm, resolve(options={"strict": True}), Trace("joint", resolve()))
     gm = traced(joint(lambda x: x.sin().sum()), torch.randn(4))
-    held = [dict(n.meta) for n in gm.graph.nodes]
+    metas = [dict(n.meta) for n in gm.graph.nodes]
     with pytest.warns(FallbackWarning, match="broken pass"):
         backend._joint_passes(gm, resolve(), Trace("joint", resolve()))
-    assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in held]
+    assert [n.meta.keys() for n in gm.graph.nodes] == [m.keys() for m in metas]
     x = torch.randn(4)
     torch.testing.assert_close(gm(x)[1], x.cos())
 
 
 def test_results_keep_their_strides() -> None:
     gm = traced(lambda x: (x * 2, x + 1), torch.randn(2, 3, 4, 5))
-    wanted = output_layouts.of(gm)
-    assert output_layouts.restore(gm, wanted) == 0
-    other = [w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for w in wanted]
+    traced_values = output_layouts.of(gm)
+    assert output_layouts.restore(gm, traced_values) == 0
+    other = [w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for w in traced_values]
     assert output_layouts.restore(gm, other) == 2
     gm.recompile()
     x = torch.randn(2, 3, 4, 5)

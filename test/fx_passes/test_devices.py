@@ -1,4 +1,4 @@
-"""Graphs over several GPUs taken apart: on fake tensors, and run on the CPU under other names."""
+"""Graphs over several GPUs are split: on fake tensors, and run on the CPU with assumed devices."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def two(x: T, y: T) -> tuple[T, T]:
 
 
 def test_every_part_is_on_one_device() -> None:
-    found = devices.parts(traced(two, "cuda:0", "cuda:1"))
-    assert not isinstance(found, str)
-    assert [str(p.device) for p in found] == ["cuda:0", "None", "cuda:1", "None", "cuda:0"]
-    for p in found:
+    parts = devices.parts(traced(two, "cuda:0", "cuda:1"))
+    assert not isinstance(parts, str)
+    assert [str(p.device) for p in parts] == ["cuda:0", "None", "cuda:1", "None", "cuda:0"]
+    for p in parts:
         if p.device is not None:
             assert devices.gpus(p.module) == {p.device}
-    assert found[2].inputs == (found[1].outputs[0], "y_1")
+    assert parts[2].inputs == (parts[1].outputs[0], "y_1")
 
 
 def test_independent_work_of_a_device_is_one_part() -> None:
     def fn(x: T, y: T) -> tuple[T, ...]:
         return x + 1, y + 1, x * 2, y * 2
 
-    found = devices.parts(traced(fn, "cuda:0", "cuda:1"))
-    assert not isinstance(found, str)
-    assert sorted((str(p.device), len(p.outputs)) for p in found) == [("cuda:0", 2), ("cuda:1", 2)]
+    parts = devices.parts(traced(fn, "cuda:0", "cuda:1"))
+    assert not isinstance(parts, str)
+    assert sorted((str(p.device), len(p.outputs)) for p in parts) == [("cuda:0", 2), ("cuda:1", 2)]
 
 
 def test_inputs_are_written_last() -> None:
@@ -53,10 +53,10 @@ def test_inputs_are_written_last() -> None:
     with gm.graph.inserting_after(call):
         written = gm.graph.call_function(torch.ops.aten.copy_.default, (x, call))
     written.meta["val"] = x.meta["val"]
-    found = devices.parts(gm)
-    assert not isinstance(found, str)
-    assert found[-1].device is None
-    assert found[-1].module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    parts = devices.parts(gm)
+    assert not isinstance(parts, str)
+    assert parts[-1].device is None
+    assert parts[-1].module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
 
 
 def test_symbolic_sizes_are_refused() -> None:
@@ -65,7 +65,7 @@ def test_symbolic_sizes_are_refused() -> None:
 
 
 def test_parts_in_a_row_give_what_the_graph_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPU tensors, every other operator said to be on another device."""
+    """Operators on CPU tensors are assigned to devices in turn."""
 
     def fn(x: T, y: T) -> tuple[T, ...]:
         a, b = torch.split(x * y, 4, -1)
@@ -73,13 +73,13 @@ def test_parts_in_a_row_give_what_the_graph_gives(monkeypatch: pytest.MonkeyPatc
         return c + x, a.sum(), y
 
     gm = make_fx(fn)(torch.randn(4, 8), torch.randn(4, 8))
-    homes = [torch.device("cuda", 0), torch.device("cuda", 1), None]
-    order = {n.name: homes[k % 3] for k, n in enumerate(gm.graph.nodes)}
+    assigned = [torch.device("cuda", 0), torch.device("cuda", 1), None]
+    order = {n.name: assigned[k % 3] for k, n in enumerate(gm.graph.nodes)}
     monkeypatch.setattr(devices, "_device", lambda n: order[n.name])
-    found = devices.parts(gm)
-    assert len(found) >= 4
+    parts = devices.parts(gm)
+    assert len(parts) >= 4
     results = [a.name for a in gm.graph.output_node().args[0]]
-    steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in found]  # type: ignore[union-attr, misc]
+    steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in parts]  # type: ignore[union-attr, misc]
     run = Several([n.name for n in gm.graph.find_nodes(op="placeholder")], with_drops(steps, results), results)
     inputs = [torch.randn(4, 8), torch.randn(4, 8)]
     for got, want in zip(run(list(inputs)), fn(*inputs), strict=True):

@@ -1,4 +1,4 @@
-"""CPU inference passes: results, what they did, and that nothing computed from parameters goes stale."""
+"""CPU inference passes: results, decisions, and folded parameters that never go stale."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_residuals_of_one_pixel() -> None:
 
 
 class InPlaceResidual(nn.Module):
-    """A convolution that is added to a value nobody reads afterwards, as a result of the graph."""
+    """A convolution that is added to a value without later readers; the sum is a result of the graph."""
 
     def __init__(self, end: str) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ def test_a_result_that_a_convolution_was_added_to_in_place(end: str, tmp_path: P
     x = torch.randn(2, 3, 16, 16)
     close(model, compiled, x)
     with torch.no_grad():
-        held = compiled(x)
-        want = held.clone()
+        result = compiled(x)
+        want = result.clone()
         compiled(x + 1)
-    assert torch.equal(held, want)
+    assert torch.equal(result, want)
     programs = "\n".join(p.read_text() for p in tmp_path.rglob("*host*.py"))
     call = programs[programs.index("def call(") : programs.index("SOURCE")]
     assert "_convolution_pointwise_" in call
@@ -140,17 +140,17 @@ def test_parameters_of_linears_are_copied_as_they_lie(transposed: bool) -> None:
         return product(x, a).view(1, 5, 8), product(x, b).view(1, 5, 8)
 
     (gm,) = trace(fn, x, a, b)
-    given = list(gm.graph.nodes)[:3]
-    constant = {n for n in gm.graph.nodes if n in given[1:] or n.target is torch.ops.aten.t.default}
-    assert shared_input.run(gm, constant) == 1
+    inputs = list(gm.graph.nodes)[:3]
+    constant = {n for n in gm.graph.nodes if n in inputs[1:] or n.target is torch.ops.aten.t.default}
+    assert shared_input.join(gm, constant) == 1
     gm.recompile()
     torch.testing.assert_close(tuple(gm(x, a, b)), fn(x, a, b))
     (joined,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
-    assert joined.args == ((given[1:], 0) if transposed else (given[1:], 1))
+    assert joined.args == ((inputs[1:], 0) if transposed else (inputs[1:], 1))
 
 
 class Turned(nn.Module):
-    """A linear whose weight lies as (in, out), as GPT-2's do, with the GELU that follows it."""
+    """A linear whose weight is stored as (in, out), as in GPT-2, followed by a GELU."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_hoisting_can_be_switched_off() -> None:
 
 
 class Returned(nn.Module):
-    """Results that depend on nothing but a parameter, and a view of one."""
+    """Results that depend only on a parameter, and a view of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Returned(nn.Module):
 
 
 def test_results_made_of_parameters_are_the_users() -> None:
-    """What the user writes into one is not in the next call's."""
+    """A write of the user to a result does not change the result of the next call."""
     model = Returned().eval()
     compiled, x = compile_(model), torch.eye(4)
     with torch.no_grad():
@@ -251,5 +251,5 @@ def test_weights_of_eight_bits_are_not_kept_wider(dtype: torch.dtype) -> None:
     model, x = Quantised().eval(), torch.randn(4, 32)
     before = set(frozen._alive)
     close(model, compile_(model), x)
-    kept = [t for f in set(frozen._alive) - before for s in f.sets.values() for t in s.results]
-    assert all(t.numel() < 64 * 32 for t in kept)
+    folded = [t for f in set(frozen._alive) - before for s in f.sets.values() for t in s.results]
+    assert all(t.numel() < 64 * 32 for t in folded)

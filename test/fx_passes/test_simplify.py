@@ -1,4 +1,4 @@
-"""Every simplification rule fires on its example, fires no more the second time, and keeps eager's result."""
+"""Every rule fires on its example, does not fire a second time, and preserves eager's result."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def trace(fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.GraphModule:
 def test_rule(rule: str) -> None:
     gm = trace(EXAMPLES[rule])
     nodes = len(gm.graph.nodes)
-    assert simplify.run(gm).get(rule, 0) >= 1
+    assert simplify.apply_rules(gm).get(rule, 0) >= 1
     assert len(gm.graph.nodes) < nodes
-    assert simplify.run(gm) == {}
+    assert simplify.apply_rules(gm) == {}
     gm.recompile()
     torch.testing.assert_close(gm(X), EXAMPLES[rule](X), rtol=0, atol=0)
 
@@ -47,7 +47,7 @@ def test_rule(rule: str) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("rule", EXAMPLES)
 def test_rule_where_the_backend_runs_it(rule: str, training: bool) -> None:
-    """There a tracer's fake mode is on, in which numbers cannot be computed."""
+    """The backend runs rules under the fake mode of a tracer, in which numbers cannot be computed."""
     torch._dynamo.reset()
     compiled = torch.compile(EXAMPLES[rule], backend=alt, options={"strict": True}, fullgraph=True)
     x = X.clone().requires_grad_(training)
@@ -64,9 +64,9 @@ def test_every_rule_has_an_example() -> None:
 def test_an_output_never_becomes_an_alias_of_an_input(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = torch.compile(fn, backend="alt", options={"strict": True})
     x = torch.randn(4, 6)
-    kept = x.clone()
+    before = x.clone()
     compiled(x).zero_()
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before)
 
 
 def test_minus_zero_survives_adding_zero() -> None:
@@ -76,4 +76,4 @@ def test_minus_zero_survives_adding_zero() -> None:
 
 def test_random_calls_are_not_merged() -> None:
     gm = trace(lambda x: torch.rand_like(x) + torch.rand_like(x))
-    assert "common subexpressions" not in simplify.run(gm)
+    assert "common subexpressions" not in simplify.apply_rules(gm)

@@ -1,4 +1,4 @@
-"""Passes of the user over the joint graph and over each half; what they add knows nothing of fake values."""
+"""Passes of the user over the joint graph, the forward and the backward; they add nodes without fake values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOOKS = ("joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pr
 
 
 class Doubler:
-    """Every `sin` becomes 2 sin, and what it adds has no meta at all. `uuid` as torch wants it of a pass."""
+    """Rewrites every `sin` to 2 sin by a node without meta; has the `uuid` that torch requires of a pass."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -41,7 +41,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
 def test_a_pass_changes_what_is_computed(hook: str, grad: bool) -> None:
     x = torch.randn(6, 5, requires_grad=grad)
     user_pass = Doubler()
-    for _ in range(2):  # cold, and as another process that finds the graph kept
+    for _ in range(2):  # cold, then as another process with a cache hit
         torch._dynamo.reset()
         run = compiled(f, **{hook: user_pass})
         torch.testing.assert_close(run(x), (2 * torch.sin(x)).exp())

@@ -1,4 +1,4 @@
-"""Small programs by hand, one per kind of node, for the printer, the verifier and the interpreter."""
+"""Small programs written by hand, one per kind of node, for the printer, the verifier and the interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from altbackend.ir import value as va
 from altbackend.ir.loops import Buffer, Extern, Origin, Pointwise, Program, Reduction, Scan, Scatter, View
 
 F32, I64 = torch.float32, torch.int64
-ROWS, COLS = ex.var("d0", 3), ex.var("d1", 4)
+ROWS, COLS = ex.dim(0, 3), ex.dim(1, 4)
 ROW, COL = ex.ix(ROWS), ex.ix(COLS)
 FLAT = ex.add(ex.mul(ROW, 4), COL)
 X = va.load("x", FLAT, F32)
@@ -20,7 +20,7 @@ def buffer(name: str, *sizes: int, dtype: torch.dtype = F32, kind: str = "temp")
 
 
 def softmax() -> Program:
-    """Rows of exp(x - max) / sum; then a library product with its own transpose."""
+    """Return a softmax over rows, then a library product of the result with its transpose."""
     buffers = [buffer("x", 3, 4, kind="input"), buffer("top", 3), buffer("e", 3, 4), buffer("total", 3)]
     buffers += [buffer("y", 3, 4), buffer("z", 3, 3)]
     shifted = va.apply("exp", va.apply("sub", X, va.load("top", ROW, F32)))
@@ -38,7 +38,7 @@ def softmax() -> Program:
 
 
 def irregular() -> Program:
-    """A masked load beyond the end, a gather with negative positions, a scan, a scatter into an input."""
+    """Return a masked load out of range, a gather with negative positions, a scan, and a scatter into an input."""
     buffers = [
         buffer("x", 3, 4, kind="input"),
         buffer("at", 4, dtype=I64, kind="input"),
@@ -60,9 +60,9 @@ def irregular() -> Program:
 
 
 def symbolic() -> Program:
-    """Column sums of a matrix of n rows; n is an input, and a result."""
+    """Return the column sums of a matrix of n rows; n is an input and a result."""
     n = ex.sym("n", 2, 1000)
-    row = ex.var("d0", n)
+    row = ex.dim(0, n)
     x = Buffer("x", F32, (n, 4), (4, 1), kind="input")
     at = ex.add(ex.mul(ex.ix(row), 4), COL)
     node = Reduction("s", (COLS,), (row,), COL, "sum", va.load("x", at, F32))

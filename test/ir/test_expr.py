@@ -85,7 +85,7 @@ def direct(t: Tree, env: dict[str, int]) -> int:
 
 
 def evaluate(e: ex.Index, env: dict[str, int]) -> int:
-    """The normal form at a point, atom by atom."""
+    """Evaluate a normal form at a point, atom by atom."""
     if isinstance(e, int):
         return e
     total = e.const
@@ -137,7 +137,7 @@ def test_known_signs_are_true(t: Tree) -> None:
 def test_substitution_commutes_with_evaluation(t: Tree, scale: int, shift: int) -> None:
     e = build(t)
     a = VARS["a"]
-    # stays within the range of `a`, as every substitution of the compiler does
+    # the result is in the range of `a`, as for every substitution of the compiler
     inside = ex.mod(ex.add(ex.mul(ex.ix(VARS["d"]), scale), shift), 2)
     replaced = ex.substitute(e, {a: inside})
     for env in points(True):

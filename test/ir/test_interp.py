@@ -1,4 +1,4 @@
-"""The interpreter against torch, on programs by hand."""
+"""The interpreter against torch, on programs written by hand."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_scatter_modes(mode: str, reduce: str) -> None:
 
 
 def test_constants_are_bound_by_name() -> None:
-    held = buffer("c", 3, 4, kind="const")
+    constant = buffer("c", 3, 4, kind="const")
     node = Reduction("s", (ROWS,), (COLS,), ROW, "sum", va.load("c", FLAT, F32))
-    p = Program({"c": held, "s": buffer("s", 3)}, (), (node,), (View("s", (3,), (1,)),))
+    p = Program({"c": constant, "s": buffer("s", 3)}, (), (node,), (View("s", (3,), (1,)),))
     c = torch.randn(3, 4)
     torch.testing.assert_close(interp.run(p, [], {"c": c})[0], c.sum(1))

@@ -1,4 +1,4 @@
-"""The printed form, and what nodes say about themselves."""
+"""The text of programs, and the buffers and symbols of nodes."""
 
 from __future__ import annotations
 

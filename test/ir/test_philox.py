@@ -1,4 +1,4 @@
-"""Philox: known answers, and the same bits from the reference, the C++ kernels and the Triton kernels."""
+"""Philox: published test vectors, and equal bits from the reference, the C++ kernels and the Triton kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from test import seeded, triton_run
 from test.compare import compiled
 
 ONES = 0xFFFFFFFF
-# Of Random123's kat_vectors for philox4x32-10 the one whose upper counter words are zero: counter, key, result.
+# The vector of Random123's kat_vectors for philox4x32-10 whose upper counter words are zero: counter, key, result.
 KNOWN = [((0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8))]
 
 
 def in_python(counter: tuple[int, int], key: tuple[int, int]) -> tuple[int, ...]:
-    """The same in integers that do not wrap."""
+    """Compute Philox in Python integers, which do not wrap."""
     c, (k0, k1) = [*counter, 0, 0], key
     for _ in range(10):
         a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
@@ -79,7 +79,7 @@ EXACT = 6  # the first so many; normal numbers go through each language's own lo
 
 
 def by_calls() -> list[torch.Tensor]:
-    """What the calls of `runtime.philox` give for the seeds that the graph of `all_draws` draws."""
+    """Return the results of `runtime.philox` for the seeds that the graph of `all_draws` draws."""
     s = calls.philox_seeds(8, torch.device("cpu"))
     f32, f64 = torch.float32, torch.float64
     return [

@@ -45,8 +45,8 @@ def test_cast() -> None:
     assert va.cast(X, F32) is X
     assert va.cast(va.const(3, I64), F32) is va.const(3.0, F32)
     for inexact in (va.const(0.1, torch.float64), va.const(-1, I64), va.const(2**24 + 1, I64)):
-        held = va.cast(inexact, torch.bfloat16)
-        assert held.op == "cast", "a constant that the target rounds or wraps is left to the target"
+        rounded = va.cast(inexact, torch.bfloat16)
+        assert rounded.op == "cast", "a constant that the target rounds or wraps is left to the target"
 
 
 def test_conditions_fold() -> None:

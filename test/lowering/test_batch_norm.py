@@ -1,4 +1,4 @@
-"""Batch normalisation in training: statistics in pieces on a GPU, gradients, and how many kernels it takes."""
+"""Batch normalisation in training: statistics in pieces on a GPU, gradients, and the number of kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def norm_relu(x: T, w: T, b: T, mean: T, var: T) -> T:
 
 
 def step(run: Run, x: T, w: T, b: T) -> list[T]:
-    """Result, gradients, and running statistics after one step."""
+    """Return the result, the gradients, and the running statistics after one step."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, w, b)]
     mean, var = torch.zeros_like(w), torch.ones_like(w)
     out = run(*leaves, mean, var)
@@ -88,7 +88,7 @@ SHAPES = [(6, 5), (4, 5, 7), (4, 5, 6, 7), (2, 5, 3, 4, 4)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_on_a_cpu(shape: tuple[int, ...], affine: bool, training: bool) -> None:
     x = torch.randn(shape, dtype=torch.float64)
-    given = [x, torch.rand(5).double(), torch.randn(5).double()] if affine else [x]
+    tensors = [x, torch.rand(5).double(), torch.randn(5).double()] if affine else [x]
 
     def fn(x: T, *wb: T) -> T:
         w, b = wb if wb else (None, None)
@@ -96,7 +96,7 @@ def test_gradients_on_a_cpu(shape: tuple[int, ...], affine: bool, training: bool
         return torch.tanh(F.batch_norm(x, mean, var, w, b, training))
 
     def gradients(run: Run) -> list[T]:
-        leaves = [t.clone().requires_grad_() for t in given]
+        leaves = [t.clone().requires_grad_() for t in tensors]
         return list(torch.autograd.grad(run(*leaves).square().sum(), leaves))
 
     run = torch.compile(fn, backend=alt, options={"strict": True})
@@ -105,13 +105,13 @@ def test_gradients_on_a_cpu(shape: tuple[int, ...], affine: bool, training: bool
 
 
 def test_positions_of_a_pooling_are_kept_in_16_bits() -> None:
-    kept: list[torch.dtype] = []
+    saved_dtypes: list[torch.dtype] = []
 
     def fn(x: T) -> T:
         return F.max_pool2d(x.sin(), 3, 2, 1).exp()
 
     def pack(t: T) -> T:
-        kept.append(t.dtype)
+        saved_dtypes.append(t.dtype)
         return t
 
     x = torch.randn(2, 3, 12, 12)
@@ -121,13 +121,13 @@ def test_positions_of_a_pooling_are_kept_in_16_bits() -> None:
     out.sum().backward()
     fn(b).sum().backward()
     torch.testing.assert_close(a.grad, b.grad)
-    assert torch.int16 in kept
-    assert torch.int64 not in kept
+    assert torch.int16 in saved_dtypes
+    assert torch.int64 not in saved_dtypes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_running_statistics_keep_their_dtype(dtype: torch.dtype) -> None:
-    """torch traces `_batch_norm_with_update` with float32 ones, whatever they are."""
+    """torch traces `_batch_norm_with_update` with float32 statistics, whatever their dtype."""
 
     def update(x: T, w: T, b: T, mean: T, var: T) -> T:
         out: T = torch.ops.aten._batch_norm_with_update(x, w, b, mean, var, 0.1, 1e-5)[0]
@@ -144,11 +144,11 @@ def test_running_statistics_keep_their_dtype(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_every_result_has_the_dtype_of_eager(training: bool) -> None:
-    def whole(x: T, w: T, b: T, mean: T, var: T) -> tuple[T, ...]:
+    def step(x: T, w: T, b: T, mean: T, var: T) -> tuple[T, ...]:
         results: tuple[T, ...] = torch.ops.aten.native_batch_norm(x, w, b, mean, var, training, 0.1, 1e-5)
         return results
 
     xs = [t.bfloat16() for t in (torch.randn(4, 5, 7), torch.ones(5), torch.zeros(5), torch.zeros(5), torch.ones(5))]
-    got = torch.compile(whole, backend=alt, fullgraph=True, options={"strict": True})(*(t.clone() for t in xs))
-    want = whole(*(t.clone() for t in xs))
+    got = torch.compile(step, backend=alt, fullgraph=True, options={"strict": True})(*(t.clone() for t in xs))
+    want = step(*(t.clone() for t in xs))
     assert [(t.dtype, t.shape) for t in got] == [(t.dtype, t.shape) for t in want]

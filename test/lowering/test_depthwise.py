@@ -1,4 +1,4 @@
-"""Depthwise convolutions for a GPU: kernels of ours, interpreted, against the library."""
+"""Depthwise convolutions for a GPU: generated kernels, interpreted, against the library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import cuda_inference, cuda_joint, depthwise
+from altbackend.fx_passes import depthwise, inference
+from altbackend.fx_passes import joint as joint_passes
 from altbackend.fx_passes.constants import constant_nodes
 from altbackend.lowering.operators import depthwise as lowering
 from test import triton_run
@@ -33,10 +34,10 @@ def convolution(*how: Any, groups: int = CHANNELS) -> Callable[[T, T, T], T]:
     return lambda x, w, b: aten.convolution(x, w, b, *how, False, [0, 0], groups)
 
 
-def gradients(*how: Any, wanted: tuple[bool, bool] = (True, False)) -> Callable[..., Any]:
+def gradients(*how: Any, output_mask: tuple[bool, bool] = (True, False)) -> Callable[..., Any]:
     def fn(g: T, x: T, w: T) -> Any:
-        found = aten.convolution_backward(g, x, w, None, *how, False, [0, 0], CHANNELS, [*wanted, False])
-        return [t for t in found if t is not None]
+        computed = aten.convolution_backward(g, x, w, None, *how, False, [0, 0], CHANNELS, [*output_mask, False])
+        return [t for t in computed if t is not None]
 
     return fn
 
@@ -46,7 +47,7 @@ def scheduled(fn: Callable[..., Any], *args: T, **options: Any) -> Scheduled:
 
 
 def check(fn: Callable[..., Any], *args: T) -> None:
-    """Our kernels' error against float64 is at most eager's, and some roundings of the result."""
+    """Check that the error against float64 is at most eager's plus a few roundings of the result."""
     s = scheduled(fn, *args)
     assert s.calls == 0
     got = triton_run.run(s.program, triton_run.steps_of(s), args, s.constants)[0]
@@ -62,8 +63,8 @@ def check(fn: Callable[..., Any], *args: T) -> None:
     [
         (3, [1, 1], [1, 1], [1, 1]),
         (5, [2, 2], [2, 2], [1, 1]),
-        (3, [2, 1], [0, 2], [1, 2]),  # nothing alike in the two dimensions
-        (1, [3, 3], [0, 0], [1, 1]),  # some of the image is not read
+        (3, [2, 1], [0, 2], [1, 2]),  # different parameters in the two dimensions
+        (1, [3, 3], [0, 0], [1, 1]),  # a part of the image is not read
     ],
 )
 def test_forward(taps: int, stride: list[int], padding: list[int], dilation: list[int]) -> None:
@@ -93,26 +94,26 @@ def test_gradient_of_the_weight(
     monkeypatch.setattr(lowering, "PROGRAMS", programs)
     x, w = image(4, CHANNELS, 9, 10), weight(taps)
     y = aten.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], CHANNELS)
-    check(gradients(stride, padding, [1, 1], wanted=(False, True)), image(*y.shape), x, w)
+    check(gradients(stride, padding, [1, 1], output_mask=(False, True)), image(*y.shape), x, w)
 
 
 def test_the_gradient_of_the_weight_is_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals of pieces, one for each tap of a row, read block by block; then of the pieces."""
+    """One kernel sums pieces for each tap of a row, block by block; another sums the pieces."""
     monkeypatch.setattr(lowering, "PROGRAMS", 256)
     g, x, w = image(128, CHANNELS, 9, 9), image(128, CHANNELS, 9, 10), weight(3)
-    s = scheduled(gradients([1, 1], [1, 1], [1, 1], wanted=(False, True)), g, x, w)
+    s = scheduled(gradients([1, 1], [1, 1], [1, 1], output_mask=(False, True)), g, x, w)
     assert (s.kernels, s.calls) == (2, 0)
     first = triton_run.steps_of(s)[0][0]
     assert first.source.count("tl.full([XBLOCK, RBLOCK]") == 4
-    assert "tl.where" not in first.source  # what is not loaded is 0 in a sum
+    assert "tl.where" not in first.source  # masked loads give 0
 
 
 @pytest.mark.parametrize(
-    ("images", "plane", "kept", "piece"),
+    ("images", "plane", "totals", "piece"),
     [(128, [7, 7], 4800, (16, 7)), (128, [112, 112], 48, (1, 16)), (3, [5, 5], 32, (1, 1))],
 )
-def test_pieces_fill_a_gpu(images: int, plane: list[int], kept: int, piece: tuple[int, int]) -> None:
-    assert lowering._piece(images, plane, kept) == piece
+def test_pieces_fill_a_gpu(images: int, plane: list[int], totals: int, piece: tuple[int, int]) -> None:
+    assert lowering._piece(images, plane, totals) == piece
 
 
 def test_the_library_keeps_the_rest() -> None:
@@ -126,30 +127,30 @@ def test_the_library_keeps_the_rest() -> None:
     two = torch.randn(2 * CHANNELS, 1, 3, 3).bfloat16()  # two results a channel
     assert scheduled(convolution(*plain), x, two, torch.randn(2 * CHANNELS).bfloat16()).calls == 1
     none = image(0, CHANNELS, 9, 10)
-    assert scheduled(gradients(*plain, wanted=(False, True)), image(0, CHANNELS, 9, 9), none, w).calls == 1
+    assert scheduled(gradients(*plain, output_mask=(False, True)), image(0, CHANNELS, 9, 9), none, w).calls == 1
     g = image(2, CHANNELS, 9, 9)
-    assert scheduled(gradients(*plain, wanted=(True, True)), g, x, w).calls == 1
+    assert scheduled(gradients(*plain, output_mask=(True, True)), g, x, w).calls == 1
     assert scheduled(gradients([1, 1], [2, 2], [2, 2]), image(2, CHANNELS, 9, 8), x, w).calls == 1  # dilated
 
 
 def test_the_gradient_of_a_wide_window_and_a_reduction_are_two_kernels() -> None:
-    """Together they would spill most of their registers; with a smaller window they are one."""
+    """As one kernel they would spill most of their registers; with a smaller window they are one."""
     g, x, w = image(2, CHANNELS, 9, 10), image(2, CHANNELS, 9, 10), torch.randn(CHANNELS, 1, 5, 5).bfloat16()
 
     def fn(padding: int) -> Callable[[T, T, T], T]:
-        found = gradients([1, 1], [padding, padding], [1, 1])
-        return lambda g, x, w: found(g, x, w)[0].float().sum(1)
+        computed = gradients([1, 1], [padding, padding], [1, 1])
+        return lambda g, x, w: computed(g, x, w)[0].float().sum(1)
 
-    turning = 1  # a kernel for the weight
+    turning = 1  # a kernel that transposes the weight
     assert scheduled(fn(2), g, x, w).kernels == turning + 2
     assert scheduled(fn(1), g, x, w[..., 1:4, 1:4].contiguous()).kernels == turning + 1
 
 
 def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     g, x, w = image(2, CHANNELS, 9, 9), image(2, CHANNELS, 9, 10), weight(3)
-    fn = gradients([1, 1], [1, 1], [1, 1], wanted=(True, True))
+    fn = gradients([1, 1], [1, 1], [1, 1], output_mask=(True, True))
     gm = traced(fn, g, x, w)
-    cuda_joint(gm, resolve(), Trace("joint", resolve()))
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu")
     gm.graph.lint()
     gm.recompile()
     masks = [n.args[10] for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
@@ -159,9 +160,9 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     assert depthwise.split_gradients(gm) == 0  # once is enough
     assert depthwise.WIDEST == lowering.WIDEST
     gm = traced(fn, g, x, w)
-    cuda_joint(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact))
+    joint_passes(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact), "gpu")
     assert targets(gm).count("aten.convolution_backward.default") == 1
-    dilated = gradients([1, 1], [2, 2], [2, 2], wanted=(True, True))  # the library's as a whole
+    dilated = gradients([1, 1], [2, 2], [2, 2], output_mask=(True, True))  # computed by the library
     assert depthwise.split_gradients(traced(dilated, image(2, CHANNELS, 9, 8), x, w)) == 0
 
 
@@ -173,7 +174,7 @@ def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:
     gm.recompile()
     torch.testing.assert_close(gm(x, w, b), fn(x, w, b))
     gm = traced(fn, x, w, b)
-    split = cuda_inference(gm, (1, 2), cfg := resolve(options={"freezing": True}), Trace("inference", cfg))
+    split = inference(gm, (1, 2), cfg := resolve(options={"freezing": True}), Trace("inference", cfg), "gpu")
     assert split is not None
     s = schedule(gm, resolve(), triton_run.TARGET)
-    assert (s.kernels, s.calls) == (1, 0)  # no kernel is left that turns a weight
+    assert (s.kernels, s.calls) == (1, 0)  # no kernel transposes a weight

@@ -16,7 +16,7 @@ FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def hard(*sizes: int) -> T:
-    """Ties between neighbours, subnormal and too large numbers, zeros of both signs, infinities and NaN first."""
+    """Return ties between neighbours, subnormal and too large numbers, zeros of both signs, infinities and NaN."""
     codes = torch.arange(256, dtype=torch.uint8)
     values = torch.cat([codes.view(d).float() for d in FLOATS])
     finite = values[values.isfinite()].sort().values.unique()
@@ -39,7 +39,7 @@ def back(x: T) -> tuple[T, ...]:
 
 
 def quantize(x: T) -> tuple[T, T]:
-    """A row's largest number becomes 448."""
+    """Scale each row so that its largest number becomes 448."""
     scale = 448 / x.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     return (x * scale).clamp(-448, 448).to(torch.float8_e4m3fn), 1 / scale
 
@@ -51,7 +51,7 @@ def pieces(x: T) -> tuple[T, ...]:
 
 
 def bits(results: Any) -> list[T]:
-    """NaN of any sign counts as one."""
+    """Compare bits, where all NaNs count as equal."""
     out = []
     for t in as_list(results):
         t = torch.where(t.float().isnan(), torch.full_like(t.float(), torch.nan), t.float()) if t.dtype in FLOATS else t

@@ -1,4 +1,4 @@
-"""Operators on lists of tensors become the tensors' own kernels."""
+"""Operators on lists of tensors are decomposed into operators on each tensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_results(form: str, dtype: torch.dtype) -> None:
 
 
 def test_optimizer_step() -> None:
-    """Adam by lists: one fused step, no library call."""
+    """Adam on lists of tensors: one fused step without library calls."""
 
     def step(p: Pair, g: Pair, m: Pair, v: Pair) -> None:
         torch._foreach_lerp_(m, g, 0.1)
@@ -57,9 +57,9 @@ def test_optimizer_step() -> None:
         torch.manual_seed(3)
         return [[torch.rand(5, 3), torch.rand(8)] for _ in range(4)]
 
-    mine, theirs = state(), state()
+    compiled_state, eager_state = state(), state()
     before = stats.snapshot()
-    compiled(step)(*mine)
-    step(*theirs)
-    torch.testing.assert_close(mine, theirs)
+    compiled(step)(*compiled_state)
+    step(*eager_state)
+    torch.testing.assert_close(compiled_state, eager_state)
     assert (stats.snapshot() - before).library_calls == 0

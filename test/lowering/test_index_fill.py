@@ -57,7 +57,7 @@ def test_gradient_of_a_filled_tensor(name: str) -> None:
 
 
 def test_gradient_of_the_value() -> None:
-    """Every index counts once in it, however often it is repeated: how many there are, only data decides."""
+    """The gradient counts repeated indices once; the number of distinct indices depends on data."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         fn = lambda x, v, i: x.index_fill(1, i, v)  # noqa: E731
         check_gradients(fn, torch.randn(3, 4), torch.tensor(2.0), torch.tensor([0, 2, 2, 2]))

@@ -39,7 +39,7 @@ def pads(x: torch.Tensor) -> list[torch.Tensor]:
 
 def rearranged(x: torch.Tensor) -> list[torch.Tensor]:
     out = [x.flip(0), x.flip(1, 3), x.repeat(1, 2, 1, 3), x.repeat(2, 1, 1, 1, 1), x.tile(2, 1), x.unfold(3, 3, 2)]
-    # tracing has other strides for the result of roll than eager
+    # the traced strides of the result of roll differ from eager's
     out += [x.roll(*how).contiguous() for how in ((3,), ((1, -2), (0, 3)), (100, 2))]
     out += [x.repeat_interleave(3, 1), x.repeat_interleave(2), x.rot90(1, (2, 3)), x.diagonal(1, 2, 3)]
     out += [

@@ -1,4 +1,4 @@
-"""Interpolation as kernels, forward and backward, with sizes known or symbolic."""
+"""Interpolation as kernels, forward and backward, with static or symbolic sizes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_bytes() -> None:
 
 
 def test_one_kernel_for_all_sizes() -> None:
-    """A result's size that is a rounded multiple of a symbolic one."""
+    """The size of the result is a rounded multiple of a symbolic size."""
     run = compiled(lambda x: F.interpolate(x, scale_factor=1.25, mode="bilinear"), dynamic=True)
     before = stats.snapshot()
     for n in (6, 7, 8, 9, 15):

@@ -1,4 +1,4 @@
-"""prims.iota and arange: numbers in a row, of any start and step."""
+"""prims.iota and arange with any start and step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`masked_scatter`: which values go where, broadcast masks, dtypes, gradients, sizes that are symbols or from data."""
+"""`masked_scatter`: positions of values, broadcast masks, dtypes, gradients, symbolic and unbacked sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operators: eager's own numbers where they are asked for, else kernels' that `manual_seed` decides."""
+"""Random operators: eager's numbers if an option asks for them, else numbers of kernels, set by `manual_seed`."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def test_values_and_generator_state_equal_eager() -> None:
     want, state = after_seed(draws, x)
     run = compiled(draws, fallback_random=True)
     for _ in range(2):
-        got, mine = after_seed(run, x)
+        got, new_state = after_seed(run, x)
         torch.testing.assert_close(got, want)
-        assert torch.equal(mine, state)
+        assert torch.equal(new_state, state)
 
 
 def test_the_setting_of_the_reference_gives_eagers_numbers() -> None:
-    """A program that was written for TorchInductor asks for them in that package's configuration."""
+    """Programs written for TorchInductor ask for eager's numbers in that package's configuration."""
     settings = importlib.import_module("torch._inductor.config")
     x = torch.randn(4, 6)
     want, state = after_seed(draws, x)
     with settings.patch(fallback_random=True):
-        got, mine = after_seed(compiled(draws), x)
+        got, new_state = after_seed(compiled(draws), x)
     torch.testing.assert_close(got, want)
-    assert torch.equal(mine, state)
+    assert torch.equal(new_state, state)
     torch._dynamo.reset()
     assert not torch.equal(after_seed(compiled(draws), x)[0][0], want[0])
 
@@ -73,9 +73,9 @@ def test_dropout_gradient_uses_the_mask_of_the_forward(p: float) -> None:
         outs = f(x)
         return [*outs, *torch.autograd.grad(outs, [x])], torch.get_rng_state()
 
-    (want, state), (got, mine) = gradients(fn), gradients(compiled(fn, fallback_random=True))
+    (want, state), (got, new_state) = gradients(fn), gradients(compiled(fn, fallback_random=True))
     torch.testing.assert_close(got, want)
-    assert torch.equal(mine, state)
+    assert torch.equal(new_state, state)
 
 
 # --- numbers of kernels ------------------------------------------------------------------------------------------
@@ -89,14 +89,14 @@ def seeded_run(run: Callable[..., Any], *inputs: Any, seed: int = 5) -> tuple[An
 
 
 def kolmogorov_smirnov(cdf: torch.Tensor) -> float:
-    """sqrt(n) times the largest distance of a sample's distribution from the one that made `cdf` uniform."""
+    """Return sqrt(n) times the Kolmogorov-Smirnov distance of a sample from the distribution function `cdf`."""
     ordered, n = torch.sort(cdf.double()).values, cdf.numel()
     steps = torch.arange(1, n + 1).double() / n
     return math.sqrt(n) * float(torch.maximum((ordered - steps).abs(), (ordered - steps + 1 / n).abs()).max())
 
 
 def correlation(x: torch.Tensor, y: torch.Tensor) -> float:
-    """sqrt(n) times the sample correlation, a standard normal for independent samples."""
+    """Return sqrt(n) times the sample correlation, a standard normal for independent samples."""
     return math.sqrt(x.numel()) * float(torch.corrcoef(torch.stack([x, y]).double())[0, 1])
 
 
@@ -185,9 +185,9 @@ def test_bernoulli_follows_its_probabilities() -> None:
 def test_the_seed_decides_the_numbers_and_every_call_has_its_own() -> None:
     run = compiled(lambda x: [torch.rand_like(x), F.dropout(x, 0.5), torch.randn(30)])
     x = torch.ones(50, 8)
-    (first, state), (again, _), (other, _) = seeded_run(run, x), seeded_run(run, x), seeded_run(run, x, seed=6)
+    (first, state), (second, _), (other, _) = seeded_run(run, x), seeded_run(run, x), seeded_run(run, x, seed=6)
     following = run(x)
-    assert all(map(torch.equal, first, again))
+    assert all(map(torch.equal, first, second))
     assert not any(map(torch.equal, first, other))
     assert not any(map(torch.equal, other, following))
     torch.manual_seed(5)
@@ -222,11 +222,11 @@ def test_dropout_gradient_is_the_mask_over_its_probability(p: float) -> None:
     x, w = torch.linspace(-2, 2, 6000).reshape(60, 100).requires_grad_(), torch.randn(60, 100)
     y = run(x, w)
     (got,) = torch.autograd.grad(y.sum(), [x])
-    kept = y != 0
-    assert abs(float(kept.float().mean()) - (1 - p)) < LIKELY * math.sqrt(p * (1 - p) / x.numel())
+    mask = y != 0
+    assert abs(float(mask.float().mean()) - (1 - p)) < LIKELY * math.sqrt(p * (1 - p) / x.numel())
     (slope,) = torch.autograd.grad(F.gelu(x).sum(), [x])
-    torch.testing.assert_close(got, kept * slope * w / (1 - p), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(y, kept * F.gelu(x) * w / (1 - p), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(got, mask * slope * w / (1 - p), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(y, mask * F.gelu(x) * w / (1 - p), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
@@ -248,11 +248,11 @@ def test_sizes_that_change_take_the_same_kernel() -> None:
 
 
 def test_a_size_that_data_decides_is_drawn_by_a_call_with_the_numbers_of_a_kernel() -> None:
-    late = compiled(lambda x: torch.rand(x.nonzero().shape[0] * 100))
+    unbacked = compiled(lambda x: torch.rand(x.nonzero().shape[0] * 100))
     early = compiled(lambda x: torch.rand(500))
     x = torch.tensor([1, 0, 1, 1, 1, 1])
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert torch.equal(seeded_run(late, x)[0], seeded_run(early, x)[0])
+        assert torch.equal(seeded_run(unbacked, x)[0], seeded_run(early, x)[0])
 
 
 def test_what_has_no_form_in_kernels_keeps_the_generator() -> None:
@@ -290,9 +290,9 @@ def test_eagers_numbers_in_every_layout(dynamic: bool) -> None:
         torch.manual_seed(3)
         got = run(x)
         torch.manual_seed(3)
-        for mine, want in zip(got, _of_every_kind(x), strict=True):
-            assert torch.equal(mine, want)
-            assert mine.stride() == want.stride()
+        for result, want in zip(got, _of_every_kind(x), strict=True):
+            assert torch.equal(result, want)
+            assert result.stride() == want.stride()
 
 
 @pytest.mark.parametrize("fallback", [False, True])

@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 
 def every_scatter(x: torch.Tensor, dim: int, at: torch.Tensor, src: torch.Tensor) -> list[torch.Tensor]:
-    unique = at.argsort(dim).argsort(dim)  # set: each position once, or eager's result is any of several
+    unique = at.argsort(dim).argsort(
+        dim
+    )  # set: each position once, since eager's result is unspecified for repeated ones
     out = [x.scatter(dim, unique, src), x.scatter(dim, at, 2), x.scatter_add(dim, at, src)]
     for how in ("sum", "prod", "amax", "amin", "mean"):
         out += [x.scatter_reduce(dim, at, src, how, include_self=s) for s in (True, False)]
@@ -23,7 +25,7 @@ def every_scatter(x: torch.Tensor, dim: int, at: torch.Tensor, src: torch.Tensor
 
 
 def fewer(x: torch.Tensor) -> torch.Tensor:
-    """Not more than any dimension of x: the shape of a scatter's source."""
+    """Return a shape for the source of a scatter: at most the size of x in each dimension."""
     return x[tuple(slice(0, max(n - 1, 1)) for n in x.shape)]
 
 
@@ -168,7 +170,7 @@ def test_index_out_of_range(name: str, fn: Callable[..., Any], bad: int) -> None
         fn(x, torch.tensor([1, bad]))
     with pytest.raises(eager.type, match=f"index {bad} is out of bounds .* size 5"):
         run(x, torch.tensor([1, bad]))
-    torch.testing.assert_close(run(x, good), fn(x, good))  # the error is not remembered
+    torch.testing.assert_close(run(x, good), fn(x, good))  # the error of the last call has been cleared
 
 
 def test_all_of_it_is_generated() -> None:

@@ -1,4 +1,4 @@
-"""take, and ldexp beside it: operators whose own kernels replace a library call."""
+"""take and ldexp: generated kernels replace a library call."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ F32 = torch.float32
 
 
 def loops(sizes: list[int]) -> tuple[tuple[Atom, ...], Index]:
-    dims = tuple(ex.var(f"d{k}", n) for k, n in enumerate(sizes))
+    dims = tuple(ex.dim(k, n) for k, n in enumerate(sizes))
     return dims, ex.flatten(sizes, [ex.ix(d) for d in dims])
 
 
@@ -84,7 +84,7 @@ def test_cut_rows_refuses_what_does_not_divide() -> None:
 
 def test_symbolic_rows() -> None:
     n = ex.sym("n", 2, 100)
-    dims = (ex.var("d0", n), ex.var("d1", 6))
+    dims = (ex.dim(0, n), ex.dim(1, 6))
     for rows, parts in ((n, 1), (ex.mul(n, 2), 2), (ex.mul(n, 6), 2)):
         cut = cut_rows(dims, rows)
         assert cut is not None

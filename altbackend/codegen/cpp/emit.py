@@ -82,13 +82,13 @@ def emit(p: Program, k: Kernel, exact: bool = False) -> tuple[Function, tuple[st
     e.note(k.rows)
     e.note(k.work)
     for v in k.row_counters:
-        e.note(v.args[1])
+        e.note(ex.size_of(v))
     for d in e.scratch.values():
         e.note(d.numel or 0)
     function = Function(
         params=tuple(e.params.values()),
         symbols=tuple(sorted(a.key for a in e.symbols)),
-        rows=k.stages[0].inner[0].args[1] if k.flat else k.rows,
+        rows=ex.size_of(k.stages[0].inner[0]) if k.flat else k.rows,
         flat=k.stages[0].inner[0] if k.flat else None,
         scratch=tuple(e.scratch.values()),
         body=tuple(e.row),
@@ -110,7 +110,7 @@ def _stage(e: Emitter, stage: Stage) -> None:
     depth = len(stage.inner)
     s = Scope(stage, [[] for _ in range(depth + 1)], [[] for _ in range(depth + 1)])
     for v in stage.inner:
-        e.note(v.args[1])
+        e.note(ex.size_of(v))
     for q in stage.members:
         _member(e, s, q)
     e.row.extend(s.before[0])
@@ -141,7 +141,7 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
         Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
         for total, part in s.blocked
     ]
-    if _known_at_most(v.args[1], SUM_BLOCK):
+    if _known_at_most(ex.size_of(v), SUM_BLOCK):
         return [*parts, Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit), *folds]
     inner = Loop(v, "block", "block_end", tuple(body), simd=not s.serial, sums=tuple(s.sums))
     return [Loop(v, begin, end, (*parts, inner, *folds), step=SUM_BLOCK)]
@@ -331,7 +331,7 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
 
 def _wide(s: Scope, q: MappedNode) -> str:
     """How a float32 sum gets a float64 total: "blocks" of vectors, "steps" for each element, "" for a short one."""
-    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    length = ex.prod(ex.size_of(v) for v in q.inner if v in q.reduced)
     if _one_lane(s.stage):
         return "" if _known_at_most(length, COLUMN_BLOCK) else "steps"
     if isinstance(length, int) and length >= STREAM:
@@ -381,10 +381,10 @@ def _array_reduction(e: Emitter, s: Scope, q: MappedNode) -> None:
     assert isinstance(node, Reduction)
     b = node.out
     kept = tuple(v for v in q.inner if v not in q.reduced)
-    numel = ex.prod(v.args[1] for v in kept)
-    slot = ex.flatten([v.args[1] for v in kept], [ex.ix(v) for v in kept])
+    numel = ex.prod(ex.size_of(v) for v in kept)
+    slot = ex.flatten([ex.size_of(v) for v in kept], [ex.ix(v) for v in kept])
     dtype = q.value.dtype
-    length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
+    length = ex.prod(ex.size_of(v) for v in q.inner if v in q.reduced)
     wide = node.op == "sum" and dtype == torch.float32 and not _known_at_most(length, COLUMN_BLOCK)
     direct = e.kernel.storage[b] == SCRATCH and not wide
     target = _scratch(e, b, numel) if direct else _temp(e, f"acc.{b}", torch.float64 if wide else dtype, numel)
@@ -427,8 +427,8 @@ def _across_rows(e: Emitter, s: Scope, q: MappedNode) -> None:
     b = node.out
     kept = tuple(v for v in q.inner if v not in q.reduced)
     dtype = q.value.dtype
-    slot = ex.flatten([v.args[1] for v in kept], [ex.ix(v) for v in kept])
-    numel = ex.prod(v.args[1] for v in kept)
+    slot = ex.flatten([ex.size_of(v) for v in kept], [ex.ix(v) for v in kept])
+    numel = ex.prod(ex.size_of(v) for v in kept)
     acc = e.fresh("a")
     wide = torch.float64 if dtype == torch.float32 and node.op == "sum" else dtype
     target = e.param(b, written=True)
@@ -460,9 +460,9 @@ def _scan(e: Emitter, s: Scope, q: MappedNode) -> None:
     first = min((k for k, v in enumerate(s.stage.inner) if v in q.scanned), default=depth)
     after = tuple(v for v in s.stage.inner[first:] if v not in q.scanned)
     if after:
-        slot = ex.flatten([v.args[1] for v in after], [ex.ix(v) for v in after])
+        slot = ex.flatten([ex.size_of(v) for v in after], [ex.ix(v) for v in after])
         acc = e.fresh("w")
-        e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(v.args[1] for v in after))
+        e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(ex.size_of(v) for v in after))
         s.before[first].append(_over(after, Store(acc, slot, identity(node.op, wide))))
         s.before[depth].append(Update(acc, slot, node.op, _widen(value, wide)))
         result = _widen(va.load(acc, slot, wide), value.dtype)

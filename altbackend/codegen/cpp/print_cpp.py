@@ -111,7 +111,7 @@ def function(f: Function, identifier: str, threshold: int) -> str:
 
 
 def _short(w: Lines, f: Function) -> None:
-    (size,) = (s.var.args[1] for s in f.short if isinstance(s, Loop))
+    (size,) = (ex.size_of(s.var) for s in f.short if isinstance(s, Loop))
     w.open(f"if ({index(size)} < {SHORT})")
     w.add("#pragma omp simd")
     w.open("for (int64_t o = begin; o < end; ++o)")
@@ -126,9 +126,9 @@ def _digits(w: Lines, f: Function) -> None:
     step: Index = 1
     for k, v in reversed(list(enumerate(f.row_counters))):
         quotient = "begin" if step == 1 else f"begin / ({index(step)})"
-        first = quotient if k == 0 else f"{quotient} % {_paren(v.args[1])}"
+        first = quotient if k == 0 else f"{quotient} % {_paren(ex.size_of(v))}"
         w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # where there are no rows, a size may be 0
-        step = ex.mul(step, v.args[1])
+        step = ex.mul(step, ex.size_of(v))
 
 
 def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
@@ -136,7 +136,7 @@ def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
         if k == 0:
             w.add(f"++{v.key};")
         else:
-            w.open(f"if (++{v.key} == {index(v.args[1])})")
+            w.open(f"if (++{v.key} == {index(ex.size_of(v))})")
             w.add(f"{v.key} = 0;")
     for _ in row_counters[1:]:
         w.close()
@@ -190,7 +190,7 @@ def _partial_open(w: Lines, p: Partial) -> None:
 
 def _partial_close(w: Lines, p: Partial) -> None:
     for v in p.kept:
-        w.open(_for(v.key, "0", index(v.args[1])))
+        w.open(_for(v.key, "0", index(ex.size_of(v))))
     if not p.kept:
         w.open("")  # several partials of one kernel each have their own total
     t = CTYPES[p.dtype]
@@ -232,8 +232,8 @@ def _tile(w: Lines, s: Loop) -> None:
     """Two loops over a block: with as many iterations as a whole block has, which the compiler unrolls, or fewer."""
     limited = [s, *_limited(s.body)]
     for q in limited:
-        w.add(f"const int64_t {q.var.key}_end = alt::min64({index(q.var.args[1])}, {index(q.limit or 0)});")
-    w.open(f"if ({' && '.join(f'{q.var.key}_end == {index(q.var.args[1])}' for q in limited)})")
+        w.add(f"const int64_t {q.var.key}_end = alt::min64({index(ex.size_of(q.var))}, {index(q.limit or 0)});")
+    w.open(f"if ({' && '.join(f'{q.var.key}_end == {index(ex.size_of(q.var))}' for q in limited)})")
     _loop(w, _with_ends(s, False))
     w.close(" else {")
     w.depth += 1
@@ -259,7 +259,7 @@ def _loop(w: Lines, s: Stmt) -> None:
         _tile(w, s)
         return
     v = s.var.key
-    end = s.end or index(s.var.args[1])
+    end = s.end or index(ex.size_of(s.var))
     if s.step > 1:
         w.open(f"for (int64_t block = {s.begin}; block < {end}; block += {s.step})")
         w.add(f"const int64_t block_end = alt::min64(block + {s.step}, {end});")

@@ -18,10 +18,10 @@ from ...ir.loops import (
     Origin,
     Program,
     View,
-    late_symbols,
     names_in,
     reads,
     results_text,
+    unbacked_symbols,
     views,
     writes,
 )
@@ -134,7 +134,7 @@ def _place(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> _Names
 
 def _sized_late(p: Program, steps: Sequence[Step]) -> set[str]:
     """Temporaries that cannot be in the arena, which is laid out before the call: their sizes, or those of views."""
-    late = late_symbols(p)
+    late = unbacked_symbols(p)
     if not late:
         return set()
 
@@ -148,7 +148,7 @@ def _sized_late(p: Program, steps: Sequence[Step]) -> set[str]:
 
 def bind_numbers(w: _Python, p: Program) -> list[str]:
     """Compute the numbers of the program whose sources are known by now, each once; gives their names."""
-    late = late_symbols(p) if p.numbers else frozenset()
+    late = unbacked_symbols(p) if p.numbers else frozenset()
     ready = []
     for n in p.numbers:  # one may need another before it
         if n.name not in w.known and not names_in(n.text) & late - w.known:
@@ -399,7 +399,7 @@ def _prologue(w: _Python, p: Program, names: _Names, any_strides: bool, checked:
     bind_numbers(w, p)
     w.add(f"ws = spaces.take({', '.join(names.layout)})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
-    late = late_symbols(p)
+    late = unbacked_symbols(p)
     for k, s in enumerate(names.symbols):
         if k >= names.laid and s not in late:
             w.add(f"S[{k}] = {s}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...ir import expr as ex
-from ...ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
+from ...ir.loops import Buffer, Extern, Origin, Program, View, reads, results_text, unbacked_symbols, writes
 from ...schedule.deps import Deps
 from ..cpp.ast import Param
 from ..triton.print_triton import TritonKernel
@@ -199,7 +199,7 @@ def _prologue(w: _Python, p: Program, names: _Names, inputs: _Inputs, flagged: b
     bind_numbers(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
-    late = late_symbols(p)
+    late = unbacked_symbols(p)
     for k, s in enumerate(names.symbols):
         if s not in late:
             w.add(f"S[{k}] = {s}")

@@ -259,11 +259,11 @@ def _quads(e: Emitter, v: Value) -> Index | None:
         scope, points = e.points.get(a.key, (None, None))
         if scope is None or points is None or points.axis != points.rank - 1 or ex.coefficient(counter, a) != 1:
             continue
-        block = e.blocks.xblock if a.key == "x" else e.blocks.rblocks[a.args[1]]
+        block = e.blocks.xblock if a.key == "x" else e.blocks.rblocks[ex.size_of(a)]
         rest = ex.substitute(counter, {a: 0})
         if block % QUAD or ex.mod(rest, QUAD) != 0:
             continue
-        quad = ex.var(f"{a.key}q", a.args[1])
+        quad = ex.var(f"{a.key}q", ex.size_of(a))
         if quad.key not in scope.quads:
             scope.quads.add(quad.key)
             base = "0" if points.base == "0" else f"{points.base} // {QUAD}"
@@ -325,7 +325,7 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
         return bind(e, scope, e.writers[b].value)
     at, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
-    row = next((a.args[1] for x in (v, *conds) for a in x.vars if a.key != "x"), None)
+    row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
     if axes == {"r"} and e.blocks.form == ROWS and e.blocks.tiled_x:
         # a tensor of one row gets a layout of its own, and Triton then brings whole tiles into it, by shared memory
         axes = frozenset({"x", "r"})
@@ -393,7 +393,7 @@ def _wrapped(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Va
     atoms = set(v.vars).union(*(c.vars for c in conds))
     masks = [e.masks[a] for a in sorted(atoms, key=lambda a: a.key) if a in e.masks]
     masks += [n.attr for c in conds if (n := bind(e, scope, c)).op == "name"]
-    row = next((a.args[1] for a in atoms if a.key != "x"), None)
+    row = next((ex.size_of(a) for a in atoms if a.key != "x"), None)
     outside = va.make("logical_not", (inside,), torch.bool)
     flag = let(e, scope, outside, axes_of(e, v), "outside")
     scope.body.append(TileStore("error", 0, va.const(1, torch.int32), (*masks, flag.attr), shape_of(e, axes, row)))
@@ -408,7 +408,7 @@ def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
     if b.form == CROSSED:
         *rows, column = b.cross
         env = {column: ex.ix(row_axis(e, scope, n))}
-        env |= dict(zip(rows, ex.unflatten(x, tuple(v.args[1] for v in rows)), strict=True))
+        env |= dict(zip(rows, ex.unflatten(x, tuple(ex.size_of(v) for v in rows)), strict=True))
     else:
         at = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
@@ -430,7 +430,7 @@ def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -
 
 def row_length(e: Emitter, q: MappedNode) -> Index:
     """Points of the row axis, or of all where there are no rows."""
-    return e.blocks.cross[-1].args[1] if e.blocks.cross else ex.prod(q.sizes)
+    return ex.size_of(e.blocks.cross[-1]) if e.blocks.cross else ex.prod(q.sizes)
 
 
 def row_mask(e: Emitter, q: MappedNode) -> str | None:

@@ -79,7 +79,7 @@ def _program_axis(e: Emitter, top: Scope) -> None:
         _product(e, top, e.kernel.matmul)
         return
     if b.form == CROSSED:
-        program, wide = ex.sym("program"), ceil_div(b.cross[-1].args[1], *b.rblocks.values())
+        program, wide = ex.sym("program"), ceil_div(ex.size_of(b.cross[-1]), *b.rblocks.values())
         for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
             top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, at)))
         base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)
@@ -106,7 +106,7 @@ def _x_masks(e: Emitter, scope: Scope) -> None:
 
 
 def _flat_points(s: Stage) -> Index:
-    return ex.prod(v.args[1] for v in s.inner)
+    return ex.prod(ex.size_of(v) for v in s.inner)
 
 
 def _product(e: Emitter, top: Scope, m: Matmul) -> None:

@@ -73,7 +73,7 @@ def hardswish(ctx: Ctx, x: Any) -> Tensor:
 
 
 def _sixth(ctx: Ctx, v: Value) -> Value:
-    """v / 6; for eager's bits on a GPU v * float32(1 / 6), as its kernel there has it."""
+    """Return v / 6, or v * float32(1 / 6) for eager's bits on a GPU, as eager's kernel computes it there."""
     if ctx.gpu and ctx.cfg.numerics == "eager" and v.dtype == torch.float32:
         return s.mul(v, 1.0 / 6.0)
     return s.div(v, 6.0)

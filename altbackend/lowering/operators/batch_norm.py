@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from ..tensor import Tensor, axes, expand, points
 from .pointwise import finish
 from .reduction import _result, as_number, count, drop_dims, inverse_std, moments, reduce, shared, statistics
 
-MOST_ROWS, FEWEST_ROWS = 256, 64  # of a piece of a channel: what a GPU's program keeps in registers for some channels
-LONGEST_PLANE = 4096  # elements of one image's channel that a program reads at once
+MOST_ROWS, FEWEST_ROWS = 256, 64  # rows of a piece of a channel, which a GPU's program keeps in registers
+LONGEST_PLANE = 4096  # elements of one channel of an image that a program reads at once
 PROGRAMS = 1024  # pieces times blocks of 32 channels that fill a GPU
 
 
@@ -29,7 +30,7 @@ def _reduced(x: Tensor) -> tuple[int, ...]:
 
 
 def _of_channel(t: Tensor | None, x: Tensor, acc: torch.dtype) -> Value | None:
-    """A tensor of one value per channel, at the points of `x`."""
+    """Return a tensor of one value per channel [C] at the points of `x` [N, C, ...], in dtype `acc`."""
     return None if t is None else va.cast(t.at([points(x.sizes)[1]]), acc)
 
 
@@ -38,16 +39,25 @@ def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
     return y if bias is None else s.add(y, bias)
 
 
-def _by_statistics(
-    ctx: Ctx, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: float, dtype: torch.dtype
-) -> Tensor:
+@dataclass(frozen=True)
+class FixedStatistics:
+    """A batch normalisation by fixed statistics: mean, variance and affine parameters [C], weight and bias or None."""
+
+    mean: Tensor
+    var: Tensor
+    eps: float
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def _by_statistics(ctx: Ctx, x: Tensor, norm: FixedStatistics, dtype: torch.dtype) -> Tensor:
     # (x - mean) / sqrt(var + eps) * weight + bias
     acc = compute_dtype(dtype)
-    mean_at, var_at = _of_channel(mean, x, acc), _of_channel(var, x, acc)
+    mean_at, var_at = _of_channel(norm.mean, x, acc), _of_channel(norm.var, x, acc)
     assert mean_at is not None
     assert var_at is not None
-    y = s.mul(s.sub(va.cast(x.value, acc), mean_at), s.unary("rsqrt", s.add(var_at, eps)))
-    return finish(ctx, x.sizes, dtype, _affine(y, _of_channel(weight, x, acc), _of_channel(bias, x, acc)))
+    y = s.mul(s.sub(va.cast(x.value, acc), mean_at), s.unary("rsqrt", s.add(var_at, norm.eps)))
+    return finish(ctx, x.sizes, dtype, _affine(y, _of_channel(norm.weight, x, acc), _of_channel(norm.bias, x, acc)))
 
 
 @lowers("_native_batch_norm_legit_no_training.default")
@@ -56,11 +66,11 @@ def batch_norm_inference(
 ) -> tuple[Tensor, ...]:
     out = _result(ctx, 0)
     none = Tensor((0,), _result(ctx, 1).dtype, va.const(0, _result(ctx, 1).dtype))
-    return _by_statistics(ctx, x, weight, bias, mean, var, eps, out.dtype), none, none
+    return _by_statistics(ctx, x, FixedStatistics(mean, var, eps, weight, bias), out.dtype), none, none
 
 
 def _rows_of_piece(rows: int, channels: int) -> int | None:
-    """How many rows make a piece, so that pieces are equal and fill a GPU; None where the rows are few or odd."""
+    """Return the rows of a piece such that pieces are equal and fill a GPU, or None if there is no such number."""
     fits = [n for n in range(FEWEST_ROWS, MOST_ROWS + 1) if rows % n == 0]
     fits = [n for n in fits if n & (n - 1) == 0] or fits
     if not fits or rows < 4 * FEWEST_ROWS:
@@ -70,9 +80,9 @@ def _rows_of_piece(rows: int, channels: int) -> int | None:
 
 
 def _pieces(ctx: Ctx, xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ...]] | None:
-    """Tensors [N, C, ...] as [C, pieces, points of a piece ...], and the numbers of the points' dimensions.
+    """Return tensors [N, C, ...] as [C, pieces, points of a piece ...], and the dimensions of the points, or None.
 
-    For a GPU to reduce in two steps: a program keeps a piece in registers and reads it once for several passes.
+    A GPU then reduces in two steps: a program loads a piece into registers once and makes several passes over it.
     """
     sizes = xs[0].sizes
     if not ctx.gpu or len(sizes) < 2 or not all(isinstance(n, int) for n in sizes):
@@ -83,60 +93,61 @@ def _pieces(ctx: Ctx, xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ..
     assert isinstance(plane, int)
     assert isinstance(rows, int)
     channel = axes(sizes)[1]
-    last = any(ex.coefficient(i, channel) == 1 for x in xs for _, i in va.loads(x.value))
-    if not last and n > 1 and FEWEST_ROWS <= plane <= LONGEST_PLANE:
+    channels_last = any(ex.coefficient(i, channel) == 1 for x in xs for _, i in va.loads(x.value))
+    if not channels_last and n > 1 and FEWEST_ROWS <= plane <= LONGEST_PLANE:
         cut: tuple[Index, ...] = (c, n, *space)
         d = points(cut)
         return [Tensor(cut, x.dtype, x.at([d[1], d[0], *d[2:]])) for x in xs], tuple(range(2, len(cut)))
-    length = _rows_of_piece(rows, c) if last else None
+    length = _rows_of_piece(rows, c) if channels_last else None
     if length is None:
         return None
     cut = (c, rows // length, length)
     d = points(cut)
     row = ex.add(ex.mul(d[1], length), d[2])
-    where: list[Index] = []
+    point: list[Index] = []
     for size in reversed(space):
-        where.insert(0, ex.mod(row, size))
+        point.insert(0, ex.mod(row, size))
         row = ex.floordiv(row, size)
-    return [Tensor(cut, x.dtype, x.at([row, d[0], *where])) for x in xs], (2,)
+    return [Tensor(cut, x.dtype, x.at([row, d[0], *point])) for x in xs], (2,)
 
 
 def _keepdim(t: Tensor, x: Tensor) -> Tensor:
-    """[C, 1, ...] as [1, C, 1, ...], the shape of a reduction of `x`."""
+    """Return [C, 1, ...] as [1, C, 1, ...], the shape of a reduction of `x` with keepdim."""
     sizes = tuple(n if k == 1 else 1 for k, n in enumerate(x.sizes))
     return Tensor(sizes, t.dtype, t.at([points(sizes)[1], *([0] * (len(t.sizes) - 1))]))
 
 
 def _moments(ctx: Ctx, x: Tensor, acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(mean, sum of squared deviations) per channel, keepdim.
+    """Return (mean, sum of squared deviations) per channel, with keepdim.
 
-    On a GPU in pieces, each by two passes in registers, put together as in T. Chan, G. Golub, R. LeVeque, "Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979: x is read once, and nothing cancels.
+    On a GPU each piece takes two passes in registers, and the results of pieces are combined as in T. Chan, G. Golub,
+    R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979. So x is read once,
+    and there is no cancellation.
     """
     cut = _pieces(ctx, [x])
     if cut is None:
         return statistics(ctx, x, _reduced(x), acc)
     (parts,), inner = cut
     mean, m2 = moments(ctx, parts, inner, acc)  # [C, pieces, 1, ...]
-    whole = tuple(range(1, len(mean.sizes)))
-    pieces, length = as_number(count(mean, whole), acc), as_number(count(parts, inner), acc)
-    total = reduce(ctx, "sum", mean, whole, acc, acc)
+    pieces_dims = tuple(range(1, len(mean.sizes)))
+    pieces, length = as_number(count(mean, pieces_dims), acc), as_number(count(parts, inner), acc)
+    total = reduce(ctx, "sum", mean, pieces_dims, acc, acc)
     mu = Tensor(total.sizes, acc, s.div(total.value, pieces))
     # sum of m2 + length * (mean - mu)^2
     apart = s.square(s.sub(mean.value, expand(mu, mean.sizes).value))
-    m2 = reduce(ctx, "sum", Tensor(m2.sizes, acc, s.add(m2.value, s.mul(apart, length))), whole, acc, acc)
+    m2 = reduce(ctx, "sum", Tensor(m2.sizes, acc, s.add(m2.value, s.mul(apart, length))), pieces_dims, acc, acc)
     return _keepdim(mu, x), _keepdim(m2, x)
 
 
 def _totals(ctx: Ctx, x: Tensor, values: Sequence[Value], acc: torch.dtype) -> list[Tensor]:
-    """Sums of values at the points of `x` per channel, keepdim; on a GPU in two steps."""
+    """Return the sums per channel of values at the points of `x`, with keepdim; on a GPU in two steps."""
     tensors = [Tensor(x.sizes, acc, v) for v in values]
     cut = _pieces(ctx, tensors)
     if cut is None:
         return [reduce(ctx, "sum", t, _reduced(x), acc, acc) for t in tensors]
     parts = [reduce(ctx, "sum", t, cut[1], acc, acc) for t in cut[0]]
-    whole = tuple(range(1, len(parts[0].sizes)))
-    return [_keepdim(reduce(ctx, "sum", t, whole, acc, acc), x) for t in parts]
+    pieces_dims = tuple(range(1, len(parts[0].sizes)))
+    return [_keepdim(reduce(ctx, "sum", t, pieces_dims, acc, acc), x) for t in parts]
 
 
 @lowers("_native_batch_norm_legit_functional.default")
@@ -153,25 +164,26 @@ def batch_norm_training(
 ) -> tuple[Tensor, ...]:
     out, mean_out = _result(ctx, 0), _result(ctx, 1)
     if not training:
-        whole = _by_statistics(ctx, x, weight, bias, running_mean, running_var, eps, out.dtype)
+        y = _by_statistics(ctx, x, FixedStatistics(running_mean, running_var, eps, weight, bias), out.dtype)
         empty = Tensor((0,), mean_out.dtype, va.const(0, mean_out.dtype))
-        return whole, empty, empty, running_mean, running_var
+        return y, empty, empty, running_mean, running_var
     acc = compute_dtype(out.dtype)
-    where = _reduced(x)
+    dims = _reduced(x)
     x = shared(ctx, x, acc)
     mu, m2 = _moments(ctx, x, acc)
     mu = ctx.realize(Tensor(mu.sizes, acc, va.cast(mu.value, acc)))
-    n = as_number(count(x, where), m2.value.dtype)
-    rstd = ctx.realize(inverse_std(ctx, m2, count(x, where), eps, acc))
-    y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
-    y = _affine(y, _of_channel(weight, x, acc), _of_channel(bias, x, acc))
-    mu1, m21, rstd1 = (drop_dims(t, where, False) for t in (mu, m2, rstd))
+    n = as_number(count(x, dims), m2.value.dtype)
+    rstd = ctx.realize(inverse_std(ctx, m2, count(x, dims), eps, acc))
+    centred = s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)
+    normalised = s.mul(centred, expand(rstd, x.sizes).value)
+    scaled = _affine(normalised, _of_channel(weight, x, acc), _of_channel(bias, x, acc))
+    mu1, m21, rstd1 = (drop_dims(t, dims, False) for t in (mu, m2, rstd))
     # running = (1 - momentum) * running + momentum * batch statistic; the variance is the unbiased one
     new_mean = s.add(s.mul(running_mean.computed(acc), 1 - momentum), s.mul(mu1.value, momentum))
     unbiased = va.cast(s.div(m21.value, s.binary("maximum", s.sub(n, 1.0), 0.0)), acc)
     new_var = s.add(s.mul(running_var.computed(acc), 1 - momentum), s.mul(unbiased, momentum))
     return (
-        finish(ctx, x.sizes, out.dtype, y),
+        finish(ctx, x.sizes, out.dtype, scaled),
         finish(ctx, mu1.sizes, mean_out.dtype, mu1.value),
         finish(ctx, rstd1.sizes, mean_out.dtype, rstd1.value),
         finish(ctx, mu1.sizes, running_mean.dtype, new_mean),
@@ -179,11 +191,11 @@ def batch_norm_training(
     )
 
 
-INLINE = 24  # operations that both passes of a backward may repeat to read a gradient that nobody stores
+INLINE = 24  # operations on a gradient that both passes of a backward may repeat instead of loading a stored gradient
 
 
 def _read_twice(ctx: Ctx, t: Tensor, acc: torch.dtype) -> Tensor:
-    """A gradient for two passes: made by each of them where that is cheap, as behind a ReLU."""
+    """Return a gradient that two passes read: recomputed by each if that is cheap, as behind a ReLU, else stored."""
     limit = INLINE if ctx.gpu else 4
     if va.flops(t.value) <= limit and len(va.loads(t.value)) <= (8 if ctx.gpu else 2):
         return t
@@ -202,15 +214,15 @@ def batch_norm_backward(
     save_rstd: Any,
     train: bool,
     eps: float,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weight and bias.
+    """Return the gradients of x, weight and bias; None for those that `output_mask` leaves out.
 
     Method: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, the gradients in section 3.
     """
-    given = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    fakes = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     acc = compute_dtype(x.dtype)
-    where = _reduced(x)
+    dims = _reduced(x)
     grad, x = _read_twice(ctx, grad, acc), _read_twice(ctx, x, acc)
     if train:
         mean, rstd = _of_channel(save_mean, x, acc), _of_channel(save_rstd, x, acc)
@@ -225,13 +237,13 @@ def batch_norm_backward(
     scale = _affine(rstd, _of_channel(weight, x, acc), None)
     if train:
         # (dy - mean of dy - (x - mean) * rstd^2 * mean of dy (x - mean)) * rstd * weight
-        n = as_number(count(x, where), acc)
+        n = as_number(count(x, dims), acc)
         slope = s.mul(s.div(expand(dot, x.sizes).value, n), s.square(rstd))
         dy = s.sub(s.sub(dy, s.mul(centred, slope)), s.div(expand(total, x.sizes).value, n))
     results: list[Tensor | None] = [finish(ctx, x.sizes, x.dtype, s.mul(dy, scale)), None, None]
-    total, dot = drop_dims(total, where, False), drop_dims(dot, where, False)
+    total, dot = drop_dims(total, dims, False), drop_dims(dot, dims, False)
     at = {a: 0 for k, a in enumerate(axes(x.sizes)) if k != 1}
     per_channel = rstd.substitute(at | {axes(x.sizes)[1]: points(total.sizes)[0]})
-    results[1] = finish(ctx, total.sizes, given[1].dtype, s.mul(dot.value, per_channel)) if wanted[1] else None
-    results[2] = finish(ctx, total.sizes, given[2].dtype, total.value) if wanted[2] else None
-    return (results[0] if wanted[0] else None, results[1], results[2])
+    results[1] = finish(ctx, total.sizes, fakes[1].dtype, s.mul(dot.value, per_channel)) if output_mask[1] else None
+    results[2] = finish(ctx, total.sizes, fakes[2].dtype, total.value) if output_mask[2] else None
+    return (results[0] if output_mask[0] else None, results[1], results[2])

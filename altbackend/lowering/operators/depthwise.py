@@ -1,7 +1,7 @@
 """Depthwise convolutions of channels-last images on a GPU, forward and both gradients.
 
-Each channel is filtered by itself, so that there is no matrix product: a kernel reads an image about once and computes
-with what reads its result. The library would compile one kernel of its own for every shape it meets, 0.1 s each.
+Each channel has its own filter, so there is no matrix product: a kernel reads an image about once and fuses with the
+readers of its result. The library compiles one kernel for every new shape, which takes 0.1 s each.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .pooling import inside, stored, wide, window
 from .reduction import reduce
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
-# Elements of a window up to which a kernel of ours is about as fast as the library's on an H200: with 49 the forward
-# takes 1.4 to 1.8 times as long. The gradient of the image takes 0.75 times as long then, not yet measured in a model.
+# Elements of the largest window for which a generated kernel is about as fast as the library's on an H200. With 49 the
+# forward takes 1.4 to 1.8 times as long, and the gradient of the image 0.75 times as long (not measured in a model).
 WIDEST = 36
-PROGRAMS = 1024  # of the weight's gradient, that fill a GPU
+PROGRAMS = 1024  # programs of the weight's gradient that fill a GPU
 
 
 def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, transposed: bool, groups: int) -> None:
-    """Raises NotHere where the library computes the convolution. `images`: how many of the first arguments are."""
+    """Raise FallBack for a convolution that the library computes. `images`: the number of leading image arguments."""
     if not ctx.gpu or transposed or len(x.sizes) != 4 or x.dtype not in _KINDS or ctx.cfg.numerics == "eager":
-        raise FallBack("convolutions are the library's")
+        raise FallBack("the library computes convolutions")
     sizes = (*x.sizes, *w.sizes)
     if not all(isinstance(n, int) for n in sizes) or not groups == x.sizes[1] == w.sizes[0] > 1:  # type: ignore[operator]
-        raise FallBack("not depthwise, or of symbolic sizes")
+        raise FallBack("not depthwise, or symbolic sizes")
     if 0 in x.sizes:
-        raise FallBack("no image")
+        raise FallBack("an empty image")
     if math.prod(_taps(w)) > WIDEST:
         raise FallBack(f"a window of {math.prod(_taps(w))} elements")
-    if not all(isinstance(n, Node) and _last(n.meta["val"]) for n in ctx.graph_node.args[:images]):  # type: ignore[union-attr]
-        raise FallBack("a depthwise convolution that does not lie channels-last")
+    if not all(isinstance(n, Node) and _is_channels_last(n.meta["val"]) for n in ctx.graph_node.args[:images]):  # type: ignore[union-attr]
+        raise FallBack("a depthwise convolution of an image that is not channels-last")
 
 
-def _last(image: torch.Tensor) -> bool:
+def _is_channels_last(image: torch.Tensor) -> bool:
     return image.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -58,16 +58,16 @@ def _taps(w: Tensor) -> list[int]:
 
 
 def _by_tap(ctx: Ctx, w: Tensor) -> Tensor:
-    """Weights [C, 1, KH, KW] as [KH, KW, C], in memory so that neighbouring channels are neighbours."""
+    """Return weights [C, 1, KH, KW] as [KH, KW, C], stored with the channel as the fastest dimension."""
     at = points(sizes := (*w.sizes[2:], w.sizes[0]))
     turned = Tensor(sizes, w.dtype, w.at([at[2], 0, at[0], at[1]]))
-    held = as_view(turned)
-    return turned if held is not None and held.strides[2] == 1 else ctx.realize(turned, fresh=True)
+    stored_view = as_view(turned)
+    return turned if stored_view is not None and stored_view.strides[2] == 1 else ctx.realize(turned, fresh=True)
 
 
-def _padded(x: Tensor, where: Sequence[Index], valid: Value) -> Value:
-    """An element in the dtype of sums, 0 where there is none."""
-    return wide(va.masked(valid, x.at(where), va.const(0, x.dtype)))
+def _padded(x: Tensor, point: Sequence[Index], valid: Value) -> Value:
+    """Return an element of `x` in the dtype of sums, 0 outside the image."""
+    return wide(va.masked(valid, x.at(point), va.const(0, x.dtype)))
 
 
 def _sum(terms: Iterable[Value]) -> Value:
@@ -91,7 +91,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """y[n, c, p] = bias[c] + sum over taps t of x[n, c, stride * p - padding + dilation * t] * w[c, t]."""
+    """Return y[n, c, p] = bias[c] + sum over taps t of x[n, c, stride * p - padding + dilation * t] * w[c, t]."""
     _check(ctx, x, w, 1, transposed, groups)
     sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
     x, w = stored(ctx, x), _by_tap(ctx, w)
@@ -119,22 +119,22 @@ def convolution_backward(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of x, or that of w; `fx_passes.depthwise` makes two calls of one for both."""
-    if list(wanted) not in ([True, False, False], [False, True, False]):
+    """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two."""
+    if list(output_mask) not in ([True, False, False], [False, True, False]):
         raise FallBack("several gradients of a convolution at once")
     _check(ctx, x, w, 2, transposed, groups)
     if any(d != 1 for d in dilation):
         raise FallBack("the gradient of a dilated convolution")
     grad = stored(ctx, grad)
-    if wanted[0]:
+    if output_mask[0]:
         return _of_image(ctx, grad, x, _by_tap(ctx, w), _sides(stride), _sides(padding)), None, None
     return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), _sides(stride), _sides(padding)), None
 
 
 def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """dx[n, c, q]: the sum over output points p with a tap t = q + padding - stride * p of grad[n, c, p] * w[c, t]."""
+    """Return dx[n, c, q], the sum of grad[n, c, p] * w[c, t] over outputs p with a tap t = q + padding - stride * p."""
     p = points(x.sizes)
     taps = [int(n) for n in w.sizes[:2]]  # type: ignore[arg-type]
     reach = [-(-k // st) for k, st in zip(taps, stride, strict=True)]
@@ -145,16 +145,17 @@ def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], p
         at = [ex.sub(o, b) for o, b in zip(newest, divmod(back, reach[1]), strict=True)]
         tap = [ex.sub(i, ex.mul(o, st)) for i, o, st in zip(shifted, at, stride, strict=True)]
         bounds = [inside(i, n) for i, n in zip((*at, *tap), (*grad.sizes[2:], *taps), strict=True)]
-        image, filtered = (va.conjunction(*(c for pair in part for c in pair)) for part in (bounds[:2], bounds[2:]))
-        terms.append(s.mul(_padded(grad, [*p[:2], *at], image), _padded(w, [*tap, p[1]], filtered)))
+        image, in_window = (va.conjunction(*(c for pair in part for c in pair)) for part in (bounds[:2], bounds[2:]))
+        terms.append(s.mul(_padded(grad, [*p[:2], *at], image), _padded(w, [*tap, p[1]], in_window)))
     return finish(ctx, x.sizes, x.dtype, _sum(terms))
 
 
 def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """dw[c, 0, i, j]: the sum over images n and points p of grad[n, c, p] * x[n, c, stride * p - padding + (i, j)].
+    """Return dw[c, 0, i, j], the sum over images n, points p of grad[n, c, p] * x[n, c, stride * p - padding + (i, j)].
 
-    A program sums over some rows of some images, one tap's row for a block of channels: its registers hold the totals
-    of one row of taps and not of all. Divisions are of numbers that differ along one axis of a tile only.
+    A program sums over some rows of some images, for one row i of taps and a block of channels. So its registers hold
+    the totals of one row of taps instead of all. The loops are shaped so that index divisions have operands that
+    vary along one axis of a tile only.
     """
     n, c, *points_of = (int(k) for k in grad.sizes)  # type: ignore[arg-type]
     images, rows = _piece(n, points_of, c * taps[0])
@@ -171,26 +172,29 @@ def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[
         term = s.mul(g, _padded(x, [image, d[3], high, wide_at], valid))
         sums.append(reduce(ctx, "sum", Tensor(cut, g.dtype, term), (4, 5, 6), g.dtype, g.dtype))
     totals = [reduce(ctx, "sum", t, (0, 1), g.dtype, g.dtype) for t in sums]
-    return _side_by_side(ctx, totals, ctx.graph_node.meta["val"][1])  # type: ignore[union-attr]
+    return _store_columns(ctx, totals, ctx.graph_node.meta["val"][1])  # type: ignore[union-attr]
 
 
-def _side_by_side(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> Tensor:
-    """[C, 1, KH, KW] of KW tensors of KH * C points, in loops that follow these, so that one kernel makes all."""
+def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> Tensor:
+    """Store KW columns of KH * C points as [C, 1, KH, KW].
+
+    The loops iterate as the reductions that compute the columns, so that one kernel computes all.
+    """
     sizes = ctx.shape(like.shape)
-    held = ctx.new_buffer(like.dtype, sizes, ctx.strides_like(sizes, like))
-    high, channel = ex.var("d0", sizes[2]), ex.var("d1", sizes[0])
+    buffer = ctx.new_buffer(like.dtype, sizes, ctx.strides_like(sizes, like))
+    high, channel = ex.dim(0, sizes[2]), ex.dim(1, sizes[0])
     for j, t in enumerate(columns):
-        index = ex.add(*(ex.mul(held.strides[k], i) for k, i in ((0, ex.ix(channel)), (2, ex.ix(high)), (3, j))))
+        index = ex.add(*(ex.mul(buffer.strides[k], i) for k, i in ((0, ex.ix(channel)), (2, ex.ix(high)), (3, j))))
         value = va.cast(t.at([0, 0, ex.ix(high), ex.ix(channel), 0, 0, 0]), like.dtype)
-        loops = tuple(v for v in (high, channel) if v.args[1] != 1)
-        ctx.emit(Pointwise(held.name, loops, index, value, ctx.origins()))
-    return of_buffer(held)
+        loops = tuple(v for v in (high, channel) if ex.size_of(v) != 1)
+        ctx.emit(Pointwise(buffer.name, loops, index, value, ctx.origins()))
+    return of_buffer(buffer)
 
 
-def _piece(images: int, plane: Sequence[int], kept: int) -> tuple[int, int]:
-    """(images, rows of an image) of a piece: the most that leave `PROGRAMS` pieces times blocks of 32 totals."""
-    wanted = -(-PROGRAMS * 32 // kept)  # pieces
-    if images >= wanted:
-        return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= wanted), plane[0]
-    whole = [k for k in range(1, plane[0] + 1) if plane[0] % k == 0 and images * (plane[0] // k) >= wanted]
-    return 1, max(whole, default=1)
+def _piece(images: int, plane: Sequence[int], totals: int) -> tuple[int, int]:
+    """Return (images, rows of an image) of a piece, as large as leaves `PROGRAMS` programs of 32 totals each."""
+    pieces = -(-PROGRAMS * 32 // totals)
+    if images >= pieces:
+        return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= pieces), plane[0]
+    rows = [k for k in range(1, plane[0] + 1) if plane[0] % k == 0 and images * (plane[0] // k) >= pieces]
+    return 1, max(rows, default=1)

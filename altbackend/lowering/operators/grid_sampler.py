@@ -18,29 +18,40 @@ from ..tensor import Tensor, points
 from .pointwise import finish
 from .pooling import stored, wide
 from .reduction import as_number, drop_dims, reduce
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """The options of a sampling: interpolation mode, padding mode, and whether corners are aligned."""
+
+    mode: int
+    padding: int
+    aligned: bool
+
+
+@dataclass(frozen=True)
 class Coordinate:
-    """A position in pixels along one dimension of `size`, and its derivative by the grid's value."""
+    """A position in pixels along a dimension of `size`, and its derivative by the value of the grid."""
 
     at: Value
     slope: Value
     size: Index
 
     def first(self) -> Value:
+        """Return the position of the pixel at or before."""
         return s.unary("floor", self.at)
 
     def part(self) -> Value:
-        """at - floor(at): the weight of the pixel after the first."""
+        """Return at - floor(at): the weight of the pixel after the first."""
         return s.sub(self.at, self.first())
 
 
 def coordinate(g: Value, size: Index, padding: int, aligned: bool) -> Coordinate:
+    """Return the pixel coordinate of the grid value `g`, which is in [-1, 1] inside the image."""
     n = as_number(size, g.dtype)
     last = s.sub(n, 1.0)
     slope = s.div(last if aligned else n, 2.0)
@@ -59,7 +70,7 @@ def coordinate(g: Value, size: Index, padding: int, aligned: bool) -> Coordinate
 
 
 def _reflect(at: Value, low: Value, span: Value) -> tuple[Value, Value]:
-    """`at` reflected into [low, low + span], and the sign of its derivative."""
+    """Return `at` reflected into [low, low + span], and the sign of its derivative."""
     away = s.sub(at, low)
     far = s.unary("abs", away)
     extra = s.binary("fmod", far, span)
@@ -67,27 +78,27 @@ def _reflect(at: Value, low: Value, span: Value) -> tuple[Value, Value]:
     sign = s.where(s.binary("lt", away, 0.0), va.const(-1.0, at.dtype), 1.0)
     sign = s.where(even, sign, s.neg(sign))
     inside = s.add(s.where(even, extra, s.sub(span, extra)), low)
-    nothing = s.binary("eq", span, 0.0)
-    return s.where(nothing, 0.0, inside), s.where(nothing, 0.0, sign)
+    no_span = s.binary("eq", span, 0.0)
+    return s.where(no_span, 0.0, inside), s.where(no_span, 0.0, sign)
 
 
 def _pixel(v: Value, size: Index) -> tuple[Index, Value]:
-    """(index within the dimension, whether `v`, a whole number as a float, lies there)."""
+    """Return (index clamped to the dimension, condition that `v`, an integer as a float, is inside)."""
     inside = va.apply("logical_and", s.binary("ge", v, 0.0), s.binary("lt", v, as_number(size, v.dtype)))
     i = va.apply("maximum", va.cast(v, torch.int64), va.const(0, torch.int64))
     i = va.apply("minimum", i, va.index(ex.sub(size, 1)))
     return ex.lookup(i, 0, max(ex.bounds(size)[1] - 1, 0)), inside
 
 
-def _grid(x: Tensor, grid: Tensor, where: tuple[Index, ...], padding: int, aligned: bool) -> list[Coordinate]:
-    """(row, column) of the sample at a point of the grid."""
+def _grid(x: Tensor, grid: Tensor, point: tuple[Index, ...], how: Sampling) -> list[Coordinate]:
+    """Return (row, column) of the sample at a point of the grid."""
     acc = compute_dtype(x.dtype)
-    gx, gy = (va.cast(grid.at([*where, k]), acc) for k in (0, 1))
-    return [coordinate(gy, x.sizes[2], padding, aligned), coordinate(gx, x.sizes[3], padding, aligned)]
+    gx, gy = (va.cast(grid.at([*point, k]), acc) for k in (0, 1))
+    return [coordinate(g, n, how.padding, how.aligned) for g, n in ((gy, x.sizes[2]), (gx, x.sizes[3]))]
 
 
 def _sample(x: Tensor, n: Index, c: Index, row: Value, column: Value) -> Value:
-    """The pixel, zero outside the image."""
+    """Return the value of a pixel, zero outside the image."""
     (i, above), (j, beside) = _pixel(row, x.sizes[2]), _pixel(column, x.sizes[3])
     v = x.at([n, c, i, j])
     return wide(va.masked(va.apply("logical_and", above, beside), v, va.const(0, v.dtype)))
@@ -101,7 +112,7 @@ def grid_sampler_2d(ctx: Ctx, x: Tensor, grid: Tensor, mode: int, padding: int, 
     x, grid = stored(ctx, x), stored(ctx, grid, 1)
     sizes = ctx.shape(out.shape)
     n, c, i, j = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), padding, aligned)
+    y, z = _grid(x, grid, (n, i, j), Sampling(mode, padding, aligned))
     if mode == NEAREST:
         value = _sample(x, n, c, s.unary("round", y.at), s.unary("round", z.at))
         return finish(ctx, sizes, out.dtype, value)
@@ -115,31 +126,32 @@ def grid_sampler_2d(ctx: Ctx, x: Tensor, grid: Tensor, mode: int, padding: int, 
 
 
 def _ends(a: Coordinate) -> list[tuple[Value, Value]]:
-    """The two pixels around a position and their weights."""
+    """Return (pixel, weight) of the two pixels around a position."""
     return [(a.first(), s.sub(1.0, a.part())), (s.add(a.first(), 1.0), a.part())]
 
 
 @lowers("grid_sampler_2d_backward.default")
 def grid_sampler_2d_backward(
-    ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool, wanted: list[bool]
+    ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor]:
     if mode not in (BILINEAR, NEAREST) or 0 in grad.sizes:
         raise FallBack("bicubic sampling, or no samples")
     grad, x, grid = stored(ctx, grad), stored(ctx, x, 1), stored(ctx, grid, 2)
-    to_x = _to_image(ctx, grad, x, grid, mode, padding, aligned) if wanted[0] else None
+    how = Sampling(mode, padding, aligned)
+    to_x = _to_image(ctx, grad, x, grid, how) if output_mask[0] else None
     if mode == NEAREST:
         return to_x, Tensor(grid.sizes, grid.dtype, va.const(0, grid.dtype))
-    return to_x, _to_grid(ctx, grad, x, grid, padding, aligned)
+    return to_x, _to_grid(ctx, grad, x, grid, how)
 
 
-def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
-    """Every sample adds its gradient to the pixels that it was made from."""
-    around = 1 if mode == NEAREST else 2
+def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) -> Tensor:
+    """Return the gradient of the image: every sample adds its gradient to the pixels that it read."""
+    around = 1 if how.mode == NEAREST else 2
     sizes = (*grad.sizes, around, around)
     n, c, i, j, a, b = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), padding, aligned)
+    y, z = _grid(x, grid, (n, i, j), how)
     value = wide(grad.at([n, c, i, j]))
-    if mode == NEAREST:
+    if how.mode == NEAREST:
         rows, columns = s.unary("round", y.at), s.unary("round", z.at)
     else:
         value = s.mul(value, s.mul(_weight(y, a), _weight(z, b)))
@@ -148,19 +160,20 @@ def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, mode: int, paddin
     value = s.where(va.apply("logical_and", above, beside), value, 0.0)
     fake = ctx.graph_node.meta["val"][0]  # type: ignore[union-attr]
     zero = Tensor(x.sizes, x.dtype, va.const(0, x.dtype))
-    return scatter(ctx, zero, "add", sizes, [n, c, row, column], value, strides=ctx.strides_like(x.sizes, fake))
+    updates = Updates(sizes, [n, c, row, column], value)
+    return scatter(ctx, zero, "add", updates, strides=ctx.strides_like(x.sizes, fake))
 
 
 def _weight(a: Coordinate, end: Index) -> Value:
     return s.where(s.binary("eq", va.index(end), 0), s.sub(1.0, a.part()), a.part())
 
 
-def _to_grid(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, padding: int, aligned: bool) -> Tensor:
-    """Sum over channels of the gradient times how the sample changes along each axis."""
+def _to_grid(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) -> Tensor:
+    """Return the gradient of the grid: per axis the sum over channels of grad times the derivative of the sample."""
     batch, channels, height, width = grad.sizes
     sizes = (batch, height, width, channels)
     n, i, j, c = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), padding, aligned)
+    y, z = _grid(x, grid, (n, i, j), how)
     corner = [[_sample(x, n, c, row, column) for column, _ in _ends(z)] for row, _ in _ends(y)]
     g = wide(grad.at([n, c, i, j]))
     (_, v0), (_, v1) = _ends(y)

@@ -1,8 +1,9 @@
-"""Operators with data-dependent positions: gather forms are loads, scatter forms stay in order."""
+"""Operators that read at data-dependent positions, as loads. Those that write are in `scatter.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,57 +19,63 @@ from ..tensor import Tensor, axes, expand, points, with_dim
 from .view import out_sizes
 
 
-def position(
-    ctx: Ctx,
-    t: Tensor,
-    at: Sequence[Index],
-    size: Index,
-    *,
-    from_end: bool = False,
-    checked: bool = True,
-    code: int = va.INDEX_ERROR,
-) -> Index:
-    """The index that `t` holds at a point, for a dimension of `size`.
+@dataclass(frozen=True)
+class IndexRule:
+    """A rule for indices read from data.
 
-    `from_end`: negative ones are allowed. `checked`: one out of range raises at run time what `code` says; a loop that
-    checks does not run as vectors.
+    `from_end`: negative indices count from the end. `checked`: an index out of range raises the error of `code` at run
+    time; a loop with such a check is not vectorised.
+    """
+
+    from_end: bool = False
+    checked: bool = True
+    code: int = va.INDEX_ERROR
+
+
+FROM_FRONT = IndexRule()
+
+
+def position(ctx: Ctx, t: Tensor, at: Sequence[Index], size: Index, rule: IndexRule = FROM_FRONT) -> Index:
+    """Return the index that the tensor `t` holds at the point `at`, for a dimension of `size`.
+
+    Raises FallBack for masks and empty dimensions.
     """
     if t.dtype in (torch.bool, torch.uint8):
         raise FallBack("a mask as index has a data-dependent result size")
     if size == 0:
         raise FallBack("an index into an empty dimension")
     i = va.cast(t.at(at), torch.int64)
-    if not checked and i.op not in ("const", "index"):
+    if not rule.checked and i.op not in ("const", "index"):
         wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
         return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
     if ex.bounds(size)[0] < 1:
-        # an empty dimension has no element that a position out of range could stand for
+        # clamping an out-of-range index needs at least one element, so an empty dimension is refused by the host
         least = ctx.number(f"indexed_size({ex.show(size)}, {ex.show(ex.prod(t.sizes))})")
         size = ex.sym(least, 1, max(ex.bounds(size)[1], 1))
-    if not from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+    if not rule.from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
         if not ctx.gpu:
-            return va.wrap_index(i, size, code | va.FROM_ZERO)
+            return va.wrap_index(i, size, rule.code | va.FROM_ZERO)
         i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
-    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else code)
+    return va.wrap_index(i, size, va.INDEX_ERROR if ctx.gpu else rule.code)
 
 
-def read(x: Tensor, where: Sequence[Index]) -> Value:
-    """The scalar of `x` at positions, all of which are looked at: also those along which `x` does not vary."""
-    value = x.at(where)
-    for axis, at in zip(axes(x.sizes), where, strict=True):
+def read(x: Tensor, point: Sequence[Index]) -> Value:
+    """Return the scalar of `x` at a point; indices are checked even along dimensions in which `x` does not vary."""
+    value = x.at(point)
+    for axis, at in zip(axes(x.sizes), point, strict=True):
         if axis not in x.value.vars and ex.lookups(at):
-            value = _where_in_range(at, value)
+            value = _with_check(at, value)
     return value
 
 
-def _where_in_range(at: Index, value: Value) -> Value:
-    """`value`, and a look at the position `at`, which always is at least 0 afterwards."""
-    here = va.apply("ge", va.index(at), va.const(0, torch.int64))
-    return va.where(here, value, va.const(0, value.dtype))
+def _with_check(at: Index, value: Value) -> Value:
+    """Return `value`, made to depend on the position `at` so that its range check runs; a checked position is >= 0."""
+    in_range = va.apply("ge", va.index(at), va.const(0, torch.int64))
+    return va.where(in_range, value, va.const(0, value.dtype))
 
 
 def _nonnegative(v: Value) -> bool:
-    """Whether `v >= 0` follows from how it is computed."""
+    """Return whether the operators of `v` imply `v >= 0`."""
     match v.op:
         case "const":
             return bool(v.attr >= 0)
@@ -103,37 +110,37 @@ def gather(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, sparse_grad: bool = F
     sizes, x, indices = out_sizes(ctx), with_dim(x), with_dim(indices)
     dim %= len(x.sizes)
     p = list(points(indices.sizes))
-    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=_gather_code(ctx))
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], IndexRule(code=_gather_code(ctx)))
     return Tensor(sizes, x.dtype, read(x, p))
 
 
 def _gather_code(ctx: Ctx) -> int:
-    """What gather raises; where it stands for a loss, what that raises for a class that there is not."""
+    """Return the error code of a gather: RuntimeError, or IndexError for a gather that stems from an nll_loss."""
     node = ctx.graph_node
-    whole = str(node.meta.get("original_aten", "")) if node is not None else ""
-    return va.INDEX_ERROR if "nll_loss" in whole else va.RUNTIME_ERROR
+    source = str(node.meta.get("original_aten", "")) if node is not None else ""
+    return va.INDEX_ERROR if "nll_loss" in source else va.RUNTIME_ERROR
 
 
 @lowers("take.default")
 def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
     x = with_dim(x)
-    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), from_end=True)
+    at = position(ctx, indices, points(indices.sizes), ex.prod(x.sizes), IndexRule(from_end=True))
     value = read(x, ex.unflatten(at, x.sizes))
     if ex.lookups(at) and not any(ex.lookups(i) for _, i in va.loads(value)):
-        value = _where_in_range(at, value)
+        value = _with_check(at, value)
     return Tensor(indices.sizes, x.dtype, value)
 
 
 @lowers("index.Tensor")
 def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
-    """Advanced indexing: the indexed dimensions are replaced by the indices' common shape."""
+    """Lower advanced indexing: the broadcast shape of the indices replaces the indexed dimensions."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
 
 
 @lowers("_unsafe_index.Tensor")
 def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
-    """Advanced indexing whose indices a decomposition computed, and promises to be in range."""
+    """Lower advanced indexing by a decomposition that guarantees indices in range."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
 
@@ -141,38 +148,38 @@ def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
 def advanced(
     ctx: Ctx, x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
 ) -> list[Index]:
-    """Per dimension of `x` the index at a point of the result, whose shape is `sizes`."""
-    given = [k for k, t in enumerate(indices) if t is not None]
-    if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
+    """Return the index in each dimension of `x` at a point of the result, whose shape is `sizes`."""
+    indexed = [k for k, t in enumerate(indices) if t is not None]
+    if any(indices[k].dtype in (torch.bool, torch.uint8) for k in indexed):
         raise FallBack("a mask as index has a data-dependent result size")
-    rank = max(len(indices[k].sizes) for k in given)
-    adjacent = given == list(range(given[0], given[-1] + 1))
-    first = given[0] if adjacent else 0
+    rank = max(len(indices[k].sizes) for k in indexed)
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    first = indexed[0] if adjacent else 0
     p = points(sizes)
     common = p[first : first + rank]
     rest = iter([*p[:first], *p[first + rank :]])
     shape = sizes[first : first + rank]
-    where: list[Index] = []
+    point: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
             at = expand(indices[k], shape)
-            where.append(position(ctx, at, common, x.sizes[k], from_end=True, checked=checked))
+            point.append(position(ctx, at, common, x.sizes[k], IndexRule(from_end=True, checked=checked)))
         else:
-            where.append(next(rest))
-    return where
+            point.append(next(rest))
+    return point
 
 
 @lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
 def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Any, *scales: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
-    given = _flat(scales) or [None, None]
-    for d, scale in ((2, given[0]), (3, given[-1])):
+    scale_factors = _flat(scales) or [None, None]
+    for d, scale in ((2, scale_factors[0]), (3, scale_factors[-1])):
         n, m = x.sizes[d], sizes[d]
         if scale is not None and not (
             isinstance(scale, (int, float)) and ex.mul(n, int(scale)) == m and scale % 1 == 0
         ):
-            raise FallBack("a scale that is not a whole number, which rounds otherwise than the sizes' ratio")
+            raise FallBack("a scale that is not an integer, which rounds differently from the ratio of sizes")
         p[d] = ex.floordiv(ex.mul(p[d], n), m)
     return Tensor(sizes, x.dtype, x.at(p))
 

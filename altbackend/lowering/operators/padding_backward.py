@@ -1,4 +1,4 @@
-"""Gradient of replication padding: every padded element adds to the input element that it copied."""
+"""The gradient of replication padding: every padded element adds to the input element that it copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ir import value as va
 from ..context import Ctx
 from ..registry import lowers
 from ..tensor import Tensor, points
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 
 def _replication_backward(rank: int) -> Callable[..., Tensor]:
@@ -20,10 +20,10 @@ def _replication_backward(rank: int) -> Callable[..., Tensor]:
         for k in range(rank):
             n, before = x.sizes[lead + k], ctx.index(pad[2 * (rank - 1 - k)])
             i = va.index(ex.minimum(ex.maximum(ex.sub(p[lead + k], before), 0), ex.sub(n, 1)))
-            # as a value: several points store to one place, which keeps this loop in order
+            # a lookup, because several points store to one element, so the loop must keep its order
             p[lead + k] = ex.lookup(i, 0, max(ex.bounds(n)[1] - 1, 0))
         zero = Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
-        return scatter(ctx, zero, "add", grad.sizes, p, grad.computed())
+        return scatter(ctx, zero, "add", Updates(grad.sizes, p, grad.computed()))
 
     return lower
 

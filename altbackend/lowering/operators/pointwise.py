@@ -1,4 +1,4 @@
-"""Pointwise operators: a table of names, and the composed forms as equations."""
+"""Pointwise operators: a table of those that are one scalar operator, and equations for the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..context import Ctx
 from ..registry import LOWERINGS, FallBack, lowers
 from ..tensor import Tensor, expand
 
-# aten name -> row of the scalar table; overloads are tried by signature.
+# ATen operator -> row of `ir.ops`, for all overloads that exist.
 _DIRECT: dict[str, str] = {
     n: n
     for n in [
@@ -110,22 +110,22 @@ def elementwise(
 ) -> Tensor:
     """Apply `fn` to the scalars of broadcast arguments, in the compute dtype of `common` (default: the result's dtype).
 
-    The shape and dtype of the result are those of the traced node. `condition`: another operand, which `fn` holds.
-    Under numerics="eager" raises NotHere for what only eager's own kernel computes to the last bit.
+    The result has the shape and dtype of the traced node. `condition`: another operand, which `fn` captures.
+    Under numerics="eager", raises FallBack if only eager's own kernel gives eager's bits.
     """
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes, common = ctx.shape(out.shape), common or out.dtype
-    taken = [scalar_arg(ctx, a, sizes, compute_dtype(common)) for a in args]
-    if exact.wanted(ctx) and common in LOW_PRECISION:
-        taken = [exact.operand(ctx, a, k, v, common) for k, (a, v) in enumerate(zip(args, taken, strict=True))]
-    value = fn(*taken)
-    if exact.wanted(ctx):
-        exact.check(ctx, value, {*taken, condition}, common)
+    scalars = [scalar_arg(ctx, a, sizes, compute_dtype(common)) for a in args]
+    if exact.is_eager(ctx) and common in LOW_PRECISION:
+        scalars = [exact.operand(ctx, a, k, v, common) for k, (a, v) in enumerate(zip(args, scalars, strict=True))]
+    value = fn(*scalars)
+    if exact.is_eager(ctx):
+        exact.check(ctx, value, {*scalars, condition}, common)
     return finish(ctx, sizes, out.dtype, value)
 
 
 def finish(ctx: Ctx, sizes: tuple[Index, ...], dtype: torch.dtype, value: Value) -> Tensor:
-    """Wrap a computed scalar; under numerics="eager" a low-precision result is rounded after every operator."""
+    """Return a tensor of a computed scalar; under numerics="eager" a 16-bit result is rounded after every operator."""
     if value.dtype != compute_dtype(dtype):
         value = va.cast(value, compute_dtype(dtype) if value.dtype != dtype else dtype)
     if dtype in LOW_PRECISION and ctx.cfg.numerics == "eager" and value.dtype != dtype:
@@ -134,6 +134,7 @@ def finish(ctx: Ctx, sizes: tuple[Index, ...], dtype: torch.dtype, value: Value)
 
 
 def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -> Value:
+    """Return an argument, a tensor or a number, as a scalar of `dtype` at the points of `sizes`."""
     if isinstance(a, Tensor):
         return expand(a, sizes).computed(dtype)
     if isinstance(a, (torch.SymInt, ex.Expr)):
@@ -142,7 +143,7 @@ def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -
 
 
 def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
-    """torch's common dtype of a comparison's arguments, from the traced values."""
+    """Return the dtype to which torch promotes the arguments of a comparison, from the traced values."""
     fakes: list[Any] = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
     return torch.result_type(fakes[0], fakes[1 if len(fakes) > 1 else 0])
 
@@ -155,7 +156,7 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         assert node is not None
         common = promoted(args, node) if result == BOOL else None
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
-            raise FallBack("the next number of a 16-bit type is not that of float32, in which kernels compute")
+            raise FallBack("kernels compute in float32, whose next number is not that of a 16-bit dtype")
         if op in ("logical_and", "logical_or", "logical_not"):
             return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
@@ -218,7 +219,7 @@ def floor_divide(ctx: Ctx, a: Any, b: Any) -> Tensor:
 
 
 def _divisor(ctx: Ctx, x: Value) -> Value:
-    """A divisor; an integer that may be zero is checked on a CPU, where eager raises. A GPU divides by it."""
+    """Return a divisor; an integer that may be zero is checked on a CPU, where eager raises. A GPU divides by it."""
     if ctx.gpu or x.dtype.is_floating_point or (x.op == "const" and x.attr):
         return x
     if x.op == "index" and (ex.bounds(x.attr)[0] > 0 or ex.bounds(x.attr)[1] < 0):
@@ -233,17 +234,19 @@ def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
 
 @lowers("pow.Tensor_Scalar")
 def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
-    if isinstance(b, (ex.Expr, Value)):  # a number that a size decides
+    if isinstance(b, (ex.Expr, Value)):  # an exponent that depends on a size
         if not ctx.graph_node.meta["val"].is_floating_point():  # type: ignore[union-attr]
             raise FallBack("an integer to the power of a size")
         return pow_tensor(ctx, a, b)
     if not ctx.gpu and a.dtype == torch.float16 and b in (0.5, -0.5):
-        return pow_tensor(ctx, a, b)  # eager's roots of other types differ from its powers at -0 and -infinity
+        return pow_tensor(
+            ctx, a, b
+        )  # for float16, unlike other dtypes, eager takes no root here, which differs from pow at -0 and -infinity
     return elementwise(ctx, lambda x: power(x, b), a)
 
 
 def power(x: Value, p: Any) -> Value:
-    """x**p for a constant p: products and roots where eager uses them too."""
+    """Return x**p for a constant p, as a product or root for those p for which eager takes them too."""
     if p == 1:
         return x
     if p == 2:
@@ -290,14 +293,16 @@ def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
 
 
 def at_least(ctx: Ctx, v: Value, low: Value) -> Value:
-    # a zero at a bound of zero keeps its sign on a CPU; beside a tensor that is left open
-    if (exact.wanted(ctx) or not ctx.gpu) and low.op == "const" and low.attr == low.attr:
+    """Return max(v, low), NaN if `v` is NaN."""
+    # for a number as bound, eager on a CPU keeps the sign of a zero at a bound of zero; for a tensor it is unspecified
+    if (exact.is_eager(ctx) or not ctx.gpu) and low.op == "const" and low.attr == low.attr:
         return s.where(s.binary("lt", v, low), low, v)
     return va.apply("maximum", v, low)
 
 
 def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
-    if (exact.wanted(ctx) or not ctx.gpu) and high.op == "const" and high.attr == high.attr:
+    """Return min(v, high), NaN if `v` is NaN."""
+    if (exact.is_eager(ctx) or not ctx.gpu) and high.op == "const" and high.attr == high.attr:
         return s.where(s.binary("gt", v, high), high, v)
     return va.apply("minimum", v, high)
 
@@ -348,7 +353,7 @@ def addcdiv(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
 @lowers("lerp.Scalar", "lerp.Tensor")
 def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
     def body(x: Value, y: Value, t: Value) -> Value:
-        # the end nearer to t, as eager chooses for accuracy
+        # interpolate from the end that is nearer to t, as eager does for accuracy
         d = s.sub(y, x)
         near = s.binary("lt", s.unary("abs", t), 0.5)
         return s.where(near, s.add(x, s.mul(t, d)), s.sub(y, s.mul(d, s.sub(1.0, t))))
@@ -359,7 +364,7 @@ def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
 @lowers("_to_copy.default", "prims::convert_element_type.default")
 def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    # A user's cast is a barrier: what a low-precision chain kept in float32 is rounded first.
+    # A cast is a barrier: a value that a 16-bit chain holds in float32 is rounded first.
     value = va.cast(x.value, x.dtype)
     if out.dtype == x.dtype:
         return Tensor(x.sizes, x.dtype, x.value)
@@ -398,7 +403,7 @@ def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any)
 def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes = ctx.shape(out.shape)
-    i = ex.ix(ex.var("d0", sizes[0]))
+    i = ex.ix(ex.dim(0, sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):
         acc = compute_dtype(out.dtype)
         first, by = (scalar_arg(ctx, a, (), acc) for a in (start, step))

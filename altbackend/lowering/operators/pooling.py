@@ -1,4 +1,4 @@
-"""Pooling: small windows are unrolled into one scalar tree per output point, large ones are reductions."""
+"""Pooling: a small window is unrolled into one scalar tree per output point, a large one is a reduction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .reduction import as_number, count, drop_dims, reduce
 
 MAX_WINDOW = 36
 
-# At an output point: per element of its window the input position and whether that lies inside.
+# One element of the window of an output point: its input position, and the condition that this is inside the input.
 Element = tuple[list[Index], Value]
 Span = tuple[Index, Index]  # first input and the one after the last
 
 
 def pair(v: Any, rank: int, default: Any = None) -> list[int]:
-    """A pooling argument as one int per pooled dimension."""
+    """Return a pooling argument as one int per pooled dimension."""
     if v is None or (isinstance(v, (list, tuple)) and not v):
         v = default
     if isinstance(v, int):
@@ -39,7 +39,7 @@ def pair(v: Any, rank: int, default: Any = None) -> list[int]:
 def window(
     x: Tensor, sizes: tuple[Index, ...], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> list[Element]:
-    """(input position, inside the input) of every element of the window at an output point, row-major."""
+    """Return every element of the window of an output point, row-major: (input position, is inside the input)."""
     lead = len(sizes) - len(kernel)
     p = points(sizes)
     out = []
@@ -52,17 +52,17 @@ def window(
 
 
 def inside(i: Index, n: Index) -> tuple[Value, Value]:
-    """0 <= i < n"""
+    """Return the conditions 0 <= i and i < n."""
     return va.compare_index("ge", i, 0), va.compare_index("lt", i, n)
 
 
 def wide(v: Value) -> Value:
-    """A loaded element in the dtype in which pooling computes."""
+    """Return a loaded element in its compute dtype."""
     return va.cast(v, compute_dtype(v.dtype))
 
 
 def stored(ctx: Ctx, x: Tensor, argument: int = 0) -> Tensor:
-    """`x` in memory, since every window reads it again."""
+    """Return `x` in memory, because several windows read each element. `argument`: its position among the arguments."""
     return x if x.value.op == "load" else ctx.realize(x, ctx.graph_node.args[argument].meta["val"])  # type: ignore
 
 
@@ -90,6 +90,7 @@ def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _first_greatest(x: Tensor, elements: list[Element], rank: int) -> tuple[Value, Value]:
+    """Return (maximum of a window, linear position of its first occurrence); a NaN counts as the maximum."""
     best: Value | None = None
     at: Value | None = None
     for where, valid in elements:
@@ -119,9 +120,9 @@ lowers("max_pool3d_with_indices.default")(_max_pool(3))
 def divisor(
     sizes: Sequence[Index], o: Sequence[Index], k: list[int], stride: list[int], pad: list[int], include_pad: bool
 ) -> Index:
-    """How many elements the average at output point `o` divides by. `sizes`: the pooled input dimensions.
+    """Return the divisor of the average at output point `o`. `sizes`: the pooled input dimensions.
 
-    A window that starts inside the padding counts the padding's elements, but never what lies beyond it.
+    With `include_pad` the elements of the padding count, but elements beyond the padding never do.
     """
     lengths = []
     for d, n in enumerate(sizes):
@@ -172,7 +173,7 @@ def _window_sum(
 
 
 def sum_of(terms: Sequence[tuple[Value, Value]]) -> Value:
-    """The sum of the values whose condition holds, from left to right."""
+    """Return the sum, from left to right, of the values whose condition holds."""
     total: Value | None = None
     for cond, v in terms:
         v = va.masked(cond, v, va.const(0, v.dtype))
@@ -182,7 +183,7 @@ def sum_of(terms: Sequence[tuple[Value, Value]]) -> Value:
 
 
 def reduced_window(ctx: Ctx, sizes: tuple[Index, ...], both: tuple[Index, ...], cond: Value, v: Value) -> Value:
-    """The sum over the trailing dimensions of `both` beyond `sizes`, of `v` where `cond` holds."""
+    """Return the sum of `v`, where `cond` holds, over the dimensions of `both` that follow those of `sizes`."""
     v = va.masked(cond, wide(v), va.const(0, compute_dtype(v.dtype)))
     dims = tuple(range(len(sizes), len(both)))
     return drop_dims(reduce(ctx, "sum", Tensor(both, v.dtype, v), dims, v.dtype, v.dtype), dims, False).value
@@ -193,11 +194,12 @@ lowers("avg_pool3d.default")(_avg_pool(3))
 
 
 def adaptive_start(o: Index, n: Index, m: Index) -> Index:
-    """First input of output `o` when `n` inputs are averaged to `m` outputs."""
+    """Return the first input of output `o` if `n` inputs are averaged to `m` outputs."""
     return ex.floordiv(ex.mul(o, n), m)
 
 
 def adaptive_end(o: Index, n: Index, m: Index) -> Index:
+    """Return the position after the last input of output `o` if `n` inputs are averaged to `m` outputs."""
     return ex.floordiv(ex.add(ex.mul(ex.add(o, 1), n), ex.sub(m, 1)), m)
 
 
@@ -225,7 +227,7 @@ def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
         n, m = x.sizes[-rank:], ctx.shape(size)
         longest = [k for a, b in zip(n, m, strict=True) if isinstance(k := _longest(a, b), int)]
         if len(longest) < rank or math.prod(longest) > MAX_WINDOW or not x.dtype.is_floating_point:
-            raise FallBack("a window of many elements, or of an unknown number")
+            raise FallBack("a window of many elements, or of symbolic size")
         sizes = ctx.shape(ctx.graph_node.meta["val"][0].shape)  # type: ignore[union-attr]
         x = stored(ctx, x)
         best, at = _first_greatest(x, _adaptive_window(sizes, _spans(sizes, n, m), longest), rank)
@@ -244,14 +246,14 @@ def _spans(sizes: tuple[Index, ...], n: Sequence[Index], m: Sequence[Index]) -> 
 
 
 def _longest(n: Index, m: Index) -> Index:
-    """Elements of the longest window; of symbolic sizes at most one too many."""
+    """Return the number of elements of the longest window; for symbolic sizes it may be one too many."""
     if not (isinstance(n, int) and isinstance(m, int)):
         return ex.add(ex.floordiv(ex.add(n, ex.sub(m, 1)), m), 1)
     return max(-(-(o + 1) * n // m) - o * n // m for o in range(m))
 
 
 def _adaptive_window(sizes: tuple[Index, ...], spans: list[Span], longest: list[int]) -> list[Element]:
-    """(input position, inside the span) of every element of the longest window at an output point, row-major."""
+    """Return every element of the longest window of an output point, row-major: (input position, is in the span)."""
     lead = points(sizes)[: len(sizes) - len(spans)]
     out = []
     for flat in range(math.prod(longest)):
@@ -263,9 +265,9 @@ def _adaptive_window(sizes: tuple[Index, ...], spans: list[Span], longest: list[
 
 def _adaptive_sum(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], spans: list[Span], longest: Sequence[Index]) -> Value:
     lead = points(sizes)[: len(sizes) - len(spans)]
-    known = [n for n in longest if isinstance(n, int)]
-    if len(known) == len(longest) and math.prod(known) <= MAX_WINDOW:
-        return sum_of([(c, wide(x.at(w))) for w, c in _adaptive_window(sizes, spans, known)])
+    static = [n for n in longest if isinstance(n, int)]
+    if len(static) == len(longest) and math.prod(static) <= MAX_WINDOW:
+        return sum_of([(c, wide(x.at(w))) for w, c in _adaptive_window(sizes, spans, static)])
     both = (*sizes, *longest)
     offsets = points(both)[len(sizes) :]
     where = [ex.add(b, i) for (b, _), i in zip(spans, offsets, strict=True)]

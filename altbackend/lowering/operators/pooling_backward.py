@@ -1,6 +1,7 @@
-"""Gradients of pooling. Of averages in gather form: each input element sums over the few windows that contain it.
+"""Gradients of pooling.
 
-There no position is written twice, so all of it runs in parallel and fuses; sums run in the order of the outputs.
+The gradient of an average is a gather: each input element sums over the few windows that contain it. No element is
+written twice, so all points run in parallel and fuse with other loops; sums are in the order of the outputs.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from .pooling import (
     wide,
 )
 from .reduction import as_number
-from .scatter import scatter
+from .scatter import Updates, scatter
 
 
 def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
-    """newest - reach + 1 + offset: the output point `offset` steps after the first that may contain the input."""
+    """Return newest - reach + 1 + offset: the output `offset` steps after the first that may read the input."""
     return [ex.add(ex.sub(w, ex.sub(n, 1)), i) for w, n, i in zip(newest, reach, offset, strict=True)]
 
 
@@ -47,10 +48,10 @@ def _gather(
     newest: list[Index],
     term: Callable[[list[Index]], tuple[Value, Value]],
 ) -> Value:
-    """Sum of `term` (condition, value) over the output points that may contain the input point."""
-    known = [n for n in reach if isinstance(n, int)]
-    if len(known) == len(reach) and math.prod(known) <= MAX_WINDOW:
-        offsets = [ex.unflatten(flat, tuple(known)) for flat in range(math.prod(known))]
+    """Return the sum of `term` (condition, value) over the output points whose windows may contain the input point."""
+    static = [n for n in reach if isinstance(n, int)]
+    if len(static) == len(reach) and math.prod(static) <= MAX_WINDOW:
+        offsets = [ex.unflatten(flat, tuple(static)) for flat in range(math.prod(static))]
         return sum_of([term(_windows(reach, o, newest)) for o in offsets])
     both = (*sizes, *reach)
     cond, v = term(_windows(reach, points(both)[len(sizes) :], newest))
@@ -58,7 +59,10 @@ def _gather(
 
 
 def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
-    """A scatter over the outputs: each knows the one input that it came from, a gather would ask every window."""
+    """Return a lowering that scatters over the outputs.
+
+    Each output has the position of its one input; a gather would have to test every window of an input.
+    """
 
     def lower(
         ctx: Ctx,
@@ -84,7 +88,7 @@ def _adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
 
 
 def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> Tensor:
-    """`grad` added to zeros of `x`'s shape at the positions `at` in their planes."""
+    """Return zeros of the shape of `x` with `grad` added at the linear positions `at` in each plane."""
     if 0 in grad.sizes:
         return Tensor(x.sizes, grad.dtype, va.const(0, grad.dtype))
     lead, p = len(x.sizes) - rank, points(grad.sizes)
@@ -92,13 +96,13 @@ def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> T
     zero = Tensor(plane, grad.dtype, va.const(0, grad.dtype))
     where = [*p[:lead], position(ctx, at, p, plane[-1])]
     strides = _flat_strides(ctx, x, lead)
-    got = scatter(ctx, zero, "add", grad.sizes, where, grad.computed(), strides=strides)
+    scattered = scatter(ctx, zero, "add", Updates(grad.sizes, where, grad.computed()), strides=strides)
     q = points(x.sizes)
-    return Tensor(x.sizes, got.dtype, got.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
+    return Tensor(x.sizes, scattered.dtype, scattered.at([*q[:lead], ex.flatten(x.sizes[lead:], q[lead:])]))
 
 
 def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
-    """The result's strides with its pooled dimensions taken as one; None where they are not one in memory."""
+    """Return the strides of the result with the pooled dimensions merged, or None if they are not contiguous."""
     strides = ctx.strides_like(x.sizes, ctx.graph_node.meta["val"])  # type: ignore[union-attr]
     for d in range(lead, len(strides) - 1):
         if strides[d] != ex.mul(strides[d + 1], x.sizes[d + 1]):
@@ -134,7 +138,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
 
         def term(o: list[Index]) -> tuple[Value, Value]:
             conds = [c for i, n in zip(o, grad.sizes[lead:], strict=True) for c in inside(i, n)]
-            for d in range(rank):  # the window reaches this element
+            for d in range(rank):  # the window contains this element
                 end = ex.add(ex.mul(o[d], step[d]), k[d] - pad[d])
                 conds.append(va.compare_index("lt", p[lead + d], end))
             n = divisor_override or divisor(dims, o, k, step, pad, count_include_pad)
@@ -174,7 +178,10 @@ def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
 
 
 def _most_windows(n: Index, m: Index) -> Index:
-    """In how many of `m` adaptive windows over `n` inputs an input lies at most; one too many of symbolic sizes."""
+    """Return the most of `m` adaptive windows over `n` inputs that contain one input.
+
+    For symbolic sizes the number may be one too large.
+    """
     if not (isinstance(n, int) and isinstance(m, int)):
         return ex.add(ex.floordiv(ex.add(m, ex.sub(n, 1)), n), 1)
     spans = [(o * n // m, -(-(o + 1) * n // m)) for o in range(m)]

@@ -1,4 +1,4 @@
-"""Random numbers as scalars: functions of an operator's seed and an element's position, so they fuse as any other."""
+"""Random numbers as scalars: functions of the seed of an operator and the position of an element, which fuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tensor import Tensor, points
 
 
 def _call(ctx: Ctx, op: str, seed: Tensor) -> Value:
-    """A Philox operator at every element of the node's result, counted row by row whatever its strides."""
+    """Return a Philox operator at every element of the result; the counter is the row-major position."""
     sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
     return va.apply(op, seed.at((0,)), va.index(ex.flatten(sizes, points(sizes))))
 
@@ -29,7 +29,7 @@ def _result(ctx: Ctx, value: Value) -> Tensor:
 
 
 def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
-    """[0, 1) with 24 bits, 53 for float64, and as many as the dtype has below 1 for 16-bit floats."""
+    """Lower a uniform draw in [0, 1): 24 random bits, 53 for float64, for 16-bit floats the bits of the mantissa."""
     if dtype == torch.float64:
         top = s.binary("bitwise_and", s.binary("right_shift", _call(ctx, "philox_bits", seed), 11), 2**53 - 1)
         return _result(ctx, s.mul(va.cast(top, dtype), 2.0**-53))
@@ -41,6 +41,7 @@ def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
 
 
 def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
+    """Lower a normal draw by the method of G. Box and M. Muller, 1958."""
     # sqrt(-2 log u) cos(2 pi v)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     u, v = (va.cast(_call(ctx, op, seed), wide) for op in ("philox_radius", "philox_turn"))
@@ -49,6 +50,7 @@ def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
 
 
 def integers(ctx: Ctx, seed: Tensor, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    """Lower a draw of integers in [low, high)."""
     # low + (32 bits * (high - low)) / 2^32, which fits as high - low <= 2^31
     word = s.binary("bitwise_and", _call(ctx, "philox_bits", seed), 0xFFFFFFFF)
     value = s.add(s.binary("right_shift", s.mul(word, high - low), 32), low)

@@ -23,7 +23,7 @@ from .pointwise import finish
 
 
 def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
-    """Dimension numbers as non-negative ints; None or () means all."""
+    """Return sorted dimension numbers, counted from the front; None or () means all dimensions."""
     if dims is None or rank == 0 or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(rank))
     if isinstance(dims, int):
@@ -32,24 +32,27 @@ def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
-    """Reduce with keepdim: the result has size 1 in `dims`. `acc`: dtype of accumulation, `out`: of the buffer."""
-    kept_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
-    if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # nothing to combine: every point is its own result
+    """Emit a reduction and return its result, which has size 1 in `dims` (keepdim).
+
+    `acc`: dtype of the accumulator. `out`: dtype of the buffer.
+    """
+    out_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
+    if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # a reduction of single elements
         value = va.cast(x.value, acc)
-        return Tensor(kept_sizes, out, va.cast(value, out))
+        return Tensor(out_sizes, out, va.cast(value, out))
     if acc == torch.bool:
         op = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(op, op)
     value = va.cast(x.value, acc)
     varying = [k for k in dims if x.sizes[k] != 1]
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
-        return Tensor(kept_sizes, out, va.cast(single, out))
+        return Tensor(out_sizes, out, va.cast(single, out))
     order = _loop_order(x, value)
-    fresh = {k: ex.var(f"d{j}", x.sizes[k]) for j, k in enumerate(order)}
+    fresh = {k: ex.dim(j, x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
     value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
-    kept = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
+    parallel = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
     reduced = tuple(fresh[k] for k in order if k in dims and x.sizes[k] != 1)
-    buffer = ctx.new_buffer(out, kept_sizes, ctx.strides_like(kept_sizes, None))
+    buffer = ctx.new_buffer(out, out_sizes, ctx.strides_like(out_sizes, None))
     index = ex.add(
         0,
         *(
@@ -58,7 +61,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
             if k not in dims
         ),
     )
-    ctx.emit(Reduction(buffer.name, kept, reduced, index, op, value, ctx.origins()))
+    ctx.emit(Reduction(buffer.name, parallel, reduced, index, op, value, ctx.origins()))
     return of_buffer(buffer)
 
 
@@ -66,11 +69,11 @@ _FAR = 1 << 40  # elements
 
 
 def _loop_order(x: Tensor, value: Value) -> list[int]:
-    """Dimensions from slowest to fastest in the largest operand's memory."""
+    """Return the dimensions from slowest to fastest in the memory of the operand that has the most of them."""
     best: list[Index] | None = None
     best_terms = -1
     for _, index in va.loads(value):
-        # a dimension that enters through data or a division jumps: slower than any step
+        # an index that is not linear in a dimension jumps in memory, so the dimension counts as slower than any stride
         steps = [_FAR if (c := ex.coefficient(index, a)) is None else c for a in axes(x.sizes)]
         used = sum(c != 0 for c in steps)
         if used > best_terms:
@@ -81,6 +84,7 @@ def _loop_order(x: Tensor, value: Value) -> list[int]:
 
 
 def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Return `x` without the dimensions `dims`, which have size 1, unless `keepdim`."""
     if keepdim:
         return x
     sizes = tuple(n for k, n in enumerate(x.sizes) if k not in dims)
@@ -89,20 +93,22 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
 
 def count(x: Tensor, dims: tuple[int, ...]) -> Index:
-    return ex.prod(x.sizes[k] for k in dims if k < len(x.sizes))  # a tensor without dimensions has a dimension 0
+    """Return the number of elements that one result of a reduction over `dims` combines."""
+    return ex.prod(x.sizes[k] for k in dims if k < len(x.sizes))  # torch accepts dimension 0 of a 0-d tensor
 
 
 def as_number(e: Index, dtype: torch.dtype) -> Value:
+    """Return an index expression as a scalar of `dtype`."""
     return va.cast(va.index(e), dtype)
 
 
 def materialised(ctx: Ctx, x: Tensor) -> Tensor:
-    """`x` as something cheap to read several times."""
+    """Return `x` in memory."""
     return x if x.value.op == "load" else ctx.realize(x)
 
 
 def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` for several readers: storage of its own unless recomputing costs no more than a load and a cast."""
+    """Return `x` for several readers: stored, unless recomputing it costs no more than a load and a cast."""
     if va.flops(x.value) == 0 and len(va.loads(x.value)) <= 1:
         return x
     return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)))
@@ -116,9 +122,9 @@ def _result(ctx: Ctx, k: int | None = None) -> Any:
 @lowers("sum.dim_IntList", "sum.default")
 def sum_(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     out = _result(ctx)
-    where = norm_dims(dims, len(x.sizes))
-    total = reduce(ctx, "sum", x, where, compute_dtype(out.dtype), compute_dtype(out.dtype))
-    return finish(ctx, *_shape(total, where, keepdim), out.dtype, drop_dims(total, where, keepdim).value)
+    reduced_dims = norm_dims(dims, len(x.sizes))
+    total = reduce(ctx, "sum", x, reduced_dims, compute_dtype(out.dtype), compute_dtype(out.dtype))
+    return finish(ctx, *_shape(total, reduced_dims, keepdim), out.dtype, drop_dims(total, reduced_dims, keepdim).value)
 
 
 def _shape(t: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[tuple[Index, ...]]:
@@ -128,44 +134,45 @@ def _shape(t: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[tuple[Index
 @lowers("mean.dim", "mean.default")
 def mean(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     out = _result(ctx)
-    where = norm_dims(dims, len(x.sizes))
+    reduced_dims = norm_dims(dims, len(x.sizes))
     acc = compute_dtype(out.dtype)
-    total = drop_dims(reduce(ctx, "sum", x, where, acc, acc), where, keepdim)
-    return finish(ctx, total.sizes, out.dtype, s.div(total.value, as_number(count(x, where), acc)))
+    total = drop_dims(reduce(ctx, "sum", x, reduced_dims, acc, acc), reduced_dims, keepdim)
+    return finish(ctx, total.sizes, out.dtype, s.div(total.value, as_number(count(x, reduced_dims), acc)))
 
 
 @lowers("prod.default", "prod.dim_int")
 def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     out = _result(ctx)
-    where = norm_dims(dim, len(x.sizes))
+    reduced_dims = norm_dims(dim, len(x.sizes))
     acc = compute_dtype(out.dtype)
-    got = drop_dims(reduce(ctx, "prod", x, where, acc, acc), where, keepdim)
-    return finish(ctx, got.sizes, out.dtype, got.value)
+    reduced = drop_dims(reduce(ctx, "prod", x, reduced_dims, acc, acc), reduced_dims, keepdim)
+    return finish(ctx, reduced.sizes, out.dtype, reduced.value)
 
 
 def _extremum(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
-        where = norm_dims(dims, len(x.sizes))
-        _require_elements(ctx, x, where, bool(dims))
+        reduced_dims = norm_dims(dims, len(x.sizes))
+        _require_elements(ctx, x, reduced_dims, bool(dims))
         acc = compute_dtype(x.dtype)
-        got = drop_dims(reduce(ctx, op, x, where, acc, acc), where, keepdim)
-        return finish(ctx, got.sizes, x.dtype, got.value)
+        reduced = drop_dims(reduce(ctx, op, x, reduced_dims, acc, acc), reduced_dims, keepdim)
+        return finish(ctx, reduced.sizes, x.dtype, reduced.value)
 
     return lower
 
 
 def _require_elements(ctx: Ctx, x: Tensor, dims: Sequence[int], named: bool, as_index_error: bool = False) -> None:
-    """The extremum of nothing is an error: RuntimeError or IndexError over all of `x`, IndexError over dims `named`.
+    """Check that an extremum has elements: over all of `x`, or over `dims` if they are `named`.
 
-    Raises NotHere where it is certain that there is nothing: the library says so.
+    For symbolic sizes the host program raises IndexError if `named` or `as_index_error`, else RuntimeError. Raises
+    FallBack if there are certainly no elements; the library call then raises eager's error.
     """
-    wanted = [x.sizes[k] for k in dims] if named else list(x.sizes)
-    if 0 in wanted:
-        raise FallBack("the extremum of nothing")
-    open_ = [ex.show(n) for n in wanted if ex.bounds(n)[0] < 1]
-    if not open_:
+    sizes = [x.sizes[k] for k in dims] if named else list(x.sizes)
+    if 0 in sizes:
+        raise FallBack("the extremum of no elements")
+    maybe_zero = [ex.show(n) for n in sizes if ex.bounds(n)[0] < 1]
+    if not maybe_zero:
         return
-    text = " and ".join(f"{n} > 0" for n in open_)
+    text = " and ".join(f"{n} > 0" for n in maybe_zero)
     message = f"Expected reduction dims {tuple(dims)} to have non-zero size." if named else _NO_ELEMENTS
     ctx.require(text, message, named or as_index_error)
 
@@ -179,10 +186,10 @@ lowers("amin.default", "min.default")(_extremum("min"))
 
 def _logical(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
-        where = norm_dims(dims, len(x.sizes))
+        reduced_dims = norm_dims(dims, len(x.sizes))
         truth = x if x.dtype == torch.bool else Tensor(x.sizes, torch.bool, s.binary("ne", x.computed(), 0))
-        got = drop_dims(reduce(ctx, op, truth, where, torch.bool, torch.bool), where, keepdim)
-        return Tensor(got.sizes, _result(ctx).dtype, va.cast(got.value, _result(ctx).dtype))
+        reduced = drop_dims(reduce(ctx, op, truth, reduced_dims, torch.bool, torch.bool), reduced_dims, keepdim)
+        return Tensor(reduced.sizes, _result(ctx).dtype, va.cast(reduced.value, _result(ctx).dtype))
 
     return lower
 
@@ -192,11 +199,11 @@ lowers("all.default", "all.dim", "all.dims")(_logical("all"))
 
 
 def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(extremum, row-major position of its first occurrence in `dims`), keepdim; a NaN counts as the extremum.
+    """Return (extremum, row-major position of its first occurrence in `dims`), with keepdim; a NaN is the extremum.
 
-    The position is a second reduction, the least position that holds the extremum: both run as vectors, in any layout.
+    A second reduction finds the least position that holds the extremum, so both reductions vectorise in any layout.
     """
-    dims = tuple(k for k in dims if k < len(x.sizes))  # torch lets a 0-d tensor have a dimension 0
+    dims = tuple(k for k in dims if k < len(x.sizes))  # torch accepts dimension 0 of a 0-d tensor
     acc = compute_dtype(x.dtype)
     best = reduce(ctx, op, x, dims, acc, acc)
     if not x.sizes:
@@ -207,17 +214,17 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
     hit = s.binary("eq", v, top)
     if acc.is_floating_point:
         hit = va.apply("logical_or", hit, s.unary("isnan", v))
-    place = va.cast(va.index(ex.flatten([x.sizes[k] for k in dims], [points(x.sizes)[k] for k in dims])), small)
-    at = s.where(hit, place, torch.iinfo(small).max)
+    position = va.cast(va.index(ex.flatten([x.sizes[k] for k in dims], [points(x.sizes)[k] for k in dims])), small)
+    at = s.where(hit, position, torch.iinfo(small).max)
     return best, reduce(ctx, "min", Tensor(x.sizes, small, at), dims, small, small)
 
 
 def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        where = norm_dims(dim, len(x.sizes))
-        _require_elements(ctx, x, where, dim is not None, as_index_error=True)
-        _, at = extremum_position(ctx, op, shared(ctx, x, x.dtype), where)
-        at = drop_dims(at, where, keepdim)
+        reduced_dims = norm_dims(dim, len(x.sizes))
+        _require_elements(ctx, x, reduced_dims, dim is not None, as_index_error=True)
+        _, at = extremum_position(ctx, op, shared(ctx, x, x.dtype), reduced_dims)
+        at = drop_dims(at, reduced_dims, keepdim)
         return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
 
     return lower
@@ -229,9 +236,12 @@ lowers("argmin.default")(_position("min"))
 
 def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        where = norm_dims(dim, len(x.sizes))
-        _require_elements(ctx, x, where, True)
-        best, at = (drop_dims(t, where, keepdim) for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), where))
+        reduced_dims = norm_dims(dim, len(x.sizes))
+        _require_elements(ctx, x, reduced_dims, True)
+        best, at = (
+            drop_dims(t, reduced_dims, keepdim)
+            for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), reduced_dims)
+        )
         return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
             at.sizes, torch.int64, va.cast(at.value, torch.int64)
         )
@@ -244,9 +254,9 @@ lowers("min.dim")(_with_position("min"))
 
 
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(mean, sum of squared deviations) with keepdim, two passes: exact where E[x^2] - mean^2 cancels.
+    """Return (mean, sum of squared deviations), with keepdim, in two passes, because E[x^2] - mean^2 cancels.
 
-    The mean is a sum in float64 on a CPU, rounded to `acc`.
+    On a CPU the sum for the mean is in float64; the mean is rounded to `acc`.
     """
     wide = acc if ctx.gpu else torch.float64
     total = reduce(ctx, "sum", x, dims, wide, wide)
@@ -256,15 +266,16 @@ def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tup
 
 
 def deviation(x: Tensor, mu: Tensor, acc: torch.dtype) -> Value:
+    """Return x - mu in dtype `acc`."""
     return s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)
 
 
 def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`moments` that are results themselves, not what a normalisation rounds anyway.
+    """Return `moments` with the accuracy of a result; a normalisation only needs that of `moments`.
 
-    On a CPU in float64, as eager takes them. On a GPU what rounded the mean is taken off: with d = x - mean,
-    m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample
-    Variance", 1983, the corrected two-pass algorithm.
+    On a CPU they are computed in float64, as in eager. On a GPU the rounding error of the mean is corrected: with
+    d = x - mean, m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the
+    Sample Variance", 1983, the corrected two-pass algorithm.
     """
     if not ctx.gpu:
         return moments(ctx, x, dims, torch.float64)
@@ -276,26 +287,26 @@ def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> 
 
 
 def centre(mu: Tensor, m2: Tensor, acc: torch.dtype) -> Tensor:
-    """A mean as a result: eager's recurrences give NaN where deviations from it are none."""
+    """Return a mean as a result: NaN if the deviations are NaN, as eager's recurrences give."""
     return Tensor(mu.sizes, acc, va.cast(s.where(s.unary("isnan", m2.value), m2.value, mu.value), acc))
 
 
 def _variance(
     ctx: Ctx, x: Tensor, dims: Any, correction: Any, acc: torch.dtype
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    where = norm_dims(dims, len(x.sizes))
+    reduced_dims = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
-    mu, m2 = statistics(ctx, x, where, acc)
-    n = as_number(count(x, where), m2.dtype)
+    mu, m2 = statistics(ctx, x, reduced_dims, acc)
+    n = as_number(count(x, reduced_dims), m2.dtype)
     free = n if not correction else s.binary("maximum", s.sub(n, float(correction)), 0.0)
-    return Tensor(m2.sizes, acc, va.cast(s.div(m2.value, free), acc)), centre(mu, m2, acc), where
+    return Tensor(m2.sizes, acc, va.cast(s.div(m2.value, free), acc)), centre(mu, m2, acc), reduced_dims
 
 
 @lowers("var.correction")
 def var(ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     acc = compute_dtype(x.dtype)
-    v, _, where = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
-    v = drop_dims(v, where, keepdim)
+    v, _, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
+    v = drop_dims(v, reduced_dims, keepdim)
     return finish(ctx, v.sizes, x.dtype, v.value)
 
 
@@ -304,8 +315,8 @@ def var_mean(
     ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     acc = compute_dtype(x.dtype)
-    v, mu, where = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
-    v, mu = drop_dims(v, where, keepdim), drop_dims(mu, where, keepdim)
+    v, mu, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
+    v, mu = drop_dims(v, reduced_dims, keepdim), drop_dims(mu, reduced_dims, keepdim)
     return finish(ctx, v.sizes, x.dtype, v.value), finish(ctx, mu.sizes, x.dtype, mu.value)
 
 
@@ -314,12 +325,12 @@ def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # exp(x - max) / sum(exp(x - max))
     out = _result(ctx)
     acc = compute_dtype(out.dtype)
-    where = norm_dims(dim, len(x.sizes))
+    reduced_dims = norm_dims(dim, len(x.sizes))
     x = shared(ctx, x, acc)
-    top = reduce(ctx, "max", x, where, acc, acc)
+    top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
     e = ctx.realize(e, out)
-    total = reduce(ctx, "sum", e, where, acc, acc)
+    total = reduce(ctx, "sum", e, reduced_dims, acc, acc)
     return finish(ctx, x.sizes, out.dtype, s.div(e.value, expand(total, x.sizes).value))
 
 
@@ -328,11 +339,11 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # x - max - log sum exp(x - max)
     out = _result(ctx)
     acc = compute_dtype(out.dtype)
-    where = norm_dims(dim, len(x.sizes))
+    reduced_dims = norm_dims(dim, len(x.sizes))
     x = shared(ctx, x, acc)
-    top = reduce(ctx, "max", x, where, acc, acc)
+    top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     shifted = s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)
-    total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), where, acc, acc)
+    total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), reduced_dims, acc, acc)
     log = Tensor(total.sizes, acc, s.unary("log", total.value))
     return finish(ctx, x.sizes, out.dtype, s.sub(shifted, expand(log, x.sizes).value))
 
@@ -344,10 +355,10 @@ def native_layer_norm(
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
     rank = len(x.sizes)
-    where = tuple(range(rank - len(shape), rank))
+    reduced_dims = tuple(range(rank - len(shape), rank))
     x = shared(ctx, x, acc)
-    mu, m2 = moments(ctx, x, where, acc)
-    rstd = ctx.realize(inverse_std(ctx, m2, count(x, where), eps, acc))
+    mu, m2 = moments(ctx, x, reduced_dims, acc)
+    rstd = ctx.realize(inverse_std(ctx, m2, count(x, reduced_dims), eps, acc))
     y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
     if weight is not None:
         y = s.mul(y, expand(weight, x.sizes).computed(acc))
@@ -358,7 +369,7 @@ def native_layer_norm(
 
 
 def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) -> Tensor:
-    """1 / sqrt(m2 / n + eps), rounded to `acc` once on a CPU."""
+    """Return 1 / sqrt(m2 / n + eps); on a CPU it is computed in float64 and rounded to `acc` once."""
     wide = m2.value.dtype if ctx.gpu else torch.float64
     variance = s.div(va.cast(m2.value, wide), as_number(n, wide))
     return Tensor(m2.sizes, acc, va.cast(s.unary("rsqrt", s.add(variance, eps)), acc))
@@ -376,9 +387,9 @@ def native_group_norm(
     x = shared(ctx, x, acc)
     p = points(split)
     g = Tensor(split, acc, va.cast(x.at([p[0], ex.add(ex.mul(p[1], per_group), p[2]), *p[3:]]), acc))
-    where = tuple(range(2, len(split)))
-    mu, m2 = moments(ctx, g, where, acc)
-    rstd = ctx.realize(inverse_std(ctx, m2, count(g, where), eps, acc))
+    reduced_dims = tuple(range(2, len(split)))
+    mu, m2 = moments(ctx, g, reduced_dims, acc)
+    rstd = ctx.realize(inverse_std(ctx, m2, count(g, reduced_dims), eps, acc))
     q = points(x.sizes)
     group = [q[0], ex.floordiv(q[1], per_group), *([0] * (len(split) - 2))]
     y = s.mul(s.sub(va.cast(x.value, acc), mu.at(group)), rstd.at(group))
@@ -393,15 +404,15 @@ def native_group_norm(
 
 
 def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
-    """The inclusive scan of `x` along `dim`, in a buffer of dtype `acc`."""
+    """Emit an inclusive scan of `x` along `dim` and return its result, in a buffer of dtype `acc`."""
     value = va.cast(va.cast(x.value, x.dtype), acc)
     if not x.sizes or x.sizes[dim] == 1:
         return Tensor(x.sizes, acc, value)
     buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
     ax = axes(x.sizes)
     index = ex.add(0, *(ex.mul(st, ex.ix(a)) for st, a in zip(buffer.strides, ax, strict=True)))
-    kept = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
-    ctx.emit(Scan(buffer.name, kept, (ax[dim],), index, op, value, ctx.origins()))
+    parallel = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
+    ctx.emit(Scan(buffer.name, parallel, (ax[dim],), index, op, value, ctx.origins()))
     return of_buffer(buffer)
 
 
@@ -410,8 +421,8 @@ def _scan(op: str) -> Callable[..., Tensor]:
         out = _result(ctx)
         # the input is converted to the result's dtype before it is scanned
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
-        got = running(ctx, op, x, dim % max(len(x.sizes), 1), compute_dtype(out.dtype))
-        return finish(ctx, x.sizes, out.dtype, got.value)
+        reduced = running(ctx, op, x, dim % max(len(x.sizes), 1), compute_dtype(out.dtype))
+        return finish(ctx, x.sizes, out.dtype, reduced.value)
 
     return lower
 
@@ -426,13 +437,13 @@ def _running_extremum(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
         dim %= max(len(x.sizes), 1)
         x = shared(ctx, x, x.dtype)
         best = running(ctx, op, x, dim, x.dtype if x.dtype == torch.bool else compute_dtype(x.dtype))
-        # each element that equals the extremum so far, or is NaN, is its newest position
+        # an element that equals the extremum so far, or is NaN, is its latest position
         v = x.computed()
         hit = s.binary("eq", v, best.value)
         if v.dtype.is_floating_point:
             hit = va.apply("logical_or", hit, s.unary("isnan", v))
-        here = va.index(points(x.sizes)[dim] if x.sizes else 0)
-        at = running(ctx, "max", Tensor(x.sizes, torch.int64, s.where(hit, here, 0)), dim, torch.int64)
+        own_position = va.index(points(x.sizes)[dim] if x.sizes else 0)
+        at = running(ctx, "max", Tensor(x.sizes, torch.int64, s.where(hit, own_position, 0)), dim, torch.int64)
         return finish(ctx, x.sizes, x.dtype, best.value), at
 
     return lower
@@ -444,17 +455,17 @@ lowers("cummin.default")(_running_extremum("min"))
 
 @lowers("logsumexp.default")
 def logsumexp(ctx: Ctx, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
-    # max + log sum exp(x - max), or max itself where it is infinite
+    # max + log sum exp(x - max), or max if it is infinite
     out = _result(ctx)
     if not x.dtype.is_floating_point:
         raise FallBack("logsumexp of integers")
     acc = compute_dtype(out.dtype)
-    where = norm_dims(dims, len(x.sizes))
+    reduced_dims = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
-    top = reduce(ctx, "max", x, where, acc, acc)
+    top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
-    total = reduce(ctx, "sum", e, where, acc, acc)
+    total = reduce(ctx, "sum", e, reduced_dims, acc, acc)
     infinite = s.binary("eq", s.unary("abs", top.value), math.inf)
     value = s.where(infinite, top.value, s.add(s.unary("log", total.value), top.value))
-    got = drop_dims(Tensor(total.sizes, acc, value), where, keepdim)
-    return finish(ctx, got.sizes, out.dtype, got.value)
+    reduced = drop_dims(Tensor(total.sizes, acc, value), reduced_dims, keepdim)
+    return finish(ctx, reduced.sizes, out.dtype, reduced.value)

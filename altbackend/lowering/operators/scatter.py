@@ -1,8 +1,9 @@
-"""Operators that write to data-dependent positions: a copy of the base, then stores in loop order."""
+"""Operators that write at data-dependent positions: a copy of the base, then stores in loop order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,47 +19,54 @@ from ..context import Ctx
 from ..gpu import scatter_refusal
 from ..registry import FallBack, lowers
 from ..tensor import Tensor, axes, expand, of_buffer, points, with_dim
-from .indexing import advanced, position
+from .indexing import IndexRule, advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
 
 MODES = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
 
 
+@dataclass(frozen=True)
+class Updates:
+    """The stores of a scatter: for every point of `sizes`, `value` at the position `at`, one index per dimension."""
+
+    sizes: Sequence[Index]
+    at: Sequence[Index]
+    value: Value
+
+
 def scatter(
     ctx: Ctx,
     base: Tensor,
     mode: str,
-    sizes: Sequence[Index],
-    where: Sequence[Index],
-    value: Value,
+    updates: Updates,
     *,
     strides: tuple[Index, ...] | None = None,
 ) -> Tensor:
-    """`base` with `value` combined into it at `where`, both over the points of `sizes`; a new buffer.
+    """Return a new buffer: `base` with the updates combined into it.
 
-    Accumulates 16-bit floats in float32. `where` gives one index per dimension of `base`. `strides` of the buffer
-    are by default in the order of the traced result's; they must be dense.
+    `mode`: see `ir.loops.Scatter`; 16-bit floats are accumulated in float32. `strides`: dense strides of the buffer, by
+    default in the order of those of the traced result. Raises FallBack if a GPU has no atomic operation for `mode`.
     """
     val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    fake = val[0] if isinstance(val, (tuple, list)) else val  # a gradient by several arguments: the scattered is first
+    fake = val[0] if isinstance(val, (tuple, list)) else val  # of several gradients the scattered one is first
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
-    if why := scatter_refusal(ctx, mode, acc):
-        raise FallBack(why)
+    if refusal := scatter_refusal(ctx, mode, acc):
+        raise FallBack(refusal)
     b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
     ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
-    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, where, strict=True)))
-    dims = tuple(a for a in axes(sizes) if a.args[1] != 1)
-    if 0 not in sizes:
-        ctx.emit(Scatter(b.name, dims, index, va.cast(value, acc), mode, ctx.origins()))
-    # a base lifted to one dimension gives a result without dimensions again
+    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, updates.at, strict=True)))
+    dims = tuple(a for a in axes(updates.sizes) if ex.size_of(a) != 1)
+    if 0 not in updates.sizes:
+        ctx.emit(Scatter(b.name, dims, index, va.cast(updates.value, acc), mode, ctx.origins()))
+    # a 0-d base was given one dimension; the result is 0-d again
     return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
 
 
 def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:
-    """Positions of a scatter along `dim`: every other coordinate is the point's own."""
+    """Return the position of a scatter along `dim`; all other coordinates are those of the loop point."""
     p = list(points(indices.sizes))
-    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], code=va.RUNTIME_ERROR)
+    p[dim] = position(ctx, indices, points(indices.sizes), x.sizes[dim], IndexRule(code=va.RUNTIME_ERROR))
     return p
 
 
@@ -79,7 +87,7 @@ def _scatter_along(mode: str) -> Callable[..., Tensor]:
             filled = one_hot(x, dim, where[dim], _source(src, indices, x))
             if filled is not None:
                 return finish(ctx, filled.sizes if _result_has_dims(ctx) else (), filled.dtype, filled.value)
-        return scatter(ctx, x, mode, indices.sizes, where, _source(src, indices, x))
+        return scatter(ctx, x, mode, Updates(indices.sizes, where, _source(src, indices, x)))
 
     return lower
 
@@ -105,28 +113,31 @@ def scatter_reduce(
         return x
     x, indices = with_dim(x), with_dim(indices)
     where = _along(ctx, dim % len(x.sizes), indices, x)
-    return combine(ctx, x, reduce, indices.sizes, where, _source(src, indices, x), include_self)
+    return combine(ctx, x, reduce, Updates(indices.sizes, where, _source(src, indices, x)), include_self)
 
 
-def combine(
-    ctx: Ctx, x: Tensor, reduce: str, sizes: Sequence[Index], where: Sequence[Index], value: Value, include_self: bool
-) -> Tensor:
-    """A reducing scatter; without `include_self` every position that it meets starts from the identity."""
+def combine(ctx: Ctx, x: Tensor, reduce: str, updates: Updates, include_self: bool) -> Tensor:
+    """Return `x` with the updates reduced into it.
+
+    Without `include_self` the positions that are written start from the identity element instead of `x`.
+    """
     mode = "add" if reduce == "mean" else MODES[reduce]
-    start = x if include_self else scatter(ctx, x, "set", sizes, where, _identity(mode, x.dtype))
-    total = scatter(ctx, with_dim(start), mode, sizes, where, value)
+    identity = replace(updates, value=_identity(mode, x.dtype))
+    start = x if include_self else scatter(ctx, x, "set", identity)
+    total = scatter(ctx, with_dim(start), mode, updates)
     if reduce != "mean":
         return total
-    # how many were added at each position; one where there is none, and the value itself counts with include_self
+    # the number of values added at each position, at least 1; with include_self the value of x counts too
     acc = compute_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64
     zero = Tensor(x.sizes, acc, va.const(int(include_self), acc))
-    n = scatter(ctx, zero, "add", sizes, where, va.const(1, acc)).value
+    n = scatter(ctx, zero, "add", replace(updates, value=va.const(1, acc))).value
     op = "truediv" if acc.is_floating_point else "floor_divide"
     mean = va.apply(op, total.computed(acc), va.apply("maximum", n, va.const(1, acc)))
     return finish(ctx, total.sizes, x.dtype, mean)
 
 
 def _identity(mode: str, dtype: torch.dtype) -> Value:
+    """Return the identity element of a scatter mode."""
     if mode in ("add", "prod"):
         return va.const(int(mode == "prod"), dtype)
     if dtype == torch.bool:
@@ -140,10 +151,10 @@ def _identity(mode: str, dtype: torch.dtype) -> Value:
 def _index_along(
     ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, code: int = va.INDEX_ERROR
 ) -> tuple[tuple[Index, ...], list[Index]]:
-    """(shape of the source, positions) of an index_add or index_copy."""
+    """Return (shape of the source, position) of an index_add or index_copy."""
     dim %= len(x.sizes)
     p = list(points(src.sizes))
-    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], code=code)
+    p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim], IndexRule(code=code))
     return src.sizes, p
 
 
@@ -152,11 +163,11 @@ def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, al
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
-    # of matrices eager makes a scatter_add
+    # for matrices eager calls scatter_add, which raises another error
     code = va.RUNTIME_ERROR if len(x.sizes) == 2 and indices.dtype == torch.int64 else va.INDEX_ERROR
     sizes, where = _index_along(ctx, x, dim, indices, src, code)
     value = src.computed()
-    return scatter(ctx, x, "add", sizes, where, value if alpha == 1 else s.mul(value, alpha))
+    return scatter(ctx, x, "add", Updates(sizes, where, value if alpha == 1 else s.mul(value, alpha)))
 
 
 @lowers("index_copy.default")
@@ -165,7 +176,7 @@ def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> T
         return x
     x, src = with_dim(x), with_dim(src)
     sizes, where = _index_along(ctx, x, dim, indices, src)
-    return scatter(ctx, x, "set", sizes, where, va.cast(src.value, src.dtype))
+    return scatter(ctx, x, "set", Updates(sizes, where, va.cast(src.value, src.dtype)))
 
 
 @lowers("index_reduce.default")
@@ -176,7 +187,7 @@ def index_reduce(
         return x
     x, src = with_dim(x), with_dim(src)
     sizes, where = _index_along(ctx, x, dim, indices, src)
-    return combine(ctx, x, reduce, sizes, where, va.cast(src.value, src.dtype), include_self)
+    return combine(ctx, x, reduce, Updates(sizes, where, va.cast(src.value, src.dtype)), include_self)
 
 
 @lowers("index_put.default")
@@ -190,34 +201,34 @@ def index_put(
         return x
     where = advanced(ctx, x, indices, sizes, checked=checked)
     value = expand(values, sizes)
-    return scatter(ctx, x, "add" if accumulate else "set", sizes, where, va.cast(value.value, values.dtype))
+    return scatter(ctx, x, "add" if accumulate else "set", Updates(sizes, where, va.cast(value.value, values.dtype)))
 
 
 @lowers("_unsafe_index_put.default")
 def unsafe_index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
-    """index_put whose indices a decomposition computed, and promises to be in range."""
+    """Lower an index_put by a decomposition that guarantees indices in range."""
     out: Tensor = index_put(ctx, x, indices, values, accumulate, checked=False)
     return out
 
 
 def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:
-    """One value for every place where a mask over leading dimensions holds."""
+    """Return `x` with one value at every element for which a mask over the leading dimensions holds."""
     if len([t for t in indices if t is not None]) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
-        raise FallBack("a mask beside other indices")
+        raise FallBack("a mask together with other indices")
     if any(n != 1 for n in values.sizes):
-        raise FallBack("as many values as the mask holds")
+        raise FallBack("one value per element of the mask")
     mask = indices[0]
-    held = mask.at(points(x.sizes)[: len(mask.sizes)])
+    hit = mask.at(points(x.sizes)[: len(mask.sizes)])
     value = va.cast(values.value, x.value.dtype)
-    return Tensor(x.sizes, x.dtype, va.where(held, s.add(x.value, value) if accumulate else value, x.value))
+    return Tensor(x.sizes, x.dtype, va.where(hit, s.add(x.value, value) if accumulate else value, x.value))
 
 
 def indexed_sizes(x: Tensor, indices: Sequence[Any]) -> tuple[Index, ...]:
-    """Shape of `x[indices]`: the indexed dimensions give way to the indices' common shape."""
-    given = [k for k, t in enumerate(indices) if t is not None]
-    common = _broadcast([indices[k].sizes for k in given])
-    rest = [n for k, n in enumerate(x.sizes) if k not in given]
-    first = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
+    """Return the shape of `x[indices]`: the broadcast shape of the indices replaces the indexed dimensions."""
+    indexed = [k for k, t in enumerate(indices) if t is not None]
+    common = _broadcast([indices[k].sizes for k in indexed])
+    rest = [n for k, n in enumerate(x.sizes) if k not in indexed]
+    first = indexed[0] if indexed == list(range(indexed[0], indexed[-1] + 1)) else 0
     return (*rest[:first], *common, *rest[first:])
 
 
@@ -232,7 +243,7 @@ def embedding_backward(
     ctx: Ctx, grad: Tensor, indices: Tensor, rows: Any, padding: int, scale_by_frequency: bool
 ) -> Tensor:
     if scale_by_frequency:
-        raise FallBack("rows scaled by how often they occur")
+        raise FallBack("rows scaled by their frequency")
     sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
     zero = Tensor(sizes, grad.dtype, va.const(0, grad.dtype))
     if 0 in grad.sizes:
@@ -242,4 +253,5 @@ def embedding_backward(
     if padding >= 0:
         row = va.cast(indices.at(p[:-1]), torch.int64)
         value = s.where(s.binary("eq", row, padding), 0, value)
-    return scatter(ctx, zero, "add", grad.sizes, [position(ctx, indices, p[:-1], sizes[0]), p[-1]], value)
+    at = [position(ctx, indices, p[:-1], sizes[0]), p[-1]]
+    return scatter(ctx, zero, "add", Updates(grad.sizes, at, value))

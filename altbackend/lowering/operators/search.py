@@ -1,4 +1,4 @@
-"""Positions in sorted data: a bisection of fixed depth, written out as one scalar tree per element."""
+"""Positions in sorted data: a bisection of fixed depth, unrolled into one scalar tree per element."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ MOST_ELEMENTS = 1 << 12
 
 
 def insertion_point(edges: Tensor, lead: Sequence[Index], v: Value, right: bool) -> Value:
-    """How many of `edges` along its last dimension, at the point `lead` of the others, go before `v`.
+    """Return the number of elements that go before `v` in the last dimension of `edges`, at the point `lead` of others.
 
-    `right`: elements equal to `v` go before it. A NaN goes after everything, as in eager.
+    `right`: elements equal to `v` go before it. A NaN goes after all numbers, as in eager. Raises FallBack for more
+    than MOST_ELEMENTS elements.
     """
     n = edges.sizes[-1]
     if not isinstance(n, int) or n > MOST_ELEMENTS:
-        raise FallBack("more than 4096 sorted elements, or an unknown number")
+        raise FallBack("more than 4096 sorted elements, or a symbolic number")
     dtype = compute_dtype(torch.promote_types(edges.dtype, v.dtype))
     v = va.cast(v, dtype)
     low = va.const(0, torch.int64)
@@ -57,7 +58,7 @@ def searchsorted(
     sorter: Any = None,
 ) -> Tensor:
     if sorter is not None:
-        raise FallBack("a permutation that sorts")
+        raise FallBack("a sorter")
     edges = edges if edges.value.op == "load" else ctx.realize(edges)
     lead = points(x.sizes)[:-1] if len(edges.sizes) > 1 else ()
     low = insertion_point(edges, lead, va.cast(x.value, x.dtype), right or side == "right")

@@ -1,4 +1,4 @@
-"""View operators as index maps: nothing is copied unless an index would need a division per element."""
+"""View operators as index maps; a tensor is copied only if its index would need a division per element."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...aten.view import storage_owner
 from ...compat import torch_api
 from ...errors import Unsupported
 from ...ir import expr as ex
@@ -15,17 +16,18 @@ from ...ir.expr import Index
 from ...ir.loops import View
 from .. import extern, facts
 from .. import scalar as s
-from ..aliases import alias_root
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
 from ..tensor import Tensor, as_view, expand, full, of_view, points, with_dim
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
+    """Return the traced shape of the node that is lowered."""
     return ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
 
 
 def has_division(v: va.Value) -> bool:
+    """Return whether the index of a load has a division or remainder."""
     return any("%" in ex.show(i) or "//" in ex.show(i) for _, i in va.loads(v))
 
 
@@ -35,9 +37,10 @@ def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], traced: bool = False) -> Tensor:
-    """Row-major reinterpretation; a source that would need divisions in its loads is materialised first.
+    """Return `x` in another shape, row-major; a source whose loads would need divisions is stored first.
 
-    `traced`: the node being lowered is a reshape of `x` to `sizes`, so where it was traced as a view, it is that view.
+    `traced`: the node being lowered is this reshape, so a reshape that was traced as a view may take the traced
+    strides.
     """
     if sizes == x.sizes:
         return x
@@ -53,26 +56,31 @@ def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], traced: bool = False)
 
 
 def _as_traced(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor | None:
-    """The node being lowered as a view with the strides that were traced, if `x` stands as its argument was traced.
+    """Return the node being lowered as a view with the traced strides, or None.
 
-    Symbolic sizes may leave a division in every index of a view that torch has found to be one.
+    `x` must have the strides of the traced argument. With symbolic sizes the index algebra may not simplify the
+    divisions of a reshape that torch has proved to be a view.
     """
     node = ctx.graph_node
     assert node is not None
-    whole, part = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
-    if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor):
+    argument_fake, result_fake = (
+        n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node)
+    )
+    if not isinstance(argument_fake, torch.Tensor) or not isinstance(result_fake, torch.Tensor):
         return None
-    if torch_api.storage_of(whole) is None or torch_api.storage_of(whole) != torch_api.storage_of(part):
+    if torch_api.storage_of(argument_fake) is None or torch_api.storage_of(argument_fake) != torch_api.storage_of(
+        result_fake
+    ):
         return None
-    wanted = ctx.shape(whole.stride())
-    v = as_view(x, wanted)
-    if v is None or any(a != b and n != 1 for a, b, n in zip(v.strides, wanted, v.sizes, strict=True)):
+    traced_strides = ctx.shape(argument_fake.stride())
+    v = as_view(x, traced_strides)
+    if v is None or any(a != b and n != 1 for a, b, n in zip(v.strides, traced_strides, v.sizes, strict=True)):
         return None
-    return of_view(View(v.buffer, sizes, ctx.shape(part.stride()), v.offset), x.dtype)
+    return of_view(View(v.buffer, sizes, ctx.shape(result_fake.stride()), v.offset), x.dtype)
 
 
 def _regroup(old: tuple[Index, ...], new: tuple[Index, ...]) -> list[Index] | None:
-    """Index map between shapes that differ only by dimensions of size 1."""
+    """Return the index map between shapes that differ only by dimensions of size 1, or None for other shapes."""
     if tuple(n for n in old if n != 1) != tuple(n for n in new if n != 1):
         return None
     live = iter([p for p, n in zip(points(new), new, strict=True) if n != 1])
@@ -121,7 +129,7 @@ def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
 
 
 def _selected(ctx: Ctx, at: Any, size: Index, dim: int) -> Index:
-    """A position that the user's program computes, of either sign, as one from the front; the host checks it."""
+    """Return a position of either sign, counted from the front; the host program checks a symbolic one."""
     index = ctx.index(at)
     if isinstance(index, int) and isinstance(size, int):
         return index % size
@@ -142,6 +150,7 @@ def slice_op(ctx: Ctx, x: Tensor, dim: int = 0, start: Any = None, end: Any = No
 
 
 def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
+    """Return the first position of a slice in a dimension of `size`, by Python's rules."""
     begin: Index = 0 if start is None else ctx.index(start)
     if isinstance(begin, int) and begin < 0:
         begin = ex.maximum(ex.add(begin, size), 0)
@@ -203,54 +212,54 @@ def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 @lowers("as_strided.default")
 def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """A window on what the value was traced as a part of: on its own buffer, or on that of the whole value.
+    """Lower as_strided to a view of the argument's buffer, or of the buffer of the value that owns its storage.
 
-    Raises Unsupported for one that reaches beyond both.
+    Raises Unsupported for a view that reaches beyond both.
     """
     node = ctx.graph_node
     assert node is not None
     source = node.args[0]
     assert isinstance(source, torch.fx.Node)
     if offset is not None and facts.in_an_input(source):
-        raise FallBack("no guard holds where an input begins in its storage")
-    place = source.meta["val"].storage_offset() if offset is None else offset
+        raise FallBack("no guard fixes the position of an input in its storage")
+    storage_offset = source.meta["val"].storage_offset() if offset is None else offset
     sizes, strides = ctx.shape(size), ctx.shape(stride)
     reach = ex.add(0, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(sizes, strides, strict=True)))
-    whole = alias_root(source)
-    known = True
-    for n, held in dict.fromkeys(((source, x), (whole, ctx.env[whole]))):
-        if not isinstance(held, Tensor) or not _in_one(n.meta["val"], source.meta["val"]):
+    owner = storage_owner(source)
+    static = True
+    for n, lowered in dict.fromkeys(((source, x), (owner, ctx.env[owner]))):
+        if not isinstance(lowered, Tensor) or not _in_one(n.meta["val"], source.meta["val"]):
             continue
-        v = _as_it_lay(ctx, held, n.meta["val"])
-        away = ex.sub(ctx.index(place), ctx.index(n.meta["val"].storage_offset()))
+        v = _with_traced_strides(ctx, lowered, n.meta["val"])
+        away = ex.sub(ctx.index(storage_offset), ctx.index(n.meta["val"].storage_offset()))
         first = ex.add(v.offset, away)
         room = ex.sub(ex.sub(ctx.buffers[v.buffer].extent, 1), ex.add(first, reach))
         if 0 in sizes or facts.in_an_input(source) or (ex.known_nonnegative(first) and ex.known_nonnegative(room)):
             return of_view(View(v.buffer, sizes, strides, first), x.dtype)
-        known = isinstance(first, int) and isinstance(room, int)
-    if known:
-        raise Unsupported(node, "a window that reaches beyond the storage of the value that it is laid on")
+        static = isinstance(first, int) and isinstance(room, int)
+    if static:
+        raise Unsupported(node, "a view that reaches beyond the storage of its argument")
     return extern.window(ctx, v, View(v.buffer, sizes, strides, away), x.dtype)
 
 
 def _in_one(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two traced values lie in one storage and read it in the same way."""
+    """Return whether two traced values share a storage, with equal dtype, negative bit and conjugate bit."""
     same = (a.dtype, a.is_neg(), a.is_conj()) == (b.dtype, b.is_neg(), b.is_conj())
     return same and torch_api.storage_of(a) == torch_api.storage_of(b)
 
 
-def _as_it_lay(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:
-    """A value in a buffer with the strides that were traced."""
-    wanted = ctx.shape(fake.stride())
-    v = as_view(ctx.realize(x, fake), wanted)
-    if v is None or any(a != b for a, b, n in zip(v.strides, wanted, x.sizes, strict=True) if n != 1):
-        return extern.with_strides(ctx, x, wanted)
+def _with_traced_strides(ctx: Ctx, x: Tensor, fake: torch.Tensor) -> View:
+    """Return `x` in a buffer with the strides of the traced `fake`."""
+    traced_strides = ctx.shape(fake.stride())
+    v = as_view(ctx.realize(x, fake), traced_strides)
+    if v is None or any(a != b for a, b, n in zip(v.strides, traced_strides, x.sizes, strict=True) if n != 1):
+        return extern.with_strides(ctx, x, traced_strides)
     return v
 
 
 @lowers("flip.default")
 def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
-    if not x.sizes:  # torch lets a 0-d tensor have a dimension 0
+    if not x.sizes:  # torch accepts dimension 0 of a 0-d tensor
         return x
     p = list(points(x.sizes))
     for d in dims:
@@ -301,7 +310,7 @@ def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Te
 
 @lowers("cat.default")
 def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Each part is written into its own region of one new buffer."""
+    """Lower a concatenation: each part is written into its region of one new buffer."""
     out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
     sizes = ctx.shape(out.shape)
     dim %= len(sizes)
@@ -310,12 +319,12 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
         return full(sizes, 0, out.dtype)  # without elements
     if len(parts) == 1:
         return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
-    whole = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
+    buffer = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
     begin: Index = 0
     for part in parts:
-        ctx.store_region(whole, Tensor(part.sizes, out.dtype, va.cast(part.value, part.dtype)), dim, begin)
+        ctx.store_region(buffer, Tensor(part.sizes, out.dtype, va.cast(part.value, part.dtype)), dim, begin)
         begin = ex.add(begin, part.sizes[dim])
-    return of_view(View(whole.name, whole.sizes, whole.strides), out.dtype)
+    return of_view(View(buffer.name, buffer.sizes, buffer.strides), out.dtype)
 
 
 @lowers("slice_scatter.default")
@@ -348,9 +357,9 @@ def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tenso
     dim %= len(x.sizes)
     index = _selected(ctx, at, x.sizes[dim], dim)
     p = points(x.sizes)
-    here = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
+    hit = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
     value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)
-    return Tensor(x.sizes, x.dtype, va.where(here, value, x.value))
+    return Tensor(x.sizes, x.dtype, va.where(hit, value, x.value))
 
 
 @lowers("diagonal_scatter.default")
@@ -359,15 +368,15 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
     dim1, dim2 = dim1 % rank, dim2 % rank
     p = points(x.sizes)
     along = ex.sub(p[dim1], max(-offset, 0))  # position on the diagonal
-    here = s.binary("eq", va.index(ex.sub(p[dim2], p[dim1])), offset)
-    on = va.conjunction(here, va.compare_index("ge", along, 0), va.compare_index("lt", along, src.sizes[-1]))
+    on_diagonal = s.binary("eq", va.index(ex.sub(p[dim2], p[dim1])), offset)
+    hit = va.conjunction(on_diagonal, va.compare_index("ge", along, 0), va.compare_index("lt", along, src.sizes[-1]))
     value = va.cast(src.at([*(i for k, i in enumerate(p) if k not in (dim1, dim2)), along]), x.value.dtype)
-    return Tensor(x.sizes, x.dtype, va.masked(on, value, x.value))
+    return Tensor(x.sizes, x.dtype, va.masked(hit, value, x.value))
 
 
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """Only the form in which `src` covers all of `x`; the rest is a library call."""
+    """Lower an as_strided_scatter whose `src` covers all of `x`; others are library calls."""
     node = ctx.graph_node
     assert node is not None
     fake = node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -376,9 +385,9 @@ def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any,
     dense = tuple(strides[k] for k in order if sizes[k] != 1) == ex.strides_for(
         tuple(sizes[k] for k in order if sizes[k] != 1)
     )
-    whole = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
-    if not (dense and whole and offset in (0, None) and fake.storage_offset() == 0):
-        raise FallBack("the source covers a part of the tensor only")
+    covers_all = ex.prod(sizes) == ex.prod(x.sizes) and ctx.shape(fake.stride()) == ex.strides_for(x.sizes)
+    if not (dense and covers_all and offset in (0, None) and fake.storage_offset() == 0):
+        raise FallBack("the source covers only a part of the tensor")
     # position in memory -> coordinates of src, slowest first
     inner = ex.unflatten(ex.flatten(x.sizes, points(x.sizes)), tuple(sizes[k] for k in order))
     where: list[Index] = [0] * len(sizes)

@@ -387,7 +387,7 @@ def _edge(
 
 def points(q: MappedNode) -> int:
     """Points of all rows; a symbolic size counts as at most 1024."""
-    total = ex.prod((q.row.args[1], *q.sizes))
+    total = ex.prod((ex.size_of(q.row), *q.sizes))
     return ex.bounds(ex.substitute(total, {s: min(s.hi, 1024) for s in ex.syms_of(total)}))[1]
 
 
@@ -418,13 +418,13 @@ def split_row(index: Index, row: ex.Atom) -> tuple[Index, Index] | None:
 
 def covers(writer: MappedNode, part: Index) -> bool:
     """Whether the inner store positions `part` are exactly 0 .. n-1 for the n inner kept points."""
-    kept = [v for v in writer.inner if v not in writer.reduced and v.args[1] != 1]
+    kept = [v for v in writer.inner if v not in writer.reduced and ex.size_of(v) != 1]
     strides = []
     for v in kept:
         c = ex.coefficient(part, v)
         if c is None or ex.vars_of(c):
             return False
-        strides.append((c, v.args[1]))
+        strides.append((c, ex.size_of(v)))
     if ex.substitute(part, dict.fromkeys(kept, 0)) != 0:
         return False
     expected: Index = 1
@@ -447,7 +447,7 @@ def row_local(writer: MappedNode, reader: MappedNode, b: str, index: Index) -> R
         return Refusal(f"{b} is read from other rows than it is written in")
     if not covers(writer, w[1]):
         return Refusal(f"{b} is not written densely within a row")
-    n = ex.prod(v.args[1] for v in writer.inner if v not in writer.reduced)
+    n = ex.prod(ex.size_of(v) for v in writer.inner if v not in writer.reduced)
     if not (ex.known_nonnegative(r[1]) and ex.known_less(r[1], n)):
         return Refusal(f"{b} is read beyond the row that writes it")
     return None
@@ -485,7 +485,7 @@ def _check_size(p: Program, mapped: list[MappedNode], rows: Index) -> Refusal | 
         return None
     total = 0
     for q in mapped:
-        kept = ex.prod(v.args[1] for v in q.inner if v not in q.reduced)
+        kept = ex.prod(ex.size_of(v) for v in q.inner if v not in q.reduced)
         total += ex.bounds(kept)[1] * p.buffers[q.node.out].dtype.itemsize if not ex.syms_of(kept) else 0
     if total > 8 * ROW_BYTES:
         return Refusal(f"a row would keep {total} bytes")

@@ -29,7 +29,7 @@ def inner_points(q: MappedNode) -> Index:
 
 def kept_points(q: MappedNode) -> Index:
     """Results of one row."""
-    return ex.prod(v.args[1] for v in q.inner if v not in q.reduced)
+    return ex.prod(ex.size_of(v) for v in q.inner if v not in q.reduced)
 
 
 def is_long(n: Index, target: Target) -> bool:
@@ -85,7 +85,7 @@ def _member(q: MappedNode, target: Target) -> Refusal | None:
     name, kept = q.node.out, kept_points(q)
     if q.kind == "inner" and kept != 1:
         return Refusal(f"{name} has several results in a row: needs shared memory")
-    if q.kind == "scan" and any(v not in q.scanned and v.args[1] != 1 for v in q.inner):
+    if q.kind == "scan" and any(v not in q.scanned and ex.size_of(v) != 1 for v in q.inner):
         return Refusal(f"{name} is several scans in a row: needs shared memory")
     if q.kind != "outer":
         return None

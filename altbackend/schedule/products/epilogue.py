@@ -86,7 +86,7 @@ def _candidate(
         return mapped
     fused = Group(
         number=late.number,
-        rows=mapped[0].row.args[1],
+        rows=ex.size_of(mapped[0].row),
         mapped=mapped,
         members=[*early.members, *sorted(late.members)],
         needs=(early.needs | late.needs) - {early.number, late.number},
@@ -100,7 +100,7 @@ def _candidate(
 def _cut(p: Program, deps: Deps, m: Matmul, late: Group) -> Matmul:
     """The product without the last columns where its one reader leaves them out, as it does with what padding added."""
     rows = m.batch * m.rows
-    lengths = {ex.exact_div(ex.prod(d.args[1] for d in q.node.dims), rows) for q in late.mapped}
+    lengths = {ex.exact_div(ex.prod(ex.size_of(d) for d in q.node.dims), rows) for q in late.mapped}
     columns = lengths.pop()
     alone = m.out not in deps.escaping and set(deps.readers[m.out]) <= set(late.members)
     if lengths or not alone or not isinstance(columns, int) or not LEAST <= columns < m.columns:
@@ -144,11 +144,11 @@ def _at_same_points(before: list[MappedNode], node: Pointwise) -> MappedNode | R
     """`node` with its loops in an order in which it visits just the points of those before it."""
     held = {q.node.out: q for q in before}
     mine = [b for b in reads(node) if b in held]
-    points = ex.prod(q.args[1] for q in (before[0].row, *before[0].inner))
-    if ex.prod(d.args[1] for d in node.dims) != points:
+    points = ex.prod(ex.size_of(q) for q in (before[0].row, *before[0].inner))
+    if ex.prod(ex.size_of(d) for d in node.dims) != points:
         return Refusal(f"{node.out} has other points than the product")
     for loops in _orders(node, mine):
-        q = cut_points(node, loops, before[0].row.args[1])
+        q = cut_points(node, loops, ex.size_of(before[0].row))
         if isinstance(q, MappedNode) and all(same_point(held[b], q) for b in mine):
             return q
     return Refusal(f"{node.out} reads the product at other points")

@@ -122,13 +122,13 @@ def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
     for v, o in zip(views, operands, strict=True):
         if (no := _check_layout(v, o)) is not None:
             return no
-    dims = tuple(ex.var(f"d{k}", n) for k, n in enumerate((batch, rows, columns)))
+    dims = tuple(ex.dim(k, n) for k, n in enumerate((batch, rows, columns)))
     at = [ex.ix(d) for d in dims][-len(b.sizes) :]
     index = ex.add(*(ex.mul(s, i) for s, i in zip(b.strides, at, strict=True)))
     value = _value(p, node, added, at)
     if isinstance(value, Refusal):
         return value
-    live = tuple(d for d in dims if d.args[1] != 1)
+    live = tuple(d for d in dims if ex.size_of(d) != 1)
     left, right = operands
     dtype = p.buffers[left.buffer].dtype
     return Matmul(out, dtype, batch, rows, columns, depth, left, right, live, index, va.cast(value, b.dtype))
@@ -164,7 +164,7 @@ def node_of(m: Matmul, origin: Extern) -> Pointwise:
 def with_columns(m: Matmul, columns: int) -> Matmul:
     """The first `columns` columns of the product."""
     *others, last = m.dims
-    fewer = ex.var(last.args[0], columns)
+    fewer = ex.resized(last, columns)
     env = {last: ex.ix(fewer)}
     return replace(
         m,

@@ -20,8 +20,8 @@ def of_rows(mapped: list[MappedNode]) -> tuple[list[MappedNode], tuple[Atom, ...
     if any(q.kind not in ("point", "inner") for q in mapped) or not any(_divisions(q) for q in mapped):
         return mapped, ()
     for q in mapped:
-        cut = cut_rows(ordered_vars(q.node), row.args[1])
-        sizes = [v.args[1] for v in cut[0] if v.args[1] != 1] if cut is not None else []
+        cut = cut_rows(ordered_vars(q.node), ex.size_of(row))
+        sizes = [ex.size_of(v) for v in cut[0] if ex.size_of(v) != 1] if cut is not None else []
         if len(sizes) < 2:
             continue
         row_counters = tuple(ex.var(f"g{k}", n) for k, n in enumerate(sizes))

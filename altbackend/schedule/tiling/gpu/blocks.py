@@ -213,7 +213,7 @@ def _crossing(k: Kernel) -> tuple[Atom, ...] | None:
             read = _contiguous(index, inner)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
-            if all(isinstance(v.args[1], int) and v.args[1] >= SMALL_CROSS_BLOCK // 2 for v in (read, stored)):
+            if all(isinstance(n, int) and n >= SMALL_CROSS_BLOCK // 2 for n in map(ex.size_of, (read, stored))):
                 return (*(v for v in inner if v is not read and v is not stored), read, stored)
     return None
 
@@ -224,7 +224,7 @@ def _contiguous(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
 
 def _crossed(p: Program, k: Kernel, order: tuple[Atom, ...], target: Target) -> Blocks:
     """Squares over two loops; the other loops are further rows of squares."""
-    full = ex.prod(v.args[1] for v in order)
+    full = ex.prod(ex.size_of(v) for v in order)
     large = isinstance(full, int) and full >= target.parallel * CROSS_BLOCK * CROSS_BLOCK // 4
     side = CROSS_BLOCK if large else SMALL_CROSS_BLOCK
     return _squares(p, k, order, (side, side))
@@ -232,7 +232,7 @@ def _crossed(p: Program, k: Kernel, order: tuple[Atom, ...], target: Target) -> 
 
 def _squares(p: Program, k: Kernel, order: tuple[Atom, ...], sides: tuple[int, int]) -> Blocks:
     """Tiles over all loops but the last, taken as rows, and the last one."""
-    points, width = ex.prod(v.args[1] for v in order[:-1]), order[-1].args[1]
+    points, width = ex.prod(ex.size_of(v) for v in order[:-1]), ex.size_of(order[-1])
     across, along = sides
     programs = ex.mul(ceil_div(points, across), ceil_div(width, along))
     wide = _is_wide(p, k, ex.mul(points, width))
@@ -278,7 +278,8 @@ def _row_blocks(k: Kernel) -> tuple[Atom, ...] | None:
     if len(k.stages) != 1 or any(q.kind != "point" for q in k.stages[0].members) or len(k.stages[0].inner) < 2:
         return None
     *outer, column = k.stages[0].inner
-    if not isinstance(column.args[1], int) or column.args[1] < FLAT_BLOCK:
+    width = ex.size_of(column)
+    if not isinstance(width, int) or width < FLAT_BLOCK:
         return None
     indices = [i for q in k.stages[0].members for i in (q.index, *(i for _, i in va.loads(q.value)))]
     numbers = [i for i in indices if column not in ex.vars_of(i)]
@@ -415,7 +416,7 @@ def _more_warps(p: Program, k: Kernel, long: frozenset[Index], warps: int, targe
 
     A multiprocessor then has fewer programs, and the device fewer rows, under way.
     """
-    stages = [s for s in k.stages if ex.prod(v.args[1] for v in s.inner) in long]
+    stages = [s for s in k.stages if ex.prod(ex.size_of(v) for v in s.inner) in long]
     if len([x for x in plan(k.stages, stages, k.stored) if isinstance(x, Online) or x in stages]) < 2:
         return 1
     members = [q for s in stages for q in s.members]

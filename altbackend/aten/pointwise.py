@@ -1,0 +1,47 @@
+"""Pointwise operators: those that torch's tag `pointwise` leaves out, and the costly ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .name import operator_name, words
+
+# Pointwise operators without torch's tag.
+UNTAGGED = words(
+    "_to_copy fill copy clone lift_fresh_copy hardswish hardswish_backward hardsigmoid hardsigmoid_backward",
+    "leaky_relu_backward tril triu",
+)
+# Operators whose every element is a constant or one element of an argument.
+FILLS = words(
+    "full full_like zeros_like ones_like new_zeros zeros ones scalar_tensor arange iota empty empty_like empty_strided"
+)
+MOVES = words(
+    "cat constant_pad_nd select_backward slice_backward select_scatter slice_scatter repeat roll flip",
+)
+LOOKUPS = words("index _unsafe_index gather embedding index_select")
+# Operators that compute a transcendental function, a root or a quotient.
+COSTLY = words(
+    "exp expm1 log log1p log2 tanh sigmoid erf erfc gelu gelu_backward silu silu_backward pow sin cos tan softplus",
+    "mish tanh_backward sigmoid_backward rsqrt sqrt div",
+)
+# Operators without torch's tag that are one kernel in eager, pointwise or not.
+ONE_KERNEL = words(
+    "_log_softmax _log_softmax_backward_data _softmax_backward_data binary_cross_entropy binary_cross_entropy_backward",
+    "elu_backward glu glu_backward hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss",
+    "huber_loss_backward leaky_relu_backward log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss_backward",
+    "smooth_l1_loss smooth_l1_loss_backward soft_margin_loss_backward softplus_backward",
+)
+# Operators of several steps that all of eager's 16-bit CPU loops compute in float32 and round once.
+ROUNDED_ONCE = words("addcdiv hardsigmoid hardswish native_dropout_backward")
+
+
+def is_tagged(target: Any) -> bool:
+    """Return whether torch tags an operator as pointwise."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def is_elementwise(target: Any) -> bool:
+    """Return whether each element of the result needs a bounded number of elements of the arguments."""
+    return is_tagged(target) or operator_name(target) in UNTAGGED | FILLS | MOVES | LOOKUPS

@@ -1,0 +1,78 @@
+"""The types of a graph pass: its phase, its row in the table, and the context that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from torch.fx import GraphModule, Node
+
+from ..config.options import Config
+from ..debug.trace import Trace
+from .constants import constant_nodes
+
+
+class Phase(Enum):
+    """A point of the compilation at which passes run."""
+
+    CAPTURED = "captured graph, before AOTAutograd"
+    BEFORE_JOINT = "joint or inference graph, first"
+    JOINT = "joint graph, before it is split"
+    AFTER_JOINT = "joint or inference graph, last"
+    POST_GRAD = "forward, backward or inference graph"
+    INFERENCE = "inference graph with parameters"
+    LAST = "forward, backward or inference graph, last"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The argument of every pass. `static`: positions of parameters. `device`: "cpu" or "gpu"."""
+
+    config: Config
+    trace: Trace
+    static: tuple[int, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def mode(self) -> str:
+        """Return the option `numerics`: "fast" or "eager"."""
+        return self.config.numerics
+
+    @property
+    def freezes(self) -> bool:
+        """Return whether the results of calls on parameters are computed once, not in every call."""
+        return self.config.keeps_constants
+
+    def constant_nodes(self, gm: GraphModule) -> set[Node]:
+        """Return the parameters and the pure calls on only parameters."""
+        return constant_nodes(gm, self.static)
+
+
+def always(ctx: Context) -> bool:
+    """Return True: the condition of a pass that no option turns off."""
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A row of the table of passes.
+
+    `run` changes the graph in place and returns the number of its rewrites. `devices` and `modes` (the option
+    `numerics`) say for which compilations the pass runs, `when` which options turn it off. `decision`: (kind, subject,
+    verdict, reason) of the entry in the decision log, where `{}` is the number of rewrites; a pass without it writes
+    its own entries. `preserves`: results must keep dtype, shape and storage, which `verify_ir` checks.
+    """
+
+    name: str
+    phase: Phase
+    devices: tuple[str, ...]
+    modes: tuple[str, ...]
+    run: Callable[[GraphModule, Context], int]
+    when: Callable[[Context], bool] = always
+    decision: tuple[str, str, str, str] | None = None
+    preserves: bool = True
+
+    def applies(self, ctx: Context) -> bool:
+        """Return whether the pass runs in a compilation."""
+        return ctx.device in self.devices and ctx.mode in self.modes and self.when(ctx)

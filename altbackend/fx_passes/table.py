@@ -1,0 +1,138 @@
+"""The table of graph passes, in the order in which they run. `python -m altbackend passes` prints it."""
+
+from __future__ import annotations
+
+from . import (
+    addcdiv,
+    attention_mask,
+    channels_last,
+    conv_bias,
+    conv_bn,
+    depthwise,
+    housekeeping,
+    onednn,
+    output_layouts,
+    pad_matmul,
+    patchify,
+    random,
+    shared_input,
+    simplify,
+    statistics,
+    user,
+    wide_products,
+)
+from .context import Context, Pass, Phase
+
+CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
+FAST, EAGER, ANY = ("fast",), ("eager",), ("fast", "eager")
+
+
+def draws_from_seeds(ctx: Context) -> bool:
+    """Return whether random numbers come from generated kernels instead of eager's generator."""
+    return not ctx.config.fallback_random
+
+
+def prefers_channels_last(ctx: Context) -> bool:
+    """Return whether the option `channels_last` is on."""
+    return ctx.config.channels_last
+
+
+def freezes(ctx: Context) -> bool:
+    """Return whether the results of calls on parameters are computed once."""
+    return ctx.freezes
+
+
+def has_onednn(ctx: Context) -> bool:
+    """Return whether library calls of the CPU can use oneDNN."""
+    return ctx.device == "gpu" or onednn.available()
+
+
+def freezes_with_onednn(ctx: Context) -> bool:
+    """Return whether oneDNN is available and weights can be joined or packed once."""
+    return has_onednn(ctx) and freezes(ctx)
+
+
+P = Phase
+_BIASES = ("layout", "convolution biases", "in generated kernels", "{} convolutions")
+_FOLDED = ("freezing", "batch normalisation", "folded", "{} into convolutions")
+
+# fmt: off
+PASSES: tuple[Pass, ...] = (
+    # --- the graph as Dynamo captured it
+    Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
+    Pass(
+        "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
+        decision=("simplify", "attention masks", "removed", "{} that mask nothing or are causal"),
+    ),
+    Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
+    # --- the joint graph, or an inference graph, before all other passes
+    Pass("user: joint, pre", P.BEFORE_JOINT, BOTH, ANY, user.joint_pre, preserves=False),
+    # --- the joint graph
+    Pass(
+        "normalisations", P.JOINT, BOTH, ANY, statistics.run,
+        decision=("partition", "normalisations", "in parts", "{}: their statistics and pointwise operators"),
+    ),
+    Pass("dead code", P.JOINT, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds),
+    Pass("checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds),
+    Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
+    Pass(
+        "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
+        decision=("layout", "matmuls", "padded", "{} whose rows the library does not align"),
+    ),
+    Pass("convolution biases", P.JOINT, GPU, FAST, conv_bias.run_joint, decision=_BIASES),
+    Pass(
+        "channels last", P.JOINT, GPU, ANY, channels_last.run_joint, when=prefers_channels_last,
+        decision=("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes"),
+    ),
+    Pass(
+        "depthwise gradients", P.JOINT, GPU, FAST, depthwise.run_joint,
+        decision=("layout", "depthwise gradients", "split", "{} convolutions: one generated kernel per gradient"),
+    ),
+    Pass("restore result layouts", P.JOINT, GPU, ANY, output_layouts.restore_recorded),
+    Pass("dead code", P.JOINT, GPU, ANY, housekeeping.eliminate_dead_code),
+    # --- the joint graph, or an inference graph
+    Pass("user: joint, post", P.AFTER_JOINT, BOTH, ANY, user.joint_post, preserves=False),
+    # --- every graph after the split
+    Pass("user: post_grad, pre", P.POST_GRAD, BOTH, ANY, user.post_grad_pre, preserves=False),
+    Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
+    Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
+    Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
+    Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
+    Pass(
+        "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
+        decision=("simplify", "casts of products", "done by the library", "{} matmuls write float32"),
+    ),
+    # --- inference graphs with parameters
+    Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
+    # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
+    Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
+    Pass(
+        "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
+        decision=("layout", "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
+    ),
+    Pass(
+        "channels last", P.INFERENCE, BOTH, ANY, channels_last.run, when=prefers_channels_last,
+        decision=("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes"),
+    ),
+    Pass(
+        "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
+        decision=("layout", "depthwise weights", "channel fastest", "{} for generated kernels"),
+    ),
+    Pass("constants first", P.INFERENCE, BOTH, ANY, housekeeping.move_constants_up, when=has_onednn),
+    Pass(
+        "linears of one input", P.INFERENCE, CPU, ANY, shared_input.run, when=freezes_with_onednn,
+        decision=("freezing", "linears of one input", "concatenated", "{} groups"),
+    ),
+    Pass("oneDNN", P.INFERENCE, CPU, ANY, onednn.run, when=has_onednn),
+    Pass(
+        "pad matmuls", P.INFERENCE, GPU, ANY, pad_matmul.run,
+        decision=("layout", "matmuls", "padded", "{} whose rows the library does not align"),
+    ),
+    Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
+    Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
+    # --- every graph, after all other passes
+    Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
+)
+# fmt: on
