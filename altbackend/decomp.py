@@ -289,7 +289,7 @@ def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
 
 
 def taken_apart(numerics: str) -> tuple[Any, ...]:
-    """What tracing takes apart by itself, and `numerics` wants whole; for `compat_aot.left_whole`.
+    """What tracing takes apart by itself, and `numerics` wants whole; for `compat_aot.undecomposed`.
 
     In vectors eager's `softshrink` gives +0 where its parts give a zero of the operand's sign.
     """

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp
 from altbackend.autotune import products, trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Program
 from altbackend.lowering.graph import lower_graph

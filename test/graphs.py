@@ -12,7 +12,8 @@ from functorch.compile import make_boxed_func
 from altbackend import decomp
 from altbackend.backend import split_joint
 from altbackend.compat import aot_autograd
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import joint_statistics
 from altbackend.ir.loops import Extern, Program
@@ -44,7 +45,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with aot_autograd.functorch_settings(), aot_autograd.left_whole(decomp.taken_apart(numerics)):
+        with aot_autograd.functorch_settings(), aot_autograd.undecomposed(decomp.taken_apart(numerics)):
             return build(gm, example_inputs)  # type: ignore[no-any-return]
 
     return compile_

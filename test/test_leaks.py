@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from altbackend.compile_pool import cpp, cuda, workers
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.runtime.host import Library
 from benchmarks.leaks import Held, children, held, report, rounds
 

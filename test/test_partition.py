@@ -20,7 +20,7 @@ import altbackend
 from altbackend import backend as backend_module
 from altbackend import decomp, partition
 from altbackend.compat import aot_autograd
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.partition import cost

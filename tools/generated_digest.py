@@ -36,7 +36,8 @@ from altbackend import backend, decomp, fx_passes, pipeline
 from altbackend.compat import aot_autograd, torch_api
 from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from benchmarks import subject
 from benchmarks.cases import SUITES, Case, choose
@@ -64,7 +65,7 @@ def codes(case: Case, mode: str, device: str) -> list[Code]:
     cfg = resolve(options={"freezing": "guarded" if device == "cpu" else False, "threads": 8})
 
     def keep(gm: GraphModule, job: Job) -> None:
-        found.extend(pipeline.translate(gm, cfg, Trace("graph", cfg), job).whole())
+        found.extend(pipeline.translate(gm, cfg, Trace("graph", cfg), job).with_subgraphs())
 
     def inference(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         keep(gm, Job("inference", *backend._inputs_and_outputs("inference")))
@@ -88,7 +89,7 @@ def codes(case: Case, mode: str, device: str) -> list[Code]:
             partition_fn=training,
             keep_inference_input_mutations=True,
         )
-        whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
+        whole = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
         with aot_autograd.functorch_settings(), whole:
             return build(gm, inputs)  # type: ignore[no-any-return]
 

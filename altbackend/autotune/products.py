@@ -176,5 +176,5 @@ def means(cfg: Config, device: torch.device) -> tuple[str, Compile, MeasuredTime
 
     versions = (torch_api.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
     kept = open_store(cfg)
-    store = MeasuredTimes(kept.folder / "autotune", beneath=tuple(folder / "autotune" for folder in kept.beneath))
+    store = MeasuredTimes(kept.folder / "autotune", read_only=tuple(folder / "autotune" for folder in kept.read_only))
     return " ".join(versions), compiled, store

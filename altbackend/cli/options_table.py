@@ -5,7 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from altbackend.config.options import MODES, SPECS, Row, accepted_names, resolve, table
+from altbackend.config.modes import MODES
+from altbackend.config.options import SPECS
+from altbackend.config.resolve import resolve
+from altbackend.config.table import Row, accepted_names, table
 
 INTRO = """\
 # Options
@@ -25,13 +28,13 @@ returns a text or bytes naming its version, and what is compiled with it can be 
 
 
 def run(markdown: bool) -> int:
-    """Prints the table to stdout."""
+    """Print the table."""
     print(markdown_page() if markdown else text_page(), end="")
     return 0
 
 
 def text_page() -> str:
-    """One block per option, with the value that holds in this environment."""
+    """Return one block per option, with its value in this environment."""
     cfg = resolve()
     return "\n".join(_block(row, getattr(cfg, row.name)) for row in table())
 
@@ -39,8 +42,8 @@ def text_page() -> str:
 def _block(row: Row, value: object) -> str:
     doc = textwrap.fill(row.doc, 100, initial_indent="    ", subsequent_indent="    ")
     env = f", {row.env}" if row.env else ""
-    held = repr(value) if SPECS[row.name].shown else "set"
-    now = "" if repr(value) == row.default or value == () else f"; now {held}"
+    shown = repr(value) if SPECS[row.name].shown else "set"
+    now = "" if repr(value) == row.default or value == () else f"; now {shown}"
     return f"{row.name} = {row.default}{now}\n{doc}\n    {row.type}; affects {row.affects}{env}\n"
 
 

@@ -50,7 +50,7 @@ class Given:
 
     def _require(self, symbol: sympy.Symbol, name: str) -> None:
         ctx, env = self.ctx, torch_api.shape_env_of(self.node)
-        facts = torch_api.late_facts(env, symbol)
+        facts = torch_api.unbacked_facts(env, symbol)
         if name != str(symbol):
             self._add(f"{name} == {symbol}", sympy.Eq(symbol, sympy.Symbol(name), evaluate=False))
         self._require_range(symbol, name, facts)
@@ -63,7 +63,7 @@ class Given:
         ctx.pending += [c for c in facts.conditions if c not in ctx.pending]
         self._flush()
 
-    def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.LateFacts) -> None:
+    def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.UnbackedFacts) -> None:
         least, greatest = facts.least, facts.greatest
         if least is not None and least == greatest:
             self.ctx.verified |= {_canonical(r(symbol, least, evaluate=False)) for r in (sympy.Ge, sympy.Le)}

@@ -33,7 +33,7 @@ def split(
     forward has run. The joint graph has no dead code, and loses what it has twice. Raises Unbounded where the backward
     needs what can be neither saved nor computed again.
     """
-    if aot_autograd.wants_equal_calls_once():
+    if aot_autograd.merges_equal_calls():
         merge_repeats(joint.graph)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     after = [inputs[k] for k in replaced]

@@ -24,7 +24,7 @@ from altbackend.autotune.products import LIBRARY, Tuner
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda as compile_cuda
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.ir.loops import Extern, Program
 from altbackend.runtime.cuda import Cubin

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from altbackend.compile_pool import cuda, workers
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 
 pytest.importorskip("triton")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from altbackend.compile_pool import children, cores, cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import folders
 from altbackend.errors import CompilerFailed, NoRoom
 
@@ -47,7 +47,7 @@ print(made[0].process.pid, flush=True)
 BUSY_COMPILER = """
 import pathlib, sys, threading
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 cfg = resolve(None, {"cxx": sys.argv[1], "cache_dir": sys.argv[2]})
 def build():
     try:

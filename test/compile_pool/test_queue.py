@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from altbackend.compile_pool import children, cpp, cuda, workers
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 
@@ -196,7 +197,7 @@ def test_workers_that_were_expected_end_where_other_options_hold(
     pool, before = expected
     waiting = pool.idle.get(timeout=100)  # one is ready, others are being started
     pool.idle.put(waiting)
-    cuda.settle(cfg(start))
+    cuda.end_unneeded_early_workers(cfg(start))
     pool.submit(lambda: None).result(timeout=100)
     limit = time.monotonic() + 60
     while children._children - before:
@@ -211,8 +212,8 @@ def test_workers_that_were_expected_end_where_other_options_hold(
 def test_workers_that_were_expected_stay_where_their_options_hold(
     expected: tuple[workers.Pool, set[children.Child]],
 ) -> None:
-    cuda.settle(resolve(None, {"compile_threads": 3}))
-    cuda.settle(resolve(None, {"compile_threads": 1}))  # of another call; the first has settled it
+    cuda.end_unneeded_early_workers(resolve(None, {"compile_threads": 3}))
+    cuda.end_unneeded_early_workers(resolve(None, {"compile_threads": 1}))  # of another call; the first has settled it
     for _ in range(3):
         worker = expected[0].idle.get(timeout=100)
         assert worker.alive
@@ -289,7 +290,7 @@ def test_a_fork_of_a_process_that_has_built_builds_too(tmp_path: Path) -> None:
     code = f"""
 import os
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 cfg = resolve(None, {{"cache_dir": {str(tmp_path)!r}}})
 text = {CPP!r}
 assert cpp.load(text % 1, cfg).dll.answer() == 1

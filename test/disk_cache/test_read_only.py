@@ -13,7 +13,8 @@ import pytest
 from altbackend.autotune.measured_times import MeasuredTimes as Times
 from altbackend.cli import cache as cli
 from altbackend.compile_pool import cpp
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import folders, storage
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import CacheFolderWarning
@@ -35,11 +36,11 @@ def forget() -> Iterator[None]:
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that refuses what is new, as far as this process asks; the temporary folder is the test's own."""
-    folder, unusable = tmp_path / "kept", folders.why_unusable
+    folder, unusable = tmp_path / "kept", folders.unusable_reason
     folder.mkdir(mode=0o700)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(folders, "why_unusable", lambda f: "it cannot be written" if f == folder else unusable(f))
+    monkeypatch.setattr(folders, "unusable_reason", lambda f: "it cannot be written" if f == folder else unusable(f))
     return folder
 
 
@@ -66,7 +67,7 @@ def test_what_is_there_is_read_and_what_is_new_goes_elsewhere(read_only: Path) -
     assert kept.read("cpp/a/a.so") == b"newer"
     kept.path("cpp/a/a.so").write_bytes(b"damaged")
     found = kept.find("cpp/a/a.so")
-    assert found == storage.Found(read_only / "cpp/a/a.so", b"there")
+    assert found == storage.StoredFile(read_only / "cpp/a/a.so", b"there")
     assert files(read_only) == before
 
 
@@ -74,7 +75,7 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
     cfg = resolve(None, {"cache_dir": str(read_only)})
     folders.usable_folder.cache_clear()
     with monkeypatch.context() as m:
-        m.setattr(folders, "why_unusable", lambda _: "")
+        m.setattr(folders, "unusable_reason", lambda _: "")
         built = cpp.load(SOURCE % 41, cfg)
     assert built.path.startswith(str(read_only))
     folders.usable_folder.cache_clear()
@@ -95,23 +96,23 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
 
 
 def test_entries_below_are_listed_compared_and_left(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = entries.Place(Store(read_only), "f" * 16, "a" * 64)
+    there = entries.EntryPath(Store(read_only), "f" * 16, "a" * 64)
     assert entries.write(there, {"code": 1}, {"x": "1"}) == ""  # type: ignore[arg-type]
     kept = opened(read_only)
-    mine = entries.Place(kept, "f" * 16, "b" * 64)
+    mine = entries.EntryPath(kept, "f" * 16, "b" * 64)
     assert entries.write(mine, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
-    assert {p.key for p in entries.places(kept)} == {"a" * 64, "b" * 64}
+    assert {p.key for p in entries.entry_paths(kept)} == {"a" * 64, "b" * 64}
     assert [p.key for p in entries.relatives(mine)] == ["a" * 64]
     assert cli.stats(kept) == 0
     assert f"also read: {read_only}" in capsys.readouterr().out
     assert cli.clear(kept.own) == 0
-    assert [p.key for p in entries.places(kept)] == ["a" * 64]
+    assert [p.key for p in entries.entry_paths(kept)] == ["a" * 64]
 
 
 def test_measured_times_below_are_read(tmp_path: Path) -> None:
     Times(tmp_path / "below").write("how long", {"a": 1.0})
     assert Times(tmp_path / "above").read("how long") is None
-    above = Times(tmp_path / "above", beneath=(tmp_path / "below",))
+    above = Times(tmp_path / "above", read_only=(tmp_path / "below",))
     assert above.read("how long") == {"a": 1.0}
     above.write("how long", {"a": 2.0})
     assert above.read("how long") == {"a": 2.0}

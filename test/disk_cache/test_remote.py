@@ -22,7 +22,7 @@ from altbackend import pipeline
 from altbackend.cli import cache as cli
 from altbackend.cli import options_table
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import remote, seal
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import BadOptionValue, SharedStoreWarning
@@ -142,7 +142,7 @@ def test_what_one_host_compiles_another_finds(
     }
     assert {bytes(k).decode().split(":", 2)[2] for k in held_by(server)} == mine
     assert len(mine) == (5 if warm_start else 3)
-    assert all(0 < server.client.ttl(k) <= remote.KEPT_S for k in held_by(server))
+    assert all(0 < server.client.ttl(k) <= remote.LIFETIME_S for k in held_by(server))
     no_compiler()
     assert torch.equal(compiled(options(server.url, "b", warm_start=warm_start)), first)
     server.kill()  # what was found is in the folder now
@@ -184,7 +184,7 @@ def test_what_others_have_put_there_is_not_used_and_replaced(
             k: v[-seal.BYTES :] for k, v in right.items() if k != library
         }
         store = open_store(resolve(None, options(server.url, "nobody")))
-        assert seal.holds(name, server.client.get(library), store.secret)
+        assert seal.is_valid(name, server.client.get(library), store.secret)
     for k in right:
         server.client.delete(k)
         server.client.lpush(k, "a list")
@@ -205,8 +205,8 @@ def test_a_server_that_is_killed_and_comes_back(
     server.start()  # empty
     compiled(options(server.url, next(host)))
     assert held_by(server) == []  # it is left alone
-    line = remote._line(server.url)
-    line.again = dict.fromkeys(line.again, 0.0)  # time has passed
+    line = remote._connection(server.url)
+    line.resume = dict.fromkeys(line.resume, 0.0)  # time has passed
     compiled(options(server.url, next(host)))
     assert len(held_by(server)) == 5
 

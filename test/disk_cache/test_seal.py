@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from altbackend.compile_pool import cpp, cuda
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import BadOptionValue, CompilerFailed
@@ -48,13 +49,13 @@ def mutated(whole: bytes, other: bytes, dice: random.Random) -> bytes:
 def survivors(store: Store, name: str, other: str, secret: bytes) -> int:
     """How many changed files of the store were taken for whole ones; no mutation that changes nothing counts."""
     whole, stranger = store.path(name).read_bytes(), store.path(other).read_bytes()
-    assert seal.holds(name, whole, secret)
+    assert seal.is_valid(name, whole, secret)
     dice, found, tried = random.Random(name), 0, 0
     while tried < MUTATIONS:
         changed = mutated(whole, stranger, dice)
         if changed != whole:
             tried += 1
-            found += seal.holds(name, changed, secret)
+            found += seal.is_valid(name, changed, secret)
             if tried % 50 == 0:  # the same through the file
                 store.path(name).write_bytes(changed)
                 found += store.read(name) is not None
@@ -160,7 +161,9 @@ def test_a_seal_tells_names_from_contents() -> None:
         for name, content in pairs:
             sealed = seal.seal(name, content, secret)
             assert seal.is_keyed(sealed) == bool(secret)
-            assert [n for n, _ in pairs if seal.holds(n, sealed, secret)] == [name] * [n for n, _ in pairs].count(name)
+            assert [n for n, _ in pairs if seal.is_valid(n, sealed, secret)] == [name] * [n for n, _ in pairs].count(
+                name
+            )
 
 
 def test_machine_code_of_another_form_is_a_miss() -> None:

@@ -128,7 +128,7 @@ def test_two_processes_do_not_look_at_once(tmp_path: Path) -> None:
 
 def test_locks_do_not_pile_up(tmp_path: Path) -> None:
     for n in range(500):
-        with folders.one_at_a_time(tmp_path / "locks" / f"{n % 256:02x}.lock", 1):
+        with folders.exclusive(tmp_path / "locks" / f"{n % 256:02x}.lock", 1):
             assert len(list((tmp_path / "locks").iterdir())) <= 256
 
 
@@ -138,7 +138,7 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
 def test_folders_are_for_one_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert folders.why_unusable(tmp_path / "a" / "b") == ""
+        assert folders.unusable_reason(tmp_path / "a" / "b") == ""
         Store(tmp_path / "a" / "b").write("cpp/c/d.so", b"x")
     finally:
         os.umask(before)
@@ -148,9 +148,9 @@ def test_folders_are_for_one_user(tmp_path: Path) -> None:
 
 def test_a_folder_that_every_user_may_write_to_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert folders.why_unusable(tmp_path) == "every user may write to it (chmod o-w)"
+    assert folders.unusable_reason(tmp_path) == "every user may write to it (chmod o-w)"
     tmp_path.chmod(0o775)
-    assert folders.why_unusable(tmp_path) == ""
+    assert folders.unusable_reason(tmp_path) == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be two users")
@@ -164,7 +164,7 @@ def test_two_users(tmp_path: Path) -> None:
     os.chown(theirs, 12345, 12345)
     shared.mkdir()
     shared.chmod(0o1777)
-    assert folders.why_unusable(theirs) == "it belongs to another user"
+    assert folders.unusable_reason(theirs) == "it belongs to another user"
     code = """
 import os, sys, tempfile, warnings
 from pathlib import Path
@@ -175,7 +175,7 @@ tempfile.tempdir = sys.argv[2]
 os.setgid(12345); os.setuid(12345)
 warnings.simplefilter("ignore")
 mine, other = Path(sys.argv[1]), Path(sys.argv[1]).parent
-print(folders.why_unusable(mine))
+print(folders.unusable_reason(mine))
 print(folders.usable_folder(other))
 Store(folders.usable_folder(other)).write("cpp/a/a.so", b"x")
 """
@@ -187,7 +187,7 @@ Store(folders.usable_folder(other)).write("cpp/a/a.so", b"x")
     )
     assert done.stdout.splitlines() == ["", str(shared / "altbackend-12345")], done.stderr
     assert (shared / "altbackend-12345").stat().st_mode & 0o777 == 0o700
-    assert folders.why_unusable(shared / "altbackend-12345") == "it belongs to another user"
+    assert folders.unusable_reason(shared / "altbackend-12345") == "it belongs to another user"
 
 
 def test_a_link_in_the_place_of_the_temporary_folder_is_not_followed(
@@ -298,7 +298,7 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
     ("options", "expected"),
     [
         pytest.param("size=100m", ["miss hit", ""], id="nothing wrong"),
-        pytest.param("size=8k", ["miss not kept miss not kept", ""], id="full"),
+        pytest.param("size=8k", ["miss not stored miss not stored", ""], id="full"),
         pytest.param("size=100m,noexec", ["miss hit", "it is on a file system mounted noexec"], id="noexec"),
         pytest.param("ro", ["miss hit", "it cannot be written (Read-only file system)"], id="read only"),
     ],
@@ -311,16 +311,16 @@ def test_a_limit_on_file_sizes_is_a_full_disk(compiled: Callable[..., list[str]]
     """Entries are larger than the limit, as is a library: both are refused while they are written."""
     before = """
 import altbackend.disk_cache.folders, resource
-whole = altbackend.disk_cache.folders._write_whole
+whole = altbackend.disk_cache.folders._write_atomically
 def limited(path, content):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
     try:
         whole(path, content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-altbackend.disk_cache.folders._write_whole = limited
+altbackend.disk_cache.folders._write_atomically = limited
 """
-    assert compiled(before=before) == ["miss not kept miss not kept", ""]
+    assert compiled(before=before) == ["miss not stored miss not stored", ""]
 
 
 def test_a_folder_that_is_gone_at_every_step(compiled: Callable[..., list[str]]) -> None:

@@ -63,13 +63,13 @@ def test_graphs_travel_with_torchs_artifacts(tmp_path: Path) -> None:
 
 def test_an_artifact_of_a_graph_that_is_gone_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.compiler._cache.CacheArtifactManager.with_fresh_cache():  # type: ignore[attr-defined]
-        artifacts.record(entry_files.Place(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
+        artifacts.record(entry_files.EntryPath(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
         found = torch.compiler.save_cache_artifacts()
         assert found is not None
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "other"))
     info = torch.compiler.load_cache_artifacts(found[0])
     assert info is not None
-    assert entry_files.places(Store(tmp_path / "other")) == []
+    assert entry_files.entry_paths(Store(tmp_path / "other")) == []
 
 
 def test_a_bad_artifact_is_logged_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,11 +276,11 @@ def given(**more: Any) -> list[T]:
     [
         pytest.param([torch.ones(6, 2), torch.ones(6, 2)], {}, "inputs arg0_1", id="shape"),
         pytest.param(given(dtype=torch.float64), {}, "inputs arg0_1: torch.float32", id="dtype"),
-        pytest.param([torch.ones(2, 4).t(), torch.ones(4, 2)], {}, "strides [1, 4] offset 0 wanted", id="stride"),
-        pytest.param([torch.ones(8, 2)[4:], torch.ones(4, 2)], {}, "offset 8 wanted", id="offset"),
-        pytest.param(given(), {"numerics": "eager"}, "options numerics: 'fast' kept, 'eager' wanted", id="numerics"),
+        pytest.param([torch.ones(2, 4).t(), torch.ones(4, 2)], {}, "strides [1, 4] offset 0 now", id="stride"),
+        pytest.param([torch.ones(8, 2)[4:], torch.ones(4, 2)], {}, "offset 8 now", id="offset"),
+        pytest.param(given(), {"numerics": "eager"}, "options numerics: 'fast' cached, 'eager' now", id="numerics"),
         pytest.param(given(), {"fuse": False}, "options fuse", id="fuse"),
-        pytest.param(given(), {"threads": 3}, "options threads: 0 kept, 3 wanted", id="threads"),
+        pytest.param(given(), {"threads": 3}, "options threads: 0 cached, 3 now", id="threads"),
         pytest.param(given(), {"isa": "generic"}, "options isa", id="isa"),
     ],
 )
@@ -400,10 +400,10 @@ def test_a_disk_that_takes_nothing_costs_the_caching_only(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(folders, "write_whole", refuse)
+    monkeypatch.setattr(folders, "write_atomically", refuse)
     monkeypatch.setattr(folders, "FileLock", refuse)
     assert torch.equal(watch.compile(f)(*given()), f(*given()))
-    assert watch.verdicts() == ["miss", "not kept"]
+    assert watch.verdicts() == ["miss", "not stored"]
     assert os.strerror(code) in watch.last[1]
 
 
@@ -412,7 +412,7 @@ def test_a_file_in_the_place_of_the_folder(watch: Watch) -> None:
     (watch.folder / "graphs").write_text("not a folder")
     for _ in range(2):
         assert torch.equal(watch.compile(f)(*given()), f(*given()))
-    assert watch.verdicts() == ["miss", "not kept"] * 2
+    assert watch.verdicts() == ["miss", "not stored"] * 2
 
 
 def test_a_folder_removed_while_compiling(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from torch import nn
 from altbackend.cli.main import main
 from altbackend.compile_pool import children, cpp, cuda, workers
 from altbackend.compiled.artifact import Code
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
@@ -136,7 +137,7 @@ def test_with_one_option_changed_nothing_is_hit_and_the_option_is_named(
     assert verdicts == ["miss"] * GRAPHS
     assert main(["cache", "explain-miss"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    named = [line for line in lines if line.endswith(": options inline_limit: 400 kept, 399 wanted")]
+    named = [line for line in lines if line.endswith(": options inline_limit: 400 cached, 399 now")]
     assert len(named) == GRAPHS
 
 
@@ -345,7 +346,7 @@ def test_an_entry_planted_in_the_folder_runs_nothing_where_a_secret_is_configure
     (tmp_path / "secret").write_bytes(SECRET)
     first = home("first")
     results = compute(first)
-    for place in entry_files.places(open_store(resolve())):
+    for place in entry_files.entry_paths(open_store(resolve())):
         held = entry_files.read(place)
         assert held is not None
         held["code"]["python"] += f"\nopen({str(tmp_path / 'planted')!r}, 'w').close()\n"
@@ -368,7 +369,7 @@ def test_kernels_of_a_gpu_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     jobs = [cuda.Job(text.format(n), (("x", "*fp32"),), (), (0,), 4, 1, 90, "one") for n in range(2)]
     made = [cuda.submit(job, cfg).result(timeout=100) for job in jobs]
     code = Code(torch.device("cuda", 0), "", 2, 0, jobs=(*jobs, jobs[0]))
-    place = entry_files.Place(open_store(cfg), "f" * 16, "a" * 64)
+    place = entry_files.EntryPath(open_store(cfg), "f" * 16, "a" * 64)
     assert entry_files.write(place, {"code": {}, "lines": "", "binaries": lookup.binaries(code, cfg)}, {}) == ""
     contents = archive.write(open_store(cfg), tmp_path / "graphs.zip")
     assert sum(name.endswith(".cubin") for name in contents.names) == 2

@@ -207,7 +207,7 @@ def test_what_a_forward_left_is_not_copied() -> None:
         backward([*left, torch.randn(5)])
         del left
     (found,) = backward.recordings[()]
-    assert set(found.places) == {3}
+    assert set(found.buffers) == {3}
 
 
 def test_a_call_that_cannot_be_recorded_runs_plainly() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import altbackend
-from altbackend.compiled.deferred import Late, late
+from altbackend.compiled.deferred import DeferredBuild, build_at_first_call
 from altbackend.errors import CompilerFailed, FallbackWarning
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_threads_that_call_at_once_bind_once() -> None:
     def failed(cause: Exception) -> Callable[[list[Any]], Any]:
         raise cause
 
-    run, results = late(Late(built, lambda: 0, bind, failed)), list[Any]()
+    run, results = build_at_first_call(DeferredBuild(built, lambda: 0, bind, failed)), list[Any]()
     threads = [threading.Thread(target=lambda k=k: results.append(run([k]))) for k in range(4)]
     for t in threads:
         t.start()
@@ -163,7 +163,7 @@ def test_what_is_ahead_is_done_before_the_wait_and_what_interrupts_it_ends_nothi
     def failed(cause: Exception) -> Callable[[list[Any]], Any]:
         raise AssertionError("nothing has failed") from cause
 
-    run = late(Late(built, lambda: 0, lambda n: lambda args: [n, *args], failed, ahead))
+    run = build_at_first_call(DeferredBuild(built, lambda: 0, lambda n: lambda args: [n, *args], failed, ahead))
     with pytest.raises(KeyboardInterrupt):
         run([5])
     assert run([5]) == [1, 5]
