@@ -263,7 +263,7 @@ def _cuda(
     """Triton: a kernel per launch, and one host program."""
     recording = replay.facts(p)
     capability = torch_api.cuda_capability(device)
-    tuner = tiles.tuner(cfg, target, device)
+    tuner = tiles.tile_tuner(cfg, target, device)
     anywhere = cuda_program.anywhere_in(p)
     contract = cfg.numerics != "eager"
     steps: list[cuda_program.Step] = []

@@ -105,7 +105,7 @@ _early_pool: workers.Pool | None = None
 
 
 def start_workers_early(cfg: Config) -> None:
-    """Start workers like `warm` before the options of a call are known; see `settle`."""
+    """Start workers like `warm` before the options of a call are known; see `end_unneeded_early_workers`."""
     global _early_pool
     warm(cfg)
     _early_pool = workers.pool_of(cfg)

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.autotune import measure, products, trial, worker
+from altbackend.autotune import tuner as tuning
 from altbackend.autotune.measure import Measurer, MeasurerDied, TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
-from altbackend.autotune.products import LIBRARY, Tuner
+from altbackend.autotune.products import LIBRARY, ProductTuner
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda as compile_cuda
@@ -64,7 +65,7 @@ class Clock:
         return self.fastest if len(self.trials) - 2 == SEARCH.index(FAST) and self.fastest else self.tiles
 
 
-def choose_with(tuner: Tuner, rows: int = 512) -> list[Chosen]:
+def choose_with(tuner: ProductTuner, rows: int = 512) -> list[Chosen]:
     """What the tuner chooses for the products of linear + GELU."""
     out: list[Chosen] = []
 
@@ -78,14 +79,14 @@ def choose_with(tuner: Tuner, rows: int = 512) -> list[Chosen]:
     return out
 
 
-def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> Tuner:
+def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> ProductTuner:
     fields: dict[str, Any] = {
         "compiled": compiled,
         "store": MeasuredTimes(tmp_path, lock_s=5),
         "machine": "a GPU",
         **changes,
     }
-    return Tuner(target=GPU, measured=measured, **fields)
+    return ProductTuner(target=GPU, measured=measured, **fields)
 
 
 def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -> None:
@@ -227,14 +228,14 @@ def test_a_killed_process_gives_the_default_choice_and_one_log_line(
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr(products, "_said", set())
-    products.logger.addHandler(handler)
+    monkeypatch.setattr(tuning, "_warned", set())
+    tuning.logger.addHandler(handler)
     try:
         killed = tuner(tmp_path, lambda t: measurer({"kind": "dies"}), default=ALWAYS)
         (chosen,) = choose_with(killed)
         choose_with(killed, rows=256)
     finally:
-        products.logger.removeHandler(handler)
+        tuning.logger.removeHandler(handler)
     assert not isinstance(chosen, Refusal)
     assert "predicted" in chosen[1]
     assert len(said) == 1
@@ -301,7 +302,7 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
     b = next(iter(p.buffers.values()))
     on_gpu = Program({"x": type(b)("x", b.dtype, b.sizes, b.strides, torch.device("cuda", 0))}, (), (), ())
     choose = products.chooser(resolve(None, {"cache_dir": str(tmp_path), **options}), GPU, on_gpu)
-    measures = isinstance(getattr(choose, "__self__", None), Tuner)
+    measures = isinstance(getattr(choose, "__self__", None), ProductTuner)
     assert kind == (None if choose is None else "measures" if measures else "model")
     if measures:
         tuned = choose.__self__  # type: ignore[union-attr]

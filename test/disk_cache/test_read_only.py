@@ -45,7 +45,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(folder: Path) -> Store:
-    with pytest.warns(CacheFolderWarning, match="reading what the other holds"):
+    with pytest.warns(CacheFolderWarning, match="reading files of the other"):
         return open_store(resolve(None, {"cache_dir": str(folder)}))
 
 
@@ -158,7 +158,7 @@ def f(x):
 def refuse(*_):
     raise AssertionError("compiled")
 if sys.argv[1] == "find":
-    pipeline.translate = cpp._why_failed = refuse
+    pipeline.translate = cpp._failure = refuse
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.linspace(0, 1, 128).reshape(8, 16)

@@ -37,7 +37,7 @@ T = torch.Tensor
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    remote._lines.cache_clear()
+    remote._connections.cache_clear()
     remote.remote.cache_clear()
 
 
@@ -233,7 +233,7 @@ def test_a_wrong_password_is_told_and_not_shown(server: Server, tmp_path: Path) 
         store.write("cpp/a/a.so", b"content")
     assert "hunter2" not in str(caught[0].message)
     assert store.read("cpp/a/a.so") == b"content"
-    remote._lines.cache_clear()
+    remote._connections.cache_clear()
     right = Store(tmp_path, SECRET, shared=remote.remote(server.url.replace("//", "//:right@"), SECRET))
     right.write("cpp/a/a.so", b"content")
     right.path("cpp/a/a.so").unlink()

@@ -109,7 +109,7 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:
     """A grid that reads and writes far outside its buffers; the next trial runs in a new process."""
-    tuner = matmul_fit.products.tuner(
+    tuner = matmul_fit.products.product_tuner(
         matmul_fit.resolve(None, {"cache_dir": str(tmp_path)}), matmul_fit.target.cuda(), torch.device("cuda", 0)
     )
     plain = Tiles(64, 64, 64, 4, 4)  # every program reads where its number says
