@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "alt", "refresh"]
 
-# Public names and the modules that hold them, imported at first use so that `import altbackend` stays cheap.
+# Public names and their modules, imported at first use so that `import altbackend` is fast.
 _LAZY = {
     "alt": ("altbackend.entry_point", "alt"),
     "refresh": ("altbackend.runtime.frozen", "refresh_all"),

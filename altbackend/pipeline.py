@@ -61,12 +61,12 @@ def compile_graph(
     if len(devices.gpus(gm)) > 1:
         return _over_devices(gm, cfg, trace, job)
     load = Loader(cfg, trace, job, on_stored or (lambda _: None), failed)
-    found = lookup.lookup(gm, cfg, asdict(job), trace)
-    if isinstance(found, lookup.Uncacheable):
-        trace.decision("cache", trace.graph_name, "not cached", found.reason)
+    result = lookup.lookup(gm, cfg, asdict(job), trace)
+    if isinstance(result, lookup.Uncacheable):
+        trace.decision("cache", trace.graph_name, "not cached", result.reason)
         call = load.new(_translate_and_submit(gm, load), contextlib.nullcontext())
     else:
-        call = load.cached(found) or _compile_and_store(found.query, load)
+        call = load.cached(result) or _compile_and_store(result.query, load)
     trace.finish()
     return call
 
@@ -75,8 +75,8 @@ def _compile_and_store(query: lookup.Query, load: Loader) -> BoxedCall:
     """Translate a graph, load its code and store it, while no other process compiles the same graph."""
     with contextlib.ExitStack() as lock:
         lock.enter_context(query.lock())
-        found = lookup.find(query, load.trace)  # another process may have compiled the graph meanwhile
-        if (call := load.cached(found)) is not None:
+        result = lookup.find(query, load.trace)  # another process may have compiled the graph meanwhile
+        if (call := load.cached(result)) is not None:
             return call
         with load.trace.stage("cache"):
             reason, _ = lookup.Miss(query).reason, query.lines  # both before the passes change the graph
@@ -100,16 +100,16 @@ class Loader:
     on_stored: lookup.OnStored
     failed: Callable[[Exception], BoxedCall] | None
 
-    def cached(self, found: lookup.Hit | lookup.Miss) -> BoxedCall | None:
+    def cached(self, result: lookup.Hit | lookup.Miss) -> BoxedCall | None:
         """Return the callable of a hit; None for a miss, or if the code cannot be loaded."""
-        if isinstance(found, lookup.Miss):
+        if isinstance(result, lookup.Miss):
             return None
         try:
-            call = bind(found.code, self.cfg, self.trace, self.job)
+            call = bind(result.code, self.cfg, self.trace, self.job)
         except Exception as cause:  # whatever is wrong with an entry, compiling the graph anew is right
-            lookup.unusable(found.query, cause, self.trace)
+            lookup.unusable(result.query, cause, self.trace)
             return None
-        found.record_loaded(self.trace, self.on_stored)
+        result.record_loaded(self.trace, self.on_stored)
         return call
 
     def new(self, code: Code, building: AbstractContextManager[object]) -> BoxedCall:

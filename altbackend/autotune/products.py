@@ -105,11 +105,13 @@ class ProductTuner(Tuner):
 
     def _best(self, p: Program, deps: Deps, c: Candidate, times: Times) -> tuple[Tiles, str] | Refusal:
         tiles = {str(t): t for t in cost.SEARCH}
-        found = tuner.compare(times, tiles, LIBRARY, GAIN, "apart")
-        if found is None:
+        comparison = tuner.compare(times, tiles, LIBRARY, GAIN, "apart")
+        if comparison is None:
             return self._default(p, deps, c, "no candidate could be measured")
-        best = tiles[found.best]
-        return (best, found.text) if found.is_faster else Refusal(f"not faster: {found.text} with {best}")
+        best = tiles[comparison.best]
+        return (
+            (best, comparison.text) if comparison.is_faster else Refusal(f"not faster: {comparison.text} with {best}")
+        )
 
     def _default(self, p: Program, deps: Deps, c: Candidate, reason: str) -> tuple[Tiles, str] | Refusal:
         return Refusal(f"not measured: {reason}") if self.default is None else self.default(p, deps, c)

@@ -93,15 +93,15 @@ class TileTuner(Tuner):
     def _best(self, p: Program, s: Search, decision: Decision) -> Emitted:
         if s.jobs:
             self.times_of[s.key] = self._measured(p, s)
-        found = tuner.compare(self.times_of.get(s.key, {}), s.blocks, RULES, GAIN, "as the rules choose")
-        if found is None:
+        comparison = tuner.compare(self.times_of.get(s.key, {}), s.blocks, RULES, GAIN, "as the rules choose")
+        if comparison is None:
             return s.default
         subject = ", ".join(s.default[2])
-        if not found.is_faster:
-            decision("tiles", subject, "as the rules choose", f"not faster: {found.text} with {found.best}")
+        if not comparison.is_faster:
+            decision("tiles", subject, "as the rules choose", f"not faster: {comparison.text} with {comparison.best}")
             return s.default
-        decision("tiles", subject, found.best, found.text)
-        printed, buffers = print_triton.emit(p, s.default[0], self.target, s.blocks[found.best])
+        decision("tiles", subject, comparison.best, comparison.text)
+        printed, buffers = print_triton.emit(p, s.default[0], self.target, s.blocks[comparison.best])
         return s.default[0], printed, buffers
 
     def _measured(self, p: Program, s: Search) -> Times:
