@@ -259,7 +259,7 @@ def test_inline_runs_compilers_in_the_calling_thread(
         threads.append(threading.get_ident())
         return reason(*args)
 
-    monkeypatch.setattr(cpp, "_reason", noted)
+    monkeypatch.setattr(cpp, "_compile", noted)
     assert cpp.load(CPP % 36, cfg("inline")).dll.answer() == 36
     cpp.load(long_text(3), cfg("inline"))
     assert threads == [threading.get_ident()] * 5
