@@ -49,7 +49,7 @@ def test_kept_graphs_are_counted_checked_and_removed(
     assert main(["cache", "explain-miss"]) == 0
     assert [entry_files.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
     assert main(["cache", "verify"]) == 0
-    assert "4 of 4 files are whole" in capsys.readouterr().out
+    assert "4 of 4 files are undamaged" in capsys.readouterr().out
     places[0].file.write_bytes(places[0].file.read_bytes()[:-1])
     assert main(["cache", "verify"]) == 1
     assert f"damaged: {places[0].file}" in capsys.readouterr().out

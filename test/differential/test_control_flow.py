@@ -87,7 +87,7 @@ def inputs(rows: int = 6) -> tuple[T, T]:
 
 def decisions(folder: Path) -> list[str]:
     lines = [line for f in sorted(folder.glob("*/decisions.txt")) for line in f.read_text().splitlines()]
-    return [line for line in lines if line.startswith("body: ")]
+    return [line for line in lines if line.startswith("subgraph: ")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -102,7 +102,7 @@ def test_entries_below_are_listed_compared_and_left(read_only: Path, capsys: pyt
     mine = entries.EntryPath(kept, "f" * 16, "b" * 64)
     assert entries.write(mine, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
     assert {p.key for p in entries.entry_paths(kept)} == {"a" * 64, "b" * 64}
-    assert [p.key for p in entries.relatives(mine)] == ["a" * 64]
+    assert [p.key for p in entries.family_members(mine)] == ["a" * 64]
     assert cli.stats(kept) == 0
     assert f"also read: {read_only}" in capsys.readouterr().out
     assert cli.clear(kept.own) == 0
