@@ -31,7 +31,6 @@ def trace_and_compile(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured by way of AOTAutograd. `recording` notes how its parts are called.
 
-
     A graph with an input in oneDNN's layout runs as captured, since tracing treats that input as a strided tensor.
     """
     if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):
@@ -124,7 +123,6 @@ def split_joint(
     joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
-
 
     torch's partitioner takes the graphs that `partition.left_to_torch` names. It also takes those on which this
     package's partitioner fails, with a warning; if `strict`, the error is raised instead.

@@ -90,7 +90,6 @@ def _part_loader(cfg: Config, number: int) -> traced.Load:
 def start_workers_early() -> None:
     """Start the compile workers in the background where a GPU is in use and the cache has never held a graph.
 
-
     This happens at the first look-up of the backend: Dynamo then traces for longer than a worker takes to start.
     """
     if not torch_api.gpu_in_use():

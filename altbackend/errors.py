@@ -1,6 +1,5 @@
 """All errors and warnings that a user can meet.
 
-
 An error is a dataclass. Its fields are the facts, `message` is the template that states them, and `action` says what to
 do next. Errors travel between worker processes, so each one pickles by its fields.
 """
@@ -20,7 +19,6 @@ MAX_COMPILER_LINES = 20
 @dataclass(eq=False, repr=False)
 class AltError(RuntimeError):
     """Base of all errors raised by altbackend.
-
 
     Subclasses set `message` (what happened) and `action` (what to do). Both are `str.format` templates over the
     fields and the properties of the class.
@@ -165,7 +163,6 @@ def install_compiler(platform: str) -> str:
 class CompilerFailed(AltError):
     """The C++ or Triton compiler rejected generated code, or did not finish.
 
-
     `command` is the full command line, `output` the compiler's output, `source` the path of the generated file.
     """
 
@@ -195,7 +192,6 @@ class CompilerFailed(AltError):
 @dataclass(eq=False, repr=False)
 class Unsupported(AltError):
     """An operation in the graph that altbackend does not compile.
-
 
     `what` names the operation; an FX node is accepted, and gives `location` if that is empty. `reason` says why the
     operation is not supported; `todo` is a workaround.

@@ -106,7 +106,7 @@ class Loader:
             return None
         try:
             call = bind(result.code, self.cfg, self.trace, self.job)
-        except Exception as cause:  # whatever is wrong with an entry, compiling the graph anew is right
+        except Exception as cause:  # an entry with any defect is a miss
             lookup.unusable(result.query, cause, self.trace)
             return None
         result.record_loaded(self.trace, self.on_stored)

@@ -27,7 +27,6 @@ class MeasurerDied(Exception):
 class Measurer:
     """Measures trials in microseconds, in a process that starts with the first one.
 
-
     `command` starts the process. It answers each line that names a file with a trial by a line of JSON. `start_s`
     and `trial_s` limit the time of the first and of each further answer, in seconds.
     """

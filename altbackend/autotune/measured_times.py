@@ -20,7 +20,6 @@ Times = dict[str, float]  # microseconds by the candidate's name
 class MeasuredTimes:
     """Files of times under `folder`, which need not exist. Times that cannot be written are measured again next time.
 
-
     Times that the folder lacks are looked for in the `read_only` folders.
     """
 

@@ -1,6 +1,5 @@
 """The process that times candidates on a GPU: `python -m altbackend.autotune.worker DEVICE`.
 
-
 Each line of its input is the path of a trial (`autotune.trial`, in JSON). Each line of its output is the answer:
 `{"microseconds": x}` or `{"error": text}`. After an error of the device, which persists in the process, the answer
 contains `"ended": true` and the process ends. It also ends when its input closes, so it does not outlive its parent.

@@ -22,7 +22,7 @@ FOLDERS = {
     "autotune": "measured times",
 }
 SEALED = (".graph", ".parts", ".so", ".cubin", ".code")
-EXPLAINED = 10  # graphs
+EXPLAINED = 10  # graphs that explain-miss lists
 MIB = float(1 << 20)
 
 

@@ -29,7 +29,6 @@ LEARNING_RATE = 1e-3
 class Row:
     """One line of the table.
 
-
     Times are in seconds; `first_call` includes all compilation. `error` is the largest relative difference from
     eager. `rounding` is that of eager from float64: the error that float32 itself has on this model.
     """
@@ -110,7 +109,6 @@ def float64_results(example: Example, mode: Mode, model: nn.Module, batch: torch
 
 def step(example: Example, mode: Mode, module: nn.Module, forward: Callable[..., Any], batch: torch.Tensor) -> Call:
     """Return a function that runs one inference or training step of `module` through `forward`.
-
 
     It returns the tensors to compare.
     """

@@ -37,7 +37,6 @@ def medians(first: Call, second: Call, device: torch.device, seconds: float) -> 
 def relative_error(results: Sequence[Tensor], references: Sequence[Tensor]) -> float:
     """Return the largest over the tensors of max|result - reference| / max|reference|.
 
-
     It is infinite if shapes, dtypes, or the positions and signs of NaN and Inf differ. A reference of zeros counts
     as 1.
     """

@@ -15,7 +15,7 @@ INTRO = """\
 
 This page is generated: `python -m altbackend config --markdown > docs/options.md`.
 
-Pass them as `torch.compile(model, backend="alt", options={"numerics": "eager"})`, or set the environment variable.
+Pass options as `torch.compile(model, backend="alt", options={"numerics": "eager"})`, or set the environment variable.
 Weakest to strongest: default, environment, mode, `options`. A dash in a name means an underscore. A wrong name or
 value is an error. "Affects" says whether an option changes generated code (and so enters the cache key), how that
 code is run, or only what is reported.
@@ -23,7 +23,7 @@ code is run, or only what is reported.
 
 PASSES = """\
 A custom pass is a callable that takes a `torch.fx.Graph` and changes it in place. Give it a method `uuid()` that
-returns a text or bytes naming its version, and what is compiled with it can be cached; without one it never is.
+returns a text or bytes naming its version, and code compiled with it can be cached; without one it never is.
 """
 
 
@@ -48,7 +48,7 @@ def _block(row: Row, value: object) -> str:
 
 
 def markdown_page() -> str:
-    """The whole of docs/options.md."""
+    """Return the text of docs/options.md."""
     options = _grid(
         ("option", "values", "default", "affects", "environment", "meaning"),
         [(f"`{r.name}`", r.type, f"`{r.default}`", r.affects, r.env and f"`{r.env}`", r.doc) for r in table()],

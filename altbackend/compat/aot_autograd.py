@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
-
     torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
     """
     quick = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
@@ -47,7 +46,6 @@ def extract_halves(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, with results and inputs in the order of AOTAutograd's runtime.
 
-
     `tensors` and `numbers` (sizes) are the forward's values that are saved. The lists are not changed.
     """
     with _use_lazy_graph_module(True):  # the halves are not called, so their Python text is made only if it is printed
@@ -67,7 +65,6 @@ def partition_settings() -> str:
 
 def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any) -> Callable[..., Any]:
     """Return a backend in which AOTAutograd traces a captured graph and calls the given compilers on its parts.
-
 
     `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
     log, which takes 0.08 s per process. Dynamo traces neither the backward's compiler nor its results.
@@ -104,7 +101,6 @@ def is_about_sharing(cause: AssertionError) -> bool:
 def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
     """Return the indices of a joint graph's inputs that AOTAutograd writes after the forward has run.
 
-
     Their new values are results of the forward, marked in their descriptions.
     """
     described = tree_leaves(joint.graph.output_node().meta.get("desc") or ())
@@ -115,7 +111,6 @@ def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
 
 def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
     """Return whether AOTAutograd merged overlapping inputs into one and rebuilds results as views of it.
-
 
     It rebuilds them with the view operators that lead from one of the separate inputs, which gives other views.
     """
@@ -133,7 +128,6 @@ def new_tracing_context() -> Iterator[None]:
 
 def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
     """Return the results of a graph that AOTAutograd rebuilds from an input: by index, that input and the view.
-
 
     `meta` is AOTAutograd's metadata of a forward or inference graph, or None. Only views of the input's dtype
     without negative or conjugate bits are included: with symbolic sizes, AOTAutograd asks the graph for their

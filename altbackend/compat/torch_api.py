@@ -163,7 +163,6 @@ def guards_layouts() -> bool:
 def forbid_donated_buffers() -> None:
     """Allow a second backward (`retain_graph=True`): no generated kernel overwrites tensors saved for the first.
 
-
     AOTAutograd lists saved tensors that a backward may overwrite, and refuses a second backward if the list is not
     empty. Must be called while a forward is compiled.
     """
@@ -179,7 +178,6 @@ def lifted(gm: Any) -> dict[str, Any]:
 def static_inputs(gm: Any) -> frozenset[int]:
     """Return the indices of a captured graph's inputs whose address does not change.
 
-
     These are its lifted parameters and buffers, which come first, other parameters and buffers, and inputs that the
     user marks as static.
     """
@@ -191,7 +189,6 @@ def static_inputs(gm: Any) -> frozenset[int]:
 
 def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
     """Return the view operators between a result and its base: (operator, arguments, part) for each step.
-
 
     `part` is the index among several results, or -1 for a single one. Return None if the steps are unknown or have
     symbolic sizes.

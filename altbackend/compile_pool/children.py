@@ -1,6 +1,5 @@
 """Child processes that compile or measure: started by exec, each in its own group, killed with their parent.
 
-
 A child is never a fork that goes on running the user's code. It inherits no descriptors but its own pipes, and Ctrl-C
 at a terminal does not reach its group. Killing it also kills the processes that it started (g++'s cc1plus, Triton's
 ptxas).
@@ -36,7 +35,6 @@ class ChildFailed(Exception):
 
 class Child:
     """A process that answers lines by lines (`ask`), or that runs once (`run`).
-
 
     A pipe whose writing end only this process holds keeps the child from outliving this process. When it closes,
     the kernel kills the child's group, busy or not, so nothing has to be done at exit. `more`: environment
@@ -201,7 +199,6 @@ def environ() -> dict[str, str]:
 
 def _kill_group_when_closed(pipe: int, group: int) -> None:
     """Have the kernel send SIGKILL to a process group when a pipe's other end closes (Linux, `man 2 fcntl`).
-
 
     On other systems a child ends when it has finished its work and finds its input closed.
     """

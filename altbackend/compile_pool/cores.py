@@ -22,7 +22,6 @@ def workers(requested: int, environ: Mapping[str, str] | None = None) -> int:
 def usable(root: Path = Path("/")) -> int:
     """Return the cores of this process: those that its affinity allows, or fewer if its control groups grant less time.
 
-
     `root` is the root of the file system that describes the groups.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -129,7 +129,6 @@ def name_of(source: str, cfg: Config) -> str:
 def load(source: str, cfg: Config | None = None) -> Library:
     """Return the shared library of a translation unit, from the cache folder or built now.
 
-
     A library that cannot be stored is opened from its build folder, which may be removed while it is open. Raise
     CompilerMissing, NoRoom, or CompilerFailed with the command, the compiler's output and the source path.
     """
@@ -168,7 +167,6 @@ def _cached(name: str, store: Store) -> Library | None:
 
 def _units_failure(units: int, text: Path, built: Path, cfg: Config) -> str:
     """Compile the pieces of a long text in parallel as several units, and link them. Return why that failed, or "".
-
 
     The number of units depends on the text alone, so that equal texts give equal libraries on every machine.
     """

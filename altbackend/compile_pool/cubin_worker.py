@@ -1,6 +1,5 @@
 """The worker process that compiles Triton kernels: `python -m altbackend.compile_pool.cubin_worker`.
 
-
 It never imports torch. Each line of its input is a job in JSON. Each line of its output is the answer: `{"cubin":
 base64, "shared": bytes, "name": text}` or `{"error": text}`. The worker ends when its input closes, so it does not
 outlive its parent.
@@ -53,7 +52,6 @@ def _triton() -> tuple[Any, Any, Any]:
 
 def _without_cache() -> None:
     """Disable Triton's cache in this process: the caller stores machine code itself, and asks only for missing kernels.
-
 
     Triton's cache would first digest all files of Triton, 0.4 s per process. It would also return code that names
     the file of another call's kernel. Processes that run user-defined kernels keep that cache.

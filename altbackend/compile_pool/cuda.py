@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # a process whose kernels are all cached does not import the 
 class Job:
     """The input of a kernel's compilation. `aligned`: indices of the pointers that are multiples of 16.
 
-
     `contract`: whether a product and the sum that takes it may be rounded once. `name` is the function's name,
     which does not distinguish jobs.
     """

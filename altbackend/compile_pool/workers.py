@@ -1,6 +1,5 @@
 """The queue of all builds, C++ and Triton, and the worker processes that compile Triton kernels.
 
-
 As many threads take tasks from the queue as builds may run side by side. None of them delays interpreter exit.
 """
 
@@ -31,7 +30,6 @@ Result = TypeVar("Result")
 class Pool:
     """Runs at most `count` builds at a time. `start` decides what compiles Triton kernels (option `worker_start`).
 
-
     "subprocess": workers that are started when needed, or by `warm`, and reused. "spawn": one new worker for each
     kernel. "inline": the thread that submits, which then runs all tasks.
     """
@@ -56,7 +54,6 @@ class Pool:
     def warm(self) -> None:
         """Start all workers in the background. Each compiles a kernel, since its first one takes 0.1 s longer.
 
-
         With one worker per job, they are only started.
         """
         for _ in range(self.count if self.start != "inline" else 0):
@@ -80,7 +77,6 @@ class Pool:
 
     def compile(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.
-
 
         If no worker can be started, this process does the job. A job that has killed its workers is not retried
         here: it would kill this process.
@@ -128,7 +124,6 @@ class Pool:
 
 def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
     """Return a future of the result of `task`, run by its own thread: one that waits for builds must not be a pool's.
-
 
     With builds "inline", this thread runs it.
     """

@@ -17,7 +17,6 @@ from .replay import Facts
 class Code:
     """A compiled graph whose kernels remain to be built and whose host program `python` remains to be loaded.
 
-
     `cpp` is the translation unit of the CPU kernels, or "". `jobs` holds a Triton job per launch on a GPU.
     `constants` is the host program's `const`: tensors, and call targets that torch.ops has no name for.
     `names_lines` says whether errors of a call can name lines of the user. `recording` is None on a CPU.

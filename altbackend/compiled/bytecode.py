@@ -1,6 +1,5 @@
 """Python byte code of printed host programs, stored in the cache folder.
 
-
 Compiling a program of some hundred launches takes 20 to 50 ms, reading its byte code 1 ms. Byte code is not sent to the
 shared server: it fits one version of Python, and its text comes with the graph.
 """

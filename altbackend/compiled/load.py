@@ -38,7 +38,6 @@ _PAGE_GUARD = '#include "altbackend/page_guard.h"\n'
 class Job:
     """The purpose that a graph is compiled for. `kind` is "inference", "forward", "backward" or "subgraph".
 
-
     `static_inputs`: indices of inputs whose address does not change. `user_outputs`: the number of leading results
     that a user sees; the further results of a forward are for its backward. `any_strides`: inputs may come with
     other strides than were traced.
@@ -68,7 +67,6 @@ def bind_deferred(
     failed: Callable[[Exception], BoxedCall],
 ) -> BoxedCall:
     """Load like `bind`, but build the kernels in the background and wait for them in the graph's first call.
-
 
     The build runs inside the context `building`. The first call raises the errors of the weight prologue. `failed`
     takes the errors of building and loading (CompilerMissing, CompilerFailed); it returns another callable or
@@ -133,7 +131,6 @@ def show(code: Code, cfg: Config, trace: Trace) -> None:
 
 def build(code: Code, cfg: Config) -> list[Any]:
     """Return the binaries of each part of `code.with_subgraphs()`.
-
 
     The binaries are a library or None on a CPU, and the machine code of each launch on a GPU. They are built now,
     on a GPU in worker processes, or found in the cache folder. Raise CompilerMissing or CompilerFailed.

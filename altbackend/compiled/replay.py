@@ -29,7 +29,6 @@ class CallFacts:
 class Facts:
     """Properties of a program that a recording needs.
 
-
     `refusal`: why the program cannot be replayed, or "". `written`: indices of the inputs that it writes. `sized`:
     whether sizes vary between calls. `device`: number of its GPU.
     """

@@ -36,7 +36,6 @@ def compile_subgraphs(
 ) -> CompiledSubgraphs:
     """Return the code of the graphs that a program calls, without changing these graphs.
 
-
     A graph that raises Unsupported runs operator by operator, with the reason recorded. Other errors of `translate`
     are raised if `strict`; otherwise such a graph also runs operator by operator, with a warning.
     """

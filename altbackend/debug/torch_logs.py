@@ -34,7 +34,6 @@ def artifact_logger(artifact: str) -> logging.Logger | None:
 def structured_enabled() -> bool:
     """Return whether torch's structured trace (TORCH_TRACE, tlparse) is written to a folder.
 
-
     Before its first event torch has a handler even without a folder; that handler records nothing.
     """
     handlers = logging.getLogger("torch.__trace").handlers

@@ -1,6 +1,5 @@
 """The trace of one compilation: timings, the text of every stage, and decisions with their reasons.
 
-
 Each compiled graph has one `Trace`, which is passed explicitly to each stage. Without debug options it costs two clock
 reads per stage, and no text is made.
 """
@@ -69,7 +68,6 @@ class Decision:
 class Trace:
     """The record of one graph's compilation.
 
-
     `timings` maps a stage's path ("codegen", or "codegen/print" for a nested stage) to seconds, summed over
     repetitions. `decisions` are in the order in which they were made. `folder` is None unless `cfg.debug_dir` is
     set.
@@ -99,7 +97,6 @@ class Trace:
 
     def artifact(self, name: str, text: Callable[[], str], kind: Kind = "other") -> None:
         """Offer a stage's text. `text` is called at most once, and only if an output asks for it.
-
 
         The text is written to the debug folder as `NN_name`, printed if option `log` is at least
         `SINKS[kind].rung`, and given to torch's logs.

@@ -30,7 +30,6 @@ class Unit:
 def sweep(folder: Path, most_bytes: int, now: float | None = None) -> int:
     """Evict the least recently used files beyond a limit (0: none) and abandoned temporary files.
 
-
     Return the number of removed files.
     """
     now = time.time() if now is None else now

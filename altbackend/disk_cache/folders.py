@@ -23,7 +23,6 @@ from altbackend.errors import CacheFolderUnusable, CacheFolderWarning, NoRoom
 def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of compiled code: `cache_dir`, else `altbackend` in the user's cache folder.
 
-
     `environ` defaults to the process environment; XDG_CACHE_HOME is honoured. No folder is created.
     """
     env = os.environ if environ is None else environ
@@ -140,7 +139,6 @@ def _write_atomically(path: Path, content: bytes) -> None:
 def exclusive(path: Path, seconds: float) -> Iterator[None]:
     """Let one process at a time hold `path`. A process that waits longer than `seconds`, or cannot lock, goes on.
 
-
     Another thread than the one that has entered the context may leave it.
     """
     lock = None
@@ -170,7 +168,7 @@ def unusable_reason(folder: Path) -> str:
 
 
 def _distrust_reason(status: os.stat_result, others: tuple[int, ...] = ()) -> str:
-    """Return why a folder is not safe: whoever can write to it can run code as this user. `others`: trusted users."""
+    """Return why a folder is not safe: users who can write to it can run code as this user. `others`: trusted users."""
     if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), *others):
         return "it belongs to another user"
     return "every user may write to it (chmod o-w)" if status.st_mode & stat.S_IWOTH else ""

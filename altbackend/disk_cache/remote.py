@@ -1,6 +1,5 @@
 """A store that hosts share: a Redis server, asked for files that the folder lacks, and sent newly compiled files.
 
-
 The server stores sealed files; `Store` accepts only those with a valid seal. Whatever the server does, a call ends in
 bounded time and raises nothing.
 """
@@ -59,7 +58,6 @@ class Remote:
 def remote(url: str, secret: bytes) -> Remote | None:
     """Return the server that a URL names; None for "". Raise BadOptionValue.
 
-
     A secret is required because the server returns machine code, and many servers accept files from anybody who
     reaches them. Each secret has its own key space, so that users with different secrets do not replace each
     other's files.
@@ -69,7 +67,7 @@ def remote(url: str, secret: bytes) -> Remote | None:
     if url.partition("://")[0] not in SCHEMES:
         raise BadOptionValue("cache_url", shown(url), f"it starts with {', '.join(f'{s}://' for s in SCHEMES)}")
     if not secret:
-        reason = "whoever can write to a shared store could run code here, so it needs a secret: set cache_key_file"
+        reason = "users who can write to a shared store could run code here, so it needs a secret: set cache_key_file"
         raise BadOptionValue("cache_url", shown(url), reason)
     _connection(url)
     return Remote(url, hmac.new(secret, b"altbackend shared store", hashlib.sha256).hexdigest()[:16])
@@ -138,7 +136,6 @@ def _client(url: str) -> tuple[Any, type[Exception]]:
 
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
     """Return or raise the outcome of `call` if it ends in time. Raise TimeoutError otherwise.
-
 
     Looking up a host, or an answer that comes byte by byte, may take any time. After a timeout the thread ends with
     its connection, or waits for the resolver without blocking anything.

@@ -1,6 +1,5 @@
 """Seals of cache files: the digest at a file's end proves it complete, unmoved and, with a secret, authentic.
 
-
 The seal is at the end because a shared library followed by more bytes is still loadable.
 """
 

@@ -27,7 +27,6 @@ class StoredFile:
 class Store:
     """Files under `folder`, sealed with `secret` if there is one, of at most `most_bytes` in total (0: no limit).
 
-
     A name is a path relative to the folder, with slashes; it is part of the seal. A file that the folder lacks is
     looked for in `read_only` folders, then on the server `shared`. A file from the server is stored in the folder.
     """

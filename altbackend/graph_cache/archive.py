@@ -1,6 +1,5 @@
 """Compiled graphs in one file, to carry to another folder or machine: entries with the machine code they need.
 
-
 An archive is a zip file of the store's sealed files and of `bundle.json`, which lists them. All files are checked
 before the first one is written; nothing is unpickled or run.
 """
@@ -92,7 +91,6 @@ def _files(graphs: Iterable[EntryPath]) -> Iterator[tuple[str, Store]]:
 
 def unpack(store: Store, file: IO[bytes], called: str) -> Contents:
     """Write the files of an archive into a store. Raise OSError, or BadBundle before any file is written.
-
 
     `called` names the archive in the error.
     """

@@ -1,6 +1,5 @@
 """Compiled graphs in the files of `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`.
 
-
 A process that loads artifacts before it compiles anything must import this module first: torch knows only the kinds of
 artifacts that are registered with it.
 """

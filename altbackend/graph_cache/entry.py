@@ -20,7 +20,6 @@ from .key import resolve
 def attributes(gm: GraphModule) -> dict[int, str]:
     """Return the path from the outermost graph of each value that a `get_attr` node reads, by the value's `id`.
 
-
     Includes the nodes of graphs inside it. Must be called before the graph is compiled.
     """
     paths: dict[int, str] = {}

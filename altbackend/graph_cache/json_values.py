@@ -127,7 +127,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 def encode_calls(gm: GraphModule) -> list[Any]:
     """Return a row [name, target, arguments] for each node of a graph of inputs and calls; the results are last.
 
-
     Raise NotCacheable if the graph has constants.
     """
     out: list[Any] = []

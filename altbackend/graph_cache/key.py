@@ -30,7 +30,6 @@ MOST_CHARS = 200  # of each value in an explanation
 def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
     """Return all that the code of a functional graph depends on. `job` is the compilation job, by field.
 
-
     Names of nodes are included, since the host program uses them; lines of the user's code are not (`lines_of`).
     Raise NotCacheable or CompilerMissing.
     """
@@ -216,7 +215,6 @@ def options_of(cfg: Config) -> dict[str, str]:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of all software that makes code. The package's own version is the digest of its files.
-
 
     The files are read once per process.
     """

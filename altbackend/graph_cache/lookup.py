@@ -101,7 +101,7 @@ def find(query: Query, trace: Trace) -> Hit | Miss:
             return Miss(query)
         with trace.stage("cache"):
             return Hit(query, entry.read(stored["code"], query.gm), start)
-    except Exception as cause:  # whatever is wrong with an entry, compiling the graph anew is right
+    except Exception as cause:  # an entry with any defect is a miss
         return unusable(query, cause, trace)
 
 

@@ -1,6 +1,5 @@
 """The cache of graphs as Dynamo captured them: a hit loads their compiled parts without AOTAutograd.
 
-
 An entry names the compiled graphs that AOTAutograd made of a captured graph (stored by `graph_cache/lookup.py`) and
 holds the plan to call them (`runtime.aot_wrapper.Plan`). Graphs that need more of AOTAutograd than a plan can express
 are traced in every process.
@@ -78,7 +77,6 @@ def load_cached(
 ) -> Callable[..., Any] | None:
     """Return the callable of a cached graph, or None on a miss. `load` makes a callable of a part's code and job.
 
-
     `on_overlap` is called instead with inputs that share memory, if the graph writes one of them.
     """
     stored = entry_files.read(query.path)
@@ -93,7 +91,7 @@ def load_cached(
         if not torch_api.conditions_hold(stored["conditions"], query.numbers):
             trace.decision("warm start", trace.graph_name, "miss", "conditions on sizes that do not hold here")
             return None
-    except Exception as cause:  # whatever is wrong with an entry, compiling the graph anew is right
+    except Exception as cause:  # an entry with any defect is a miss
         trace.decision("warm start", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
     artifacts.record(query.path)
@@ -117,7 +115,6 @@ def _load_part(ref: Mapping[str, Any], gm: GraphModule, cfg: Config, load: Load)
 
 class Recording:
     """Follows one captured graph through AOTAutograd, and stores its entry once all its parts are compiled.
-
 
     A thread of autograd may compile the backward, when it first runs. If `query` is a reason, nothing is stored.
     """

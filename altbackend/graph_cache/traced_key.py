@@ -74,7 +74,6 @@ def _called(gm: GraphModule) -> list[Node]:
 def _calls(gm: GraphModule, lifted: Mapping[str, int], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the name and text of every node. Raise NotCacheable.
 
-
     `lifted` numbers the parameters and buffers, whose content does not matter.
     """
     for n in gm.graph.nodes:

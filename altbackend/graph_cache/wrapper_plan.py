@@ -32,7 +32,6 @@ _PLAIN, _UNVIEWED, _INPUT, _VIEW = "non_alias", "unsafe_view_alias", "is_input",
 def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
     """Return the plan of an inference or forward graph from AOTAutograd's metadata, before its backward is known.
 
-
     Raise NotCacheable.
     """
     for name, what in _REFUSED.items():

@@ -17,7 +17,6 @@ from ..runtime.cuda_graphs import ALL
 class Part:
     """A part of a graph, by names of nodes.
 
-
     `roots`: values to compute. `as_inputs`: calls whose results become inputs. `bypassed`: calls that are left out,
     with the operand that replaces each.
     """

@@ -1,6 +1,5 @@
 """Delta debugging over an FX graph: it searches for the smallest part that still fails in the same way.
 
-
 Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002: try complements of
 ever smaller chunks. A graph allows more than a list: each prefix is a graph, and any value can become an input.
 """
@@ -45,7 +44,6 @@ class NoFailure(Exception):
 
 def minify(path: Path, modules: Sequence[str], seconds: float, most_trials: int) -> Shrunk:
     """Write a smaller file beside `path`, as `NAME_min.py`, that fails in the same way. Raise NoFailure.
-
 
     `modules` are imported by the trial files and by the result. A trial may take `seconds`.
     """

@@ -22,7 +22,6 @@ MOST_FILES = 32  # files in the temporary folder; the oldest are removed
 def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path | None:
     """Write the program that compiles `gm` again. Return its path, or None with a recorded decision if that fails.
 
-
     Nothing is written under `repro="never"`. Never raises, since the caller already has a failure to report.
     """
     if trace.cfg.repro == "never":

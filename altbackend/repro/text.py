@@ -1,6 +1,5 @@
 """A functional graph as a Python program that rebuilds it, with inputs of the same geometry.
 
-
 The program defines `OPTIONS`, `JOB`, `inputs(make)` and `Graph`, which `altbackend.repro.rebuild` reads. Run as a
 script, it compiles the graph, compares a call with eager, and prints the verdict.
 """
@@ -63,7 +62,6 @@ def text_of(
     gm: GraphModule, cfg: Config, job: Mapping[str, Any], title: str, file: str, modules: Sequence[str] = ()
 ) -> str:
     """Return the program for a graph whose nodes carry traced values. `modules` are imported first. Raise NotWritable.
-
 
     Inputs, and constants of more than `LARGEST_CONSTANT` elements, become random numbers with a fixed seed. Varying
     sizes keep their symbols, with the value that tracing saw.

@@ -1,6 +1,5 @@
 """Wrappers that make a traced call of its compiled graphs, without AOTAutograd.
 
-
 A compiled graph knows nothing of autograd. `inference` and `training` return the callable that Dynamo puts in the
 user's program. It returns inputs that are results, advances versions of inputs that the graph writes, and puts a
 `torch.autograd.Function` around the forward and the backward.
@@ -38,7 +37,6 @@ class Tangent:
 class Alias:
     """A result that is a view of an input, and is rebuilt from that input.
 
-
     `steps` lead from the input to the result. Without steps, which is the case for symbolic sizes, the view has the
     geometry that the graph returns and the input's dtype.
     """
@@ -52,7 +50,6 @@ class Alias:
 @dataclass(frozen=True)
 class Plan:
     """The plan to make a traced call of compiled graphs. Its numbers are indices of the call's inputs and results.
-
 
     `same`: for each result, the input that it is, or -1. `dynamic`: for each result, the dimensions that torch
     marks as varying. `written`: inputs whose version a call advances. `changed`: all inputs whose memory a call
@@ -87,7 +84,6 @@ class _Hidden:
 def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[Any, ...] = ()) -> Callable[..., Any]:
     """Return the callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
 
-
     `lifted` holds the tensors that the graph takes before the inputs.
     """
     autocast_off, finish = _autocast_off(), _finish(plan, mark)
@@ -112,7 +108,6 @@ def training(
     lifted: tuple[Any, ...] = (),
 ) -> Callable[..., Any]:
     """Return the callable of a forward and its backward.
-
 
     `deterministic` is torch's setting that they were compiled for. `lifted` holds the tensors that the graph takes
     before the inputs.

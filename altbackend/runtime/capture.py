@@ -51,7 +51,6 @@ class CudaCapture:
     def record(self, call: BoxedCall, args: list[Any], pool: Any) -> tuple[Replay, Sequence[Any]]:
         """Record `call(args)` without running it. Return the function that replays it, and its results in the pool.
 
-
         Errors of the call and the driver are raised, and nothing stays recorded.
         """
         graph = torch.cuda.CUDAGraph()

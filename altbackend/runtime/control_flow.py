@@ -1,6 +1,5 @@
 """Implementations of `cond`, `while_loop`, `scan`, `map` and `invoke_subgraph` on callables for their subgraphs.
 
-
 A subgraph takes its operands one by one and returns a tuple or one value. Its results are new tensors, except that
 subgraphs of `invoke` may return operands and views of them.
 """
@@ -63,7 +62,6 @@ def scan_rows(
     body: Subgraph, carried: Sequence[Any], rows: Sequence[torch.Tensor], more: Sequence[Any] = ()
 ) -> tuple[Any, ...]:
     """Repeat (*carried, *results) = body(*carried, *one row of each, *more) for each row.
-
 
     Return the last carried values, then the stacked results. Raise ValueError if there are no rows.
     """

@@ -1,6 +1,5 @@
 """Runtime of generated CUDA host programs: kernel launches through the driver, argument tables, streams.
 
-
 A launch is one call of `cuLaunchKernel` with an argument array that was laid out beforehand. Each argument is the
 address of a slot in a table of pointers or sizes, so only the table is written between launches.
 """
@@ -56,7 +55,6 @@ _thread = threading.local()
 def bind_context(device: int) -> None:
     """Give this thread the context of `device` if it has none: unlike torch's calls, the driver's do not make one.
 
-
     autograd's threads, which run backwards, start without a context. Raise RuntimeError if the driver refuses.
     """
     if getattr(_thread, "bound", False):
@@ -71,7 +69,6 @@ def bind_context(device: int) -> None:
 
 def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
     """Return a function `launch(programs, stream, arguments)` on the current device. Errors call the kernel `name`.
-
 
     Raise RuntimeError if the driver refuses the code.
     """
@@ -171,7 +168,6 @@ def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[A
 class ErrorFlag:
     """A number in pinned host memory that kernels set when an index is out of range.
 
-
     The next call reads it, since reading it earlier would wait for the device. Eager's own checks on a GPU are as
     late.
     """
@@ -194,7 +190,6 @@ class ErrorFlag:
 
 def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """Return a library result with the strides and the alignment that the kernels were generated for.
-
 
     A zero tensor without memory, such as the gradient of `sgn`, is copied into memory. Raise RuntimeError if its
     sizes differ from the traced ones.

@@ -1,6 +1,5 @@
 """Calls replayed from a CUDA graph (`mode="reduce-overhead"`).
 
-
 A call runs normally the first time, is recorded the second time, and replayed from then on. A user gets results in new
 memory, so that a later call never overwrites them. The values that a forward leaves for its backward stay in the
 recording's memory; while any of them is alive, a second recording or the plain call does the work.
@@ -44,7 +43,6 @@ class Capture(Protocol):
 @dataclass(frozen=True)
 class Signature:
     """The properties of a graph that are known when it is compiled.
-
 
     `static`: inputs whose address does not change; inputs from `static_from` on are static too. `written`: inputs
     that the graph writes. `user_outputs`: the number of leading results that a user sees; the others go to the

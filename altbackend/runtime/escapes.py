@@ -1,6 +1,5 @@
 """Detection of Python code that takes a tensor's memory by a method after which torch counts no writes.
 
-
 It is needed where the kernel cannot guard memory and the user asks for frozen results anyway (`freezing=True`). `watch`
 wraps those methods of `torch.Tensor`. Memory counts as exposed while anything but its tensors refers to it.
 """

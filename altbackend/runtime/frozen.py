@@ -1,6 +1,5 @@
 """The weight prologue: results that depend only on parameters, cached between calls until a parameter is written.
 
-
 `Frozen` runs a graph's weight prologue and caches its results for each set of parameters. A `Watch` guards the
 parameters: `by_pages` has the kernel note every write (page_guard.py). `Versions` (option `freezing=True`, where pages
 cannot be guarded) relies on torch's version counters and on escapes.py.
@@ -47,7 +46,6 @@ Watch = Callable[[Sources], ParameterGuard]  # raises page_guard.NotGuardable
 def refresh_all() -> None:
     """Recompute everything that depends only on parameters at the next call of each compiled graph.
 
-
     Needed only with `freezing=True`, after a write that neither torch counts nor escapes.py detects.
     """
     for frozen in list(_alive):
@@ -56,7 +54,6 @@ def refresh_all() -> None:
 
 def by_pages(library: Callable[[], ctypes.CDLL]) -> Watch:
     """Return the watch that uses the kernel's notes of writes.
-
 
     `library` returns the compiled check; it may raise the errors of a build.
     """
@@ -72,8 +69,7 @@ def by_pages(library: Callable[[], ctypes.CDLL]) -> Watch:
 
 
 class Versions:
-    """Guards tensors by version counters, strides, steps of optimizers, and by who has taken their memory.
-
+    """Guards tensors by version counters, strides, optimizer steps, and detection of code that takes their memory.
 
     The tensors must stay at their addresses in living storages. Raise NotGuardable for tensors without a counter.
     """
@@ -110,7 +106,6 @@ def by_pages_or_versions(library: Callable[[], ctypes.CDLL]) -> Watch:
 class CachedResults:
     """The results for one set of parameters.
 
-
     `changes` counts changes in a row, with no unchanged call between them. `pause`: the number of calls for which
     no guard is made. `owners`: references to the parameters' storages.
     """
@@ -124,7 +119,6 @@ class CachedResults:
 
 class Frozen:
     """Calls `main` on the inputs numbered `main_inputs`, followed by the results of the weight prologue.
-
 
     `watch` guards the inputs numbered `prologue_inputs`, which the prologue takes. If it raises NotGuardable, the
     prologue runs in every call. `in_place`: new results take the storage of the old ones, whose addresses a CUDA

@@ -25,7 +25,6 @@ def accepting_any_gradient(
 ) -> BoxedCall:
     """Return a compiled backward that accepts its gradients, the inputs from `first` to before `end`, in any form.
 
-
     `negative`: gradients that were traced with torch's negative bit, as their results were. The check costs a third
     of a microsecond per gradient. Batched gradients (`is_grads_batched`) are computed one by one.
     """

@@ -41,7 +41,6 @@ class Workspace:
 class Workspaces:
     """The workspaces of one graph. Each running call takes its own, so that concurrent calls never share one.
 
-
     `slots`: length of the pointer table. `fixed`: constants, which this object keeps alive. `keep`: whether
     workspaces are reused by later calls. `others`: how many numbers, beyond the sizes that decide the layout, a
     call writes for its kernels.
@@ -100,7 +99,6 @@ def _window(arena: torch.Tensor, at: int, w: Window) -> torch.Tensor:
 class Library:
     """A built kernel library. `fn(name)` returns a segment that takes (pointers, scalars, threads, error).
 
-
     The library stays mapped while it or one of its segments is referenced. Raise OSError.
     """
 
@@ -120,7 +118,6 @@ class Library:
 
 def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """Return a library result with the strides that the kernels were generated for; copy only if they differ.
-
 
     A zero tensor without memory, such as the gradient of `sgn`, is copied into memory. Raise RuntimeError if its
     sizes differ from the traced ones: kernels would read beyond the tensor.
@@ -158,7 +155,6 @@ def retyped(
 ) -> torch.Tensor:
     """Return the bytes from the first element of `t` on as a tensor of another dtype; `offset` counts its elements.
 
-
     Raise RuntimeError if the storage of `t` is too small.
     """
     begin = t.storage_offset() * t.itemsize // dtype.itemsize + offset
@@ -181,7 +177,6 @@ def wrong_sizes(t: torch.Tensor, sizes: tuple[int, ...]) -> RuntimeError:
 
 def check_error(error: Any, lines: Sequence[str]) -> None:
     """Raise the error of eager for a kernel's error. `error` is (code, index, size); code 0 means no error.
-
 
     Raise IndexError (1) or RuntimeError (3) for an index out of range, RuntimeError (2) for a division by zero.
     """

@@ -1,6 +1,5 @@
 """The vector instructions of this CPU, and the compiler flags of generated C++.
 
-
 `detect` reads /proc/cpuinfo; it compiles and runs nothing.
 """
 
@@ -61,7 +60,6 @@ def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
 
 def flags(isa: Isa | None = None) -> tuple[str, ...]:
     """Return the compiler flags (g++ and clang++) for kernels of `isa`; None compiles for exactly this machine.
-
 
     Raise ValueError for an unknown name. The builder adds OpenMP and the include folder.
     """

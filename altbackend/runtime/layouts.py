@@ -15,7 +15,6 @@ Layouts = tuple[tuple[int, tuple[int, ...], bool], ...]  # input, its strides, w
 def with_traced_strides(call: BoxedCall, layouts: Layouts) -> BoxedCall:
     """Return `call` with its inputs copied into the given strides if they differ. Costs 0.1 us per input and call.
 
-
     Raise RuntimeError for an input that the graph writes, since the writes would go to the copy.
     """
     if not layouts:

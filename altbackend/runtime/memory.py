@@ -11,7 +11,6 @@ ALIGN = 64  # bytes: one cache line, and the widest vector
 def plan(blocks: Sequence[tuple[int, int, int]], reuse: bool = True) -> tuple[list[int], int]:
     """Return offsets in bytes for `(nbytes, first step, last step)` blocks, and the arena's size in bytes.
 
-
     Blocks are placed largest first, each at the lowest gap between placed blocks with an overlapping lifetime
     (greedy by size; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
@@ -33,7 +32,6 @@ def plan(blocks: Sequence[tuple[int, int, int]], reuse: bool = True) -> tuple[li
 
 class _Placed:
     """Placed blocks, indexed by their first step and by an interval tree of steps.
-
 
     Span `s` of the tree covers the spans 2s and 2s + 1. A lifetime is stored in the fewest spans that cover it.
     """

@@ -13,7 +13,6 @@ from .boxed import BoxedCall, boxed
 class Step:
     """A part of the graph. `call` takes a list of the values `inputs`, which it empties, and returns `outputs`.
 
-
     `dropped`: values that no later step reads.
     """
 

@@ -1,6 +1,5 @@
 """Guards of memory against writes, with the kernel's help, so that results computed from it are never stale.
 
-
 Linux can note that a page of private memory was written since it was last write-protected (`userfaultfd` with
 UFFD_FEATURE_WP_ASYNC, and the ioctl PAGEMAP_SCAN; Linux 6.7). The page tables hold the note, so no kind of access
 avoids it. No signal is raised, and the writer continues after one page fault.
@@ -160,7 +159,6 @@ class Pages:
     def changed(self, span: Span, protect: bool = False) -> Iterator[Span]:
         """Yield the pages of a span that were written since they were protected, or are missing.
 
-
         With `protect`, protect them again in the same step. Raise OSError if the kernel does not note writes.
         """
         regions = (_Region * _REGIONS)()
@@ -202,7 +200,6 @@ def pages() -> Pages | str:
 
 class Guard:
     """Detects writes to some tensors' memory since the guard was made or renewed.
-
 
     `library` holds the compiled check. The memory must exist. Raise NotGuardable.
     """

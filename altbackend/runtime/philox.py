@@ -1,6 +1,5 @@
 """Library calls for a graph's random numbers: its seeds from torch's generator, and numbers computed from a seed.
 
-
 The calls serve tensors whose size only data decides, where no kernel can run. Kernels produce the same numbers.
 """
 
@@ -20,7 +19,6 @@ EXACT_BITS = {torch.bfloat16: 8, torch.float16: 11}  # bits of a uniform number 
 
 def philox_seeds(count: int, device: torch.device) -> list[Tensor]:
     """Return `count` seeds, int64 [2] each with the first element used, from the device's default generator.
-
 
     A seed has two elements because kernels assume addresses that are multiples of 16 bytes.
     """

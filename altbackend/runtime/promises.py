@@ -10,7 +10,6 @@ def promised(
 ) -> torch.Tensor:
     """Return `t`, a result of `op`, if its geometry is the traced one. Raise AssertionError otherwise.
 
-
     Kernels read it by the traced geometry, so another one would be read out of bounds or in another order.
     """
     equal_strides = all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=False))

@@ -1,6 +1,5 @@
 """Checks of inputs that share memory: a graph that writes an input is valid only if inputs overlap as when traced.
 
-
 torch guards neither overlap nor storage offsets, unless sizes are symbolic. Graphs that write no input need no check.
 """
 
@@ -37,7 +36,6 @@ class Watch:
 
 def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[Any, ...] = ()) -> Call:
     """Return `call`, which gives inputs that overlap in another way than the traced ones to `on_overlap`.
-
 
     `lifted` holds the tensors that stand before the inputs where inputs are numbered. The check costs some
     microseconds per input that is not static, and a fraction of one per static input.
@@ -120,7 +118,6 @@ def span(t: torch.Tensor, number: int) -> Span:
 
 def relation_of(args: Sequence[Any]) -> tuple[Any, ...]:
     """Return, for each input, the first input with the same storage; its offset there and the storage's geometry.
-
 
     An input whose storage no other has gives None. Works on fake tensors too.
     """

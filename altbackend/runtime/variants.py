@@ -24,7 +24,6 @@ MOST = 8  # variants of one graph; beyond them it runs operator by operator
 class Variants:
     """Calls the variant of a captured graph for the inputs at hand, and compiles it if there is none.
 
-
     `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. If torch does not know
     that inputs overlap (two tensors on one array), or a variant cannot be compiled, the graph runs operator by
     operator, which is right for all inputs. One warning says so; under `strict`, the compilation error is raised.
@@ -92,7 +91,6 @@ class _Result:
 def without_values(gm: GraphModule) -> Callable[[], GraphModule]:
     """Return a function that rebuilds a captured graph.
 
-
     It keeps no traced values, since those keep all inputs of the graph alive. Building it takes about 4 us per
     node.
     """
@@ -123,7 +121,6 @@ def _texts(n: Node) -> dict[str, Any]:
 
 def transformed(call: Call, variants: Variants) -> Call:
     """Return `call`, which runs operator by operator under functorch transforms and for inputs with tangents.
-
 
     Compiled code supports neither. The check costs an eighth of a microsecond per call.
     """
