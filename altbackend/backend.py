@@ -67,7 +67,7 @@ def trace_and_compile(
 
     trace = recording.trace  # a recording would keep traced values alive
 
-    def compile_variant(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_variant(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         own = Recording("inputs overlap in another way than at the first call", trace)
         return compile_again(graph, inputs, cfg, number, own)
 
@@ -107,7 +107,7 @@ def compile_again(
 def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
     """Return the partitioner for AOTAutograd: it runs the passes over a joint graph and splits it."""
 
-    def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: Any) -> object:
         trace = Trace(f"graph{number}_joint", cfg)
         fx_passes.run_users(cfg.joint_custom_pre_pass, joint)
         _joint_passes(joint, cfg, trace)
@@ -217,7 +217,7 @@ def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) 
     return error
 
 
-def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[Any]], Any]:
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], Any]:
     """Return a callable that runs the traced graph operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision("graph", trace.graph_name, "library calls only", error.headline)

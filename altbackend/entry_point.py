@@ -32,7 +32,7 @@ _graphs = itertools.count()
 
 def alt(
     gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -69,7 +69,7 @@ def _variants(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Variants:
     It imports the compiler if called.
     """
 
-    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         recording = traced.Recording("inputs overlap in another way than at the first call", trace)
         return altbackend.compile_again(graph, inputs, cfg, next(_graphs), recording)
 

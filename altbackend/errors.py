@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 # Field values are text by the time they are formatted; a compiler's output can be longer than useful.
 MAX_COMPILER_LINES = 20
@@ -47,18 +47,18 @@ class AltError(RuntimeError):
     def __str__(self) -> str:
         return self.text()
 
-    def __reduce__(self) -> tuple[Callable[..., AltError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., AltError], tuple[object, ...]]:
         return type(self), tuple(getattr(self, item.name) for item in fields(self))
 
 
-class _Facts(dict[str, Any]):
+class _Facts(dict[str, object]):
     """Looks up template names as attributes of the error."""
 
     def __init__(self, error: AltError) -> None:
         super().__init__()
         self.error = error
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         return getattr(self.error, name)
 
 

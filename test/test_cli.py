@@ -43,8 +43,8 @@ def test_kept_graphs_are_counted_checked_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path))
-    kept = open_store(resolve())
-    places = [entry_files.EntryPath(kept, "family", name) for name in "ab"]
+    store = open_store(resolve())
+    places = [entry_files.EntryPath(store, "family", name) for name in "ab"]
     assert main(["cache", "stats"]) == 0
     assert main(["cache", "explain-miss"]) == 0
     assert [entry_files.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
@@ -55,7 +55,7 @@ def test_kept_graphs_are_counted_checked_and_removed(
     assert f"damaged: {places[0].file}" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert "2 graphs removed" in capsys.readouterr().out
-    assert entry_files.entry_paths(kept) == []
+    assert entry_files.entry_paths(store) == []
 
 
 # --- doctor ---
@@ -138,9 +138,9 @@ def test_cache_folder_order(tmp_path: Path) -> None:
 def test_an_empty_home_is_not_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "/"):
         monkeypatch.setenv("HOME", name)
-        found = cache_folder(Config(), {})
-        assert (found == Path("/.cache/altbackend")) == (name == "/")
-        assert found.is_absolute()
+        folder = cache_folder(Config(), {})
+        assert (folder == Path("/.cache/altbackend")) == (name == "/")
+        assert folder.is_absolute()
 
 
 def test_a_usable_folder_is_made_and_left_empty(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a process holds does not grow with graphs that it has compiled and forgotten; memory is for the benchmark."""
+"""Resources of a process do not grow with graphs that it has compiled and dropped; a benchmark measures memory."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _events_us(run: Step) -> float:
     return float(begin.elapsed_time(end)) * 1e3
 
 
-def _answer(path: str, device: torch.device) -> dict[str, Any]:
+def _answer(path: str, device: torch.device) -> dict[str, object]:
     try:
         return {"microseconds": measure(json.loads(Path(path).read_text()), device)}
     except Exception as cause:

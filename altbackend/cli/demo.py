@@ -65,7 +65,7 @@ def run(backend: str, models: Sequence[str] | None, device: str, seconds: float)
     return int(bool(wrong))
 
 
-def backend_named(name: str) -> Callable[[nn.Module], Any]:
+def backend_named(name: str) -> Callable[[nn.Module], object]:
     """Return a function that compiles a module. "alt" works without installation too, where torch finds no entry
     point.
     """

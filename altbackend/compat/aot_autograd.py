@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, free_unbacked_symb
 from torch.utils._pytree import tree_leaves
 
 
-def core_decompositions() -> dict[Any, Callable[..., Any]]:
+def core_decompositions() -> dict[object, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
     torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
@@ -63,7 +63,7 @@ def partition_settings() -> str:
     return f"torch._functorch.config.{changed[0]} is set" if changed else ""
 
 
-def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any) -> Callable[..., Any]:
+def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: object) -> Callable[..., Any]:
     """Return a backend in which AOTAutograd traces a captured graph and calls the given compilers on its parts.
 
     `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
@@ -72,7 +72,7 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any
     forward = kwargs["fw_compiler"]
     compilers = {"inference_compiler": forward, **kwargs}
 
-    def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    def compile_backward(gm: torch.fx.GraphModule, inputs: object) -> Any:
         return untraced(untraced(bw_compiler or forward)(gm, inputs))
 
     def build(gm: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -87,7 +87,7 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any
     return build
 
 
-def untraced(fn: Any) -> Any:
+def untraced(fn: object) -> Any:
     """Return `fn` such that Dynamo calls it without tracing it."""
     disable: Any = torch._dynamo.disable
     return disable(fn, reason="compilers and what they return are not traced")

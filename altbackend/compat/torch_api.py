@@ -262,7 +262,7 @@ def shape_env_of(node: torch.fx.Node) -> Any:
 
 def path_steps(path: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return a path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("//", d), ..."""
-    steps: list[tuple[str, Any]] = []
+    steps: list[tuple[str, object]] = []
     for key in path:
         match type(key).__name__:
             case "SequenceKey":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.options import Config
 from ..disk_cache.storage import Store, open_store
@@ -165,7 +165,7 @@ def _read(content: bytes | None, warps: int) -> Cubin | None:
         return None
 
 
-def _request(job: Job) -> dict[str, Any]:
+def _request(job: Job) -> dict[str, object]:
     return {
         "key": job.key,
         "name": job.name,

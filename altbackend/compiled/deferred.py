@@ -27,10 +27,10 @@ class DeferredBuild(Generic[Built]):
     build: Callable[[], Built]
     load: Callable[[Built], BoxedCall]
     failed: Callable[[Exception], BoxedCall]
-    before_wait: Callable[[list[Any]], object] | None = None
+    before_wait: Callable[[list[object]], object] | None = None
     owner: int = field(default_factory=os.getpid)
 
-    def wait(self, args: list[Any]) -> BoxedCall:
+    def wait(self, args: list[object]) -> BoxedCall:
         """Return the callable once it can run. `args` are the inputs of the first call."""
         if self.before_wait is not None:
             self.before_wait(args)
@@ -45,7 +45,7 @@ def build_at_first_call(deferred: DeferredBuild[Built]) -> BoxedCall:
     lock, waiting, ready = threading.Lock(), [deferred], list[BoxedCall]()
 
     @boxed
-    def run(args: list[Any]) -> Sequence[Any]:
+    def run(args: list[object]) -> Sequence[Any]:
         if not ready:
             with lock:
                 if waiting:  # another thread may have been faster

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from ..runtime import page_guard
 from ..runtime.frozen import Watch, by_pages, by_pages_or_versions
 
 
-def decide_freezing(cfg: Config, inputs: Sequence[Any]) -> tuple[Config, str]:
+def decide_freezing(cfg: Config, inputs: Sequence[object]) -> tuple[Config, str]:
     """Return `cfg` with `freezing="auto"` decided for a graph with these inputs, and the reason.
 
     Parameters must be real.
@@ -26,7 +25,7 @@ def decide_freezing(cfg: Config, inputs: Sequence[Any]) -> tuple[Config, str]:
     return replace(cfg, freezing=False if reason else "guarded"), reason or "the kernel guards the parameters' memory"
 
 
-def _refusal(inputs: Sequence[Any]) -> str:
+def _refusal(inputs: Sequence[object]) -> str:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if any(t.device.type != "cpu" for t in tensors):
         return "memory of a device cannot be guarded"

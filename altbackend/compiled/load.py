@@ -75,11 +75,11 @@ def bind_deferred(
     show(code, cfg, trace)
     frozen = None if code.weight_prologue is None else _frozen(code, cfg, _not_bound)
 
-    def build_() -> list[Any]:
+    def build_() -> list[object]:
         with building:
             return build(code, cfg)
 
-    def bind_(built: list[Any]) -> BoxedCall:
+    def bind_(built: list[object]) -> BoxedCall:
         main = _main(code, built, cfg, trace, job)
         if frozen is None:
             return main
@@ -91,7 +91,7 @@ def bind_deferred(
     return layouts.with_traced_strides(build_at_first_call(deferred), code.layouts)
 
 
-def _not_bound(args: list[Any]) -> Sequence[Any]:
+def _not_bound(args: list[object]) -> Sequence[Any]:
     raise AssertionError("the graph ran before its kernels were built")
 
 
@@ -129,7 +129,7 @@ def show(code: Code, cfg: Config, trace: Trace) -> None:
         show(subgraph.code, cfg, Trace(f"{trace.graph_name}_{subgraph.names[0]}", cfg))
 
 
-def build(code: Code, cfg: Config) -> list[Any]:
+def build(code: Code, cfg: Config) -> list[object]:
     """Return the binaries of each part of `code.with_subgraphs()`.
 
     The binaries are a library or None on a CPU, and the machine code of each launch on a GPU. They are built now,
@@ -143,7 +143,7 @@ def build(code: Code, cfg: Config) -> list[Any]:
     ]
 
 
-def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
+def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
         call = _load(code, iter(built), cfg)
@@ -172,7 +172,7 @@ def _load(code: Code, built: Iterator[Any], cfg: Config) -> BoxedCall:
 
 def _load_cuda(code: Code, cubins: Sequence[Any], constants: Mapping[str, Any], cfg: Config) -> BoxedCall:
     with torch_api.cuda_device(code.device), torch_api.real_tensors():
-        loaded: dict[int, Any] = {}
+        loaded: dict[int, object] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
         return load(code.python, cfg, [loaded[id(c)] for c in cubins], constants)

@@ -60,7 +60,7 @@ def compile_subgraphs(
     return CompiledSubgraphs(tuple(subgraphs), tuple(uncompiled))
 
 
-def _identity(gm: GraphModule) -> Any:
+def _identity(gm: GraphModule) -> object:
     """Return a value that is equal for graphs with equal calls, values and constants."""
     try:
         return content_of(gm)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-Convert = Callable[[Any], Any]
+Convert = Callable[[object], Any]
 
 
 def same(value: Any) -> Any:
@@ -39,22 +39,22 @@ class Ignored:
 class Refused:
     """Only the values in `harmless` are accepted, without effect; any other value is an error with `reason`."""
 
-    harmless: tuple[Any, ...]
+    harmless: tuple[object, ...]
     reason: str
 
 
 Row = Renamed | Ignored | Refused
 
 
-def _eager_numerics(value: Any) -> str | None:
+def _eager_numerics(value: object) -> str | None:
     return "eager" if value else None
 
 
-def _true_or_default(value: Any) -> bool | None:
+def _true_or_default(value: object) -> bool | None:
     return True if value else None
 
 
-def _threads(value: Any) -> Any:
+def _threads(value: object) -> Any:
     return 0 if value == -1 else value
 
 
@@ -64,11 +64,11 @@ def _isa_from_bits(bits: Any) -> str | None:
     return {512: "avx512", 256: "avx2"}.get(bits, "generic")
 
 
-def _start(value: Any) -> Any:
+def _start(value: object) -> Any:
     return "subprocess" if value == "fork" else value
 
 
-def _compiler(value: Any) -> Any:
+def _compiler(value: object) -> Any:
     """Return the last name of a candidate tuple `(None, "g++")`, or the name itself."""
     if isinstance(value, (tuple, list)):
         named = [item for item in value if item]

@@ -27,7 +27,7 @@ class OptionSpec:
 
 
 def _option(
-    default: Any,
+    default: object,
     doc: str,
     affects: Affects,
     *,
@@ -202,7 +202,7 @@ class Config:
         return self.freezing in (True, "guarded")
 
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType({item.name: item.default for item in fields(Config)})
+DEFAULTS: Mapping[str, object] = MappingProxyType({item.name: item.default for item in fields(Config)})
 SPECS: Mapping[str, OptionSpec] = MappingProxyType({item.name: item.metadata["spec"] for item in fields(Config)})
 
 

@@ -39,7 +39,7 @@ def resolve(
     return Config(**values)
 
 
-def notes(options: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def notes(options: Mapping[str, object] | None) -> list[tuple[str, str]]:
     """Return `(name, reason)` for each accepted TorchInductor name in `options` that has no effect here."""
     named = [(name, NAMES.get(_normal(name))) for name in options or {}]
     return [(name, row.reason) for name, row in named if isinstance(row, (Ignored, Refused))]
@@ -60,7 +60,7 @@ def variable_of(name: str) -> str:
     return f"ALTBACKEND_{name.upper()}"
 
 
-def _from_env(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_env(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the values of the variables that are set and not empty; a custom pass has no text form."""
     values: dict[str, Any] = {}
     for name, spec in SPECS.items():
@@ -72,7 +72,7 @@ def _from_env(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _parse(name: str, text: str, variable: str) -> Any:
+def _parse(name: str, text: str, variable: str) -> object:
     kind, choices = type(DEFAULTS[name]), SPECS[name].choices
     if True in choices and text.lower() in _TRUE + _FALSE:
         return text.lower() in _TRUE
@@ -88,10 +88,10 @@ def _parse(name: str, text: str, variable: str) -> Any:
     return text
 
 
-def _from_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return checked values. The backend's own names override TorchInductor's, whatever their order."""
-    renamed: dict[str, Any] = {}
-    native: dict[str, Any] = {}
+    renamed: dict[str, object] = {}
+    native: dict[str, object] = {}
     for spelling, value in options.items():
         name = _normal(spelling)
         if name in SPECS:
@@ -101,7 +101,7 @@ def _from_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return renamed | native
 
 
-def _inductor_option(spelling: str, name: str, value: Any) -> dict[str, Any]:
+def _inductor_option(spelling: str, name: str, value: object) -> dict[str, Any]:
     """Return the option that a TorchInductor option sets here, or nothing."""
     match NAMES.get(name):
         case None:
@@ -135,7 +135,7 @@ def _check(name: str, value: Any, source: str) -> Any:
     return value
 
 
-def _passes(name: str, value: Any, source: str) -> Passes:
+def _passes(name: str, value: object, source: str) -> Passes:
     if value is None:
         return ()
     passes = tuple(value) if isinstance(value, Iterable) and not callable(value) else (value,)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ..disk_cache import seal
 from ..disk_cache.storage import Store
@@ -120,7 +120,7 @@ def _contents(archive: zipfile.ZipFile) -> Contents:
         raise _Bad("it uses a compression method that bundles do not use")
     if LIST not in archive.namelist():
         raise _Bad("it holds no list of its files, so it is not a bundle")
-    listed: Any = json.loads(archive.read(LIST))
+    listed: object = json.loads(archive.read(LIST))
     if not isinstance(listed, dict) or listed.get("format") != FORMAT:
         raise _Bad(f"its format is not {FORMAT}")
     names, made_by = listed.get("files"), listed.get("versions")

@@ -90,7 +90,7 @@ def takes_constants(stored: Mapping[str, Any]) -> bool:
     return own or any(takes_constants(subgraph["code"]) for subgraph in stored["subgraphs"])
 
 
-def _write_constant(name: str, value: Any, paths: Mapping[int, str]) -> Any:
+def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> Any:
     if isinstance(value, torch.Tensor) and (content := small_constants.write(value)) is not None:
         return {"tensor": content}
     if id(value) in paths:
@@ -106,7 +106,7 @@ def _read_constant(stored: Any, gm: GraphModule) -> Any:
     return resolve(gm, stored["attribute"]) if "attribute" in stored else decode(stored)
 
 
-def _write_jobs(jobs: tuple[Job, ...]) -> dict[str, Any]:
+def _write_jobs(jobs: tuple[Job, ...]) -> dict[str, object]:
     """Return the distinct jobs, and for each launch the number of its job."""
     distinct = dict.fromkeys(jobs)
     number = {job: k for k, job in enumerate(distinct)}

@@ -27,7 +27,7 @@ MOST_NAMED = 3  # differences that an explanation lists
 MOST_CHARS = 200  # of each value in an explanation
 
 
-def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
+def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, object]) -> Parts:
     """Return all that the code of a functional graph depends on. `job` is the compilation job, by field.
 
     Names of nodes are included, since the host program uses them; lines of the user's code are not (`lines_of`).
@@ -105,7 +105,7 @@ def _call(n: Node) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _target(target: Any) -> str:
+def _target(target: object) -> str:
     return json.dumps(encode(target))
 
 
@@ -163,7 +163,7 @@ def _inner(gm: GraphModule, n: Node) -> str:
 # --- symbolic sizes --------------------------------------------------------------------------------------------------
 
 
-def sizes_of(values: Iterable[Any]) -> dict[str, str]:
+def sizes_of(values: Iterable[object]) -> dict[str, str]:
     """Return the ranges of the symbols in traced values, and the conditions on them that tracing has met."""
     environments: dict[sympy.Symbol, Any] = {}
     for value in values:
@@ -180,7 +180,7 @@ def sizes_of(values: Iterable[Any]) -> dict[str, str]:
     return out
 
 
-def numbers_of(x: Any) -> Iterator[Any]:
+def numbers_of(x: object) -> Iterator[Any]:
     """Yield the symbolic numbers of a traced value."""
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield x

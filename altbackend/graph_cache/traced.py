@@ -29,7 +29,7 @@ from .json_values import NotCacheable
 from .key import Parts, key_of
 from .traced_key import family_of, lines_of, parts_of
 
-Load = Callable[[Code, Mapping[str, Any]], BoxedCall]
+Load = Callable[[Code, Mapping[str, object]], BoxedCall]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class GraphRef:
     job: Mapping[str, Any]
 
 
-def query_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Query | str:
+def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | str:
     """Return the query for a graph as captured, before any pass; or the reason why the graph is not looked up."""
     if not cfg.warm_start:
         return "option warm_start is off"

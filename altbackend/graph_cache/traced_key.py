@@ -27,7 +27,7 @@ _LOCAL_ARGUMENTS = "triton_kernel_wrapper"
 _INPUTS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def parts_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> key.Parts:
+def parts_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> key.Parts:
     """Return all that compiling a captured graph depends on. Raise NotCacheable."""
     if reason := uncacheable(cfg) or torch_api.hooks_on_saved_tensors():
         raise NotCacheable(reason)
@@ -90,13 +90,13 @@ def _calls(gm: GraphModule, lifted: Mapping[str, int], prefix: str = "") -> Iter
             raise NotCacheable(f"{n.name} has a size that only data decides")
 
 
-def _attribute(value: Any, lifted: Mapping[str, int], path: str) -> str:
+def _attribute(value: object, lifted: Mapping[str, int], path: str) -> str:
     if isinstance(value, GraphModule):
         return f"graph {hashlib.sha256(json.dumps(dict(_calls(value, lifted, f'{path}.'))).encode()).hexdigest()}"
     return key.content_of(value)
 
 
-def _target(target: Any) -> str:
+def _target(target: object) -> str:
     """Return the name of a called function if it belongs to torch or Python. Raise NotCacheable otherwise."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(target)
@@ -118,19 +118,19 @@ def _target(target: Any) -> str:
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _value(n: Node) -> Any:
+def _value(n: Node) -> object:
     value = n.meta.get("example_value")
     if not isinstance(value, (torch.Tensor, int, torch.SymInt)):
         raise NotCacheable(f"{n.name}, an input of type {type(value).__name__}")
     return value
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     """Return whether a value is not a tensor subclass. A parameter may be declared as another kind of tensor."""
     return not isinstance(value, torch.Tensor) or (type(value) in _INPUTS or torch_api.is_fake(value))
 
 
-def _input(n: Node | None, value: Any, real: Any) -> str:
+def _input(n: Node | None, value: object, real: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"{type(real).__name__} {key.describe(value)}"
     flags = [
@@ -141,7 +141,7 @@ def _input(n: Node | None, value: Any, real: Any) -> str:
     return f"{key.describe(value)} {' '.join(flags)}"
 
 
-def _refuse_shared(values: Sequence[Any]) -> None:
+def _refuse_shared(values: Sequence[object]) -> None:
     storages = [x.untyped_storage()._cdata for x in values if isinstance(x, torch.Tensor)]
     if len(set(storages)) != len(storages):
         raise NotCacheable("inputs that share memory")

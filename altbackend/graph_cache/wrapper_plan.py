@@ -13,7 +13,7 @@ from ..runtime.aot_wrapper import Alias, Plan, Tangent
 from ..runtime.views import OPERATORS, Step
 from .json_values import NotCacheable
 
-_NONE: tuple[Any, ...] = (0, None, False, (), [], {})
+_NONE: tuple[object, ...] = (0, None, False, (), [], {})
 # Attributes of AOTAutograd's metadata that must be empty, with the property of the graph that each one means.
 _REFUSED = {
     "tokens": "effects that are ordered by tokens",
@@ -68,9 +68,9 @@ def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
     return Alias(k, info.base_idx, bool(info.requires_grad))
 
 
-def _arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+def _arguments(args: Sequence[object]) -> tuple[Any, ...]:
     """Return the arguments of a view operator as `Step` stores them. Raise NotCacheable."""
-    out: list[Any] = []
+    out: list[object] = []
     for a in args:
         if isinstance(a, torch.dtype):
             out.append(str(a).removeprefix("torch."))

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from .text import NotWritable, text_of
 MOST_FILES = 32  # files in the temporary folder; the oldest are removed
 
 
-def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path | None:
+def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, object], title: str) -> Path | None:
     """Write the program that compiles `gm` again. Return its path, or None with a recorded decision if that fails.
 
     Nothing is written under `repro="never"`. Never raises, since the caller already has a failure to report.
@@ -36,7 +35,7 @@ def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: 
     return None
 
 
-def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path:
+def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, object], title: str) -> Path:
     if trace.folder:
         path = trace.folder.absolute() / "repro.py"
         path.parent.mkdir(parents=True, exist_ok=True)

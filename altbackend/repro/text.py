@@ -94,7 +94,7 @@ def _notes(cfg: Config) -> str:
     return f"Not in this file: the passes given as {', '.join(passes)}.\n\n" if passes else ""
 
 
-def _options(cfg: Config) -> dict[str, Any]:
+def _options(cfg: Config) -> dict[str, object]:
     values = {f.name: getattr(cfg, f.name) for f in fields(cfg) if f.name not in _NOT_WRITTEN}
     return {name: v for name, v in values.items() if v != DEFAULTS[name] and not SPECS[name].is_pass}
 
@@ -106,7 +106,7 @@ def _without_releases(lines: Any) -> list[str]:
     return "\n".join(cleaned).strip("\n").split("\n")
 
 
-def _imports(names: Mapping[str, Any], source: str) -> list[str]:
+def _imports(names: Mapping[str, object], source: str) -> list[str]:
     lines = {"import torch"}
     for name, value in names.items():
         if not re.search(rf"\b{name}\b", source):
@@ -132,7 +132,7 @@ def _inputs(gm: GraphModule) -> str:
     return "\n".join([*sizes, "    return [", *rows, "    ]"])
 
 
-def _input(n: Node, x: Any) -> str:
+def _input(n: Node, x: object) -> str:
     if isinstance(x, torch.Tensor):
         return f"make.tensor({geometry(x)}{n.meta.get('content', '')})"
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -142,7 +142,7 @@ def _input(n: Node, x: Any) -> str:
     raise NotWritable(f"the input {n.name} is of type {type(x).__name__}")
 
 
-def symbols(values: Sequence[Any]) -> dict[str, int]:
+def symbols(values: Sequence[object]) -> dict[str, int]:
     """Return the symbols in traced values, with the value that tracing saw or one in their range."""
     hints: dict[str, int] = {}
     for number in (n for value in values for n in numbers_of(value)):
@@ -151,7 +151,7 @@ def symbols(values: Sequence[Any]) -> dict[str, int]:
     return hints
 
 
-def numbers_of(x: Any) -> list[Any]:
+def numbers_of(x: object) -> list[Any]:
     """Return the symbolic numbers of an input."""
     numbers = (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) and x.layout == torch.strided else (x,)
     return [n for n in numbers if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool))]
@@ -182,7 +182,7 @@ def _constants(gm: GraphModule) -> list[str]:
     return [f"self.{name} = {_constant(name, getattr(gm, name, None))}" for name in names]
 
 
-def _constant(name: str, value: Any) -> str:
+def _constant(name: str, value: object) -> str:
     if not isinstance(value, torch.Tensor):
         raise NotWritable(f"the constant {name} is of type {type(value).__name__}")
     geometry_text = geometry(value)

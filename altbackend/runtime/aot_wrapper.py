@@ -18,7 +18,7 @@ from .boxed import BoxedCall
 from .gradients import are_batched, one_by_one, plain
 from .views import Step, replay
 
-Mark = Callable[[Any, set[int]], None]
+Mark = Callable[[object, set[int]], None]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
 
@@ -81,14 +81,14 @@ class _Hidden:
     tensor: torch.Tensor
 
 
-def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[Any, ...] = ()) -> Callable[..., Any]:
+def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()) -> Callable[..., Any]:
     """Return the callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
 
     `lifted` holds the tensors that the graph takes before the inputs.
     """
     autocast_off, finish = _autocast_off(), _finish(plan, mark)
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: object) -> list[Any]:
         inputs = [*lifted, *args]
         _advance(inputs, plan)
         bases = _bases(inputs, plan)
@@ -105,7 +105,7 @@ def training(
     plan: Plan,
     mark: Mark,
     deterministic: bool,
-    lifted: tuple[Any, ...] = (),
+    lifted: tuple[object, ...] = (),
 ) -> Callable[..., Any]:
     """Return the callable of a forward and its backward.
 
@@ -135,7 +135,7 @@ def _function(forward: BoxedCall, backward: Callable[..., Any], plan: Plan) -> t
         """One compiled forward and its backward."""
 
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: Any, *args: Any) -> object:
             with autocast_off():
                 values = list(forward(list(args)))
             end = len(values) - plan.sizes
@@ -156,7 +156,7 @@ def _function(forward: BoxedCall, backward: Callable[..., Any], plan: Plan) -> t
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> object:
             return backward(ctx, gradients)
 
     return Compiled
@@ -166,21 +166,21 @@ class _Once(torch.autograd.Function):
     """The autograd function of gradients that are themselves asked for a gradient; its backward raises."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[[], Any], anchor: torch.Tensor) -> Any:
+    def forward(ctx: object, compute: Callable[[], Any], anchor: torch.Tensor) -> object:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: Any) -> object:
         raise RuntimeError(
             "torch.compile with aot_autograd does not currently support double backward; "
             "compute second derivatives outside torch.compile"
         )
 
 
-def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[Any, Sequence[Any]], Any]:
+def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[object, Sequence[Any]], object]:
     autocast_off = _autocast_off()
 
-    def run(ctx: Any, gradients: Sequence[Any]) -> Any:
+    def run(ctx: Any, gradients: Sequence[Any]) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
         if torch.are_deterministic_algorithms_enabled() and not deterministic:
@@ -212,7 +212,7 @@ def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callab
     return run
 
 
-def _with_layout(gradient: Any, tangent: Tangent) -> Any:
+def _with_layout(gradient: object, tangent: Tangent) -> Any:
     """Return a gradient in the layout that the backward was compiled for. Raise RuntimeError for a tensor subclass."""
     if not isinstance(gradient, torch.Tensor):
         return gradient
@@ -230,7 +230,7 @@ def _with_layout(gradient: Any, tangent: Tangent) -> Any:
     return out.copy_(gradient)
 
 
-def _autocast_off() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _autocast_off() -> Callable[[], contextlib.AbstractContextManager[object]]:
     """Return the context that a graph runs in: one captured under autocast contains its casts, so it runs without."""
     return torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
 
@@ -247,18 +247,18 @@ def _advance(args: Sequence[Any], plan: Plan) -> None:
         torch.autograd.graph.increment_version(tuple(args[k] for k in plan.written))
 
 
-def _bases(args: Sequence[Any], plan: Plan) -> dict[int, Any]:
+def _bases(args: Sequence[object], plan: Plan) -> dict[int, Any]:
     """Return the input behind each result that is an input or a view of one, by the result's index."""
     bases = {view.result: args[view.base] for view in plan.views}
     return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
 
 
-def _finish(plan: Plan, mark: Mark) -> Callable[[list[Any], dict[int, Any]], list[Any]]:
+def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], list[object]]:
     """Return the function that puts inputs and their views among the results, and marks sizes that vary."""
     views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
     dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
 
-    def finished(results: list[Any], inputs: dict[int, Any]) -> list[Any]:
+    def finished(results: list[object], inputs: dict[int, Any]) -> list[object]:
         for k, view, requires_grad in views:
             inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
         for k, base in inputs.items():
@@ -270,7 +270,7 @@ def _finish(plan: Plan, mark: Mark) -> Callable[[list[Any], dict[int, Any]], lis
     return finished
 
 
-def _viewer(view: Alias) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+def _viewer(view: Alias) -> Callable[[torch.Tensor, object], torch.Tensor]:
     """Return the function that makes a result of its base input and of the value that the graph returned for it."""
     if view.steps is None:
         return _restrided

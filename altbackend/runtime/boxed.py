@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-BoxedCall = Callable[[list[Any]], Sequence[Any]]
+BoxedCall = Callable[[list[object]], Sequence[Any]]
 C = TypeVar("C", bound=Callable[..., object])
 
 

@@ -29,7 +29,7 @@ class CudaCapture:
         """Return the stream that records: a device's default stream cannot."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def pool(self) -> Any:
+    def pool(self) -> object:
         """Return a new memory pool that neither other pools nor eager code use."""
         return torch.cuda.graph_pool_handle()
 
@@ -48,7 +48,7 @@ class CudaCapture:
         """Return memory like `t`'s from the general allocator, outside every pool."""
         return empty_cuda(tuple(t.size()), t.stride(), t.dtype)
 
-    def record(self, call: BoxedCall, args: list[Any], pool: Any) -> tuple[Replay, Sequence[Any]]:
+    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Replay, Sequence[Any]]:
         """Record `call(args)` without running it. Return the function that replays it, and its results in the pool.
 
         Errors of the call and the driver are raised, and nothing stays recorded.
@@ -66,7 +66,7 @@ class CudaCapture:
         current.wait_stream(self.side)
         return functools.partial(self._replay, graph), outputs
 
-    def _smallest(self, pool: Any) -> torch.cuda.CUDAGraph:
+    def _smallest(self, pool: object) -> torch.cuda.CUDAGraph:
         """Return a graph of one kernel. Recording it also resets torch's generator after a failed recording."""
         graph, t = torch.cuda.CUDAGraph(), torch.empty(1, device=f"cuda:{self.device}")
         with torch.cuda.stream(self.side), without_gc():
@@ -81,7 +81,7 @@ class CudaCapture:
         self.last = current
 
 
-def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], Any], pool: Any) -> Any:
+def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], pool: Any) -> Any:
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         result = work()

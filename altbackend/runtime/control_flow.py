@@ -14,7 +14,7 @@ import torch
 Subgraph = Callable[..., Any]
 
 
-def unboxed(call: Callable[[list[Any]], Sequence[Any]]) -> Subgraph:
+def unboxed(call: Callable[[list[object]], Sequence[Any]]) -> Subgraph:
     """Return a compiled graph, which takes one list, as a subgraph, which takes operands one by one."""
 
     def subgraph(*operands: Any) -> Sequence[Any]:
@@ -23,12 +23,14 @@ def unboxed(call: Callable[[list[Any]], Sequence[Any]]) -> Subgraph:
     return subgraph
 
 
-def choose(predicate: Any, if_true: Subgraph, if_false: Subgraph, operands: Sequence[Any] = ()) -> tuple[Any, ...]:
+def choose(
+    predicate: object, if_true: Subgraph, if_false: Subgraph, operands: Sequence[Any] = ()
+) -> tuple[object, ...]:
     """Return the results of one of two subgraphs. `predicate` is a bool, or a tensor of one element."""
     return _several((if_true if predicate else if_false)(*operands))
 
 
-def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[Any], more: Sequence[Any] = ()) -> tuple[Any, ...]:
+def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Sequence[Any] = ()) -> tuple[object, ...]:
     """Repeat carried = body(*carried, *more) while goes_on(*carried, *more). Return copies if it never runs."""
     values = tuple(carried)
     turns = 0
@@ -39,28 +41,28 @@ def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[Any], more: Sequen
 
 
 def loop_stacked(
-    goes_on: Subgraph, body: Subgraph, carried: Sequence[Any], more: Sequence[Any] = ()
-) -> tuple[Any, ...]:
+    goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Sequence[Any] = ()
+) -> tuple[object, ...]:
     """Run like `loop`.
 
     Return the results of all turns, stacked along a new first dimension; `carried` without a turn.
     """
     values = tuple(carried)
-    turns: list[tuple[Any, ...]] = []
+    turns: list[tuple[object, ...]] = []
     while _one(goes_on(*values, *more)):
         values = _several(body(*values, *more))
         turns.append(values)
     return _stacked(turns or [values])
 
 
-def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[Any] = ()) -> tuple[Any, ...]:
+def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[object] = ()) -> tuple[Any, ...]:
     """Return the stacked results of body(*one row of each, *more). Raise ValueError if there are no rows."""
     return _stacked([_several(body(*row, *more)) for row in _rows(rows)])
 
 
 def scan_rows(
-    body: Subgraph, carried: Sequence[Any], rows: Sequence[torch.Tensor], more: Sequence[Any] = ()
-) -> tuple[Any, ...]:
+    body: Subgraph, carried: Sequence[object], rows: Sequence[torch.Tensor], more: Sequence[Any] = ()
+) -> tuple[object, ...]:
     """Repeat (*carried, *results) = body(*carried, *one row of each, *more) for each row.
 
     Return the last carried values, then the stacked results. Raise ValueError if there are no rows.
@@ -73,7 +75,7 @@ def scan_rows(
     return (*values, *_stacked(turns))
 
 
-def invoke(body: Subgraph, identifier: str, *operands: Any) -> tuple[Any, ...]:
+def invoke(body: Subgraph, identifier: str, *operands: object) -> tuple[Any, ...]:
     """Return the results of a subgraph. `identifier` is torch's name for it."""
     return _several(body(*operands))
 
@@ -84,25 +86,25 @@ def _rows(rows: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
     return zip(*(x.unbind() for x in rows), strict=True)
 
 
-def _stacked(turns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[Any, ...]:
     return tuple(torch.stack(xs) if isinstance(xs[0], torch.Tensor) else xs[0] for xs in zip(*turns, strict=True))
 
 
-def _copied(x: Any) -> Any:
+def _copied(x: object) -> Any:
     return x.clone() if isinstance(x, torch.Tensor) else x
 
 
-def _several(out: Any) -> tuple[Any, ...]:
+def _several(out: object) -> tuple[Any, ...]:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
-def _one(out: Any) -> Any:
+def _one(out: object) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
 _HIGHER = torch.ops.higher_order
 # Operators that take subgraphs, and the functions that replace them; names as in torch 2.11 to 2.13.
-FUNCTIONS: dict[Any, Callable[..., tuple[Any, ...]]] = {
+FUNCTIONS: dict[object, Callable[..., tuple[Any, ...]]] = {
     _HIGHER.cond: choose,
     _HIGHER.while_loop: loop,
     _HIGHER.while_loop_stack_output: loop_stacked,

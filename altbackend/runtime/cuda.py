@@ -149,11 +149,11 @@ def aligned(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
-def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[Any]], Any]:
+def on_device(call: Callable[[list[object]], Any], device: int) -> Callable[[list[object]], Any]:
     """Return `call` with `device` made current, for allocation and launches. Its attribute `check` is copied."""
     current, guard = torch._C._cuda_getDevice, torch.cuda.device(device)
 
-    def run(args: list[Any]) -> Any:
+    def run(args: list[object]) -> Any:
         if current() == device:
             bind_context(device)
             return call(args)

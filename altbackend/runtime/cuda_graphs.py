@@ -34,10 +34,10 @@ class Capture(Protocol):
 
     @property
     def shared(self) -> Any: ...
-    def pool(self) -> Any: ...
+    def pool(self) -> object: ...
     def busy(self) -> bool: ...
     def empty(self, t: torch.Tensor) -> torch.Tensor: ...
-    def record(self, call: BoxedCall, args: list[Any], pool: Any) -> tuple[Callable[[], None], Sequence[Any]]: ...
+    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Callable[[], None], Sequence[object]]: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Recording:
     """
 
     replay: Callable[[], None]
-    pool: Any
+    pool: object
     fixed: dict[int, int]
     buffers: dict[int, torch.Tensor]
     copied: list[torch.Tensor] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Input:
     """A result that is a view of an argument."""
 
     number: int
-    geometry: tuple[Any, Any, Any]
+    geometry: tuple[Any, Any, object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Copied:
     """A result that is copied for the user: a view of copy `number`."""
 
     number: int
-    geometry: tuple[Any, Any, Any]
+    geometry: tuple[Any, Any, object]
 
 
 # address of a value that a recorded forward left in its pool -> that recording
@@ -123,7 +123,7 @@ _left: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary
 _passed: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
 
 
-def _geometry(t: torch.Tensor, start: int) -> tuple[Any, Any, Any]:
+def _geometry(t: torch.Tensor, start: int) -> tuple[object, Any, object]:
     return tuple(t.size()), t.stride(), t.storage_offset() - start
 
 
@@ -144,12 +144,12 @@ class Recorded:
         boxed(self)
         self.call, self.signature, self.capture = call, signature, capture
         self.check: Callable[[], None] | None = getattr(call, "check", None)
-        self.recordings: dict[Any, list[Recording]] = {}
+        self.recordings: dict[object, list[Recording]] = {}
         self.reason = ""
         self.lock = threading.Lock()
         alive.add(self)
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, args: list[object]) -> Sequence[Any]:
         if self.reason or self.capture.busy() or not self.lock.acquire(blocking=False):
             return self.call(args)
         try:
@@ -158,7 +158,7 @@ class Recorded:
         finally:
             self.lock.release()
 
-    def _find(self, args: list[Any]) -> Recording | None:
+    def _find(self, args: list[object]) -> Recording | None:
         """Return the recording for these arguments, or record it if this is the second such call."""
         key = self._key(args)
         if key not in self.recordings:
@@ -191,7 +191,7 @@ class Recorded:
             a if not isinstance(a, torch.Tensor) else () if stays(k) else tuple(a.size()) for k, a in enumerate(args)
         )
 
-    def _record(self, args: list[Any]) -> Recording:
+    def _record(self, args: list[object]) -> Recording:
         fixed: dict[int, int] = {}
         buffers: dict[int, torch.Tensor] = {}
         forward: Recording | None = None
@@ -213,7 +213,7 @@ class Recorded:
         recording.own_references = sum(map(_use_count, recording.left))
         return recording
 
-    def _pool(self, forward: Recording | None) -> Any:
+    def _pool(self, forward: Recording | None) -> object:
         """Return a recording's memory pool: its forward's, its own if it leaves values, or else the shared one."""
         if forward is not None:
             return forward.pool
@@ -274,7 +274,7 @@ def _flat_storage(out: torch.Tensor) -> torch.Tensor:
     return view(out, (n,), (1,), -out.storage_offset())
 
 
-def _result(x: Any, args: list[Any], fresh: list[torch.Tensor]) -> Any:
+def _result(x: object, args: list[Any], fresh: list[torch.Tensor]) -> object:
     match x:
         case Copied(number, (sizes, strides, offset)):
             return view(fresh[number], sizes, strides, offset)

@@ -89,14 +89,14 @@ def _install() -> None:
     register_optimizer_step_post_hook(_stepped)
 
 
-def _stepped(*_: Any) -> None:
+def _stepped(*_: object) -> None:
     global events
     events += 1
 
 
 def _watched_method(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         _note(t)
         return method(t, *args, **kwargs)
 

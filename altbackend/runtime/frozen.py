@@ -114,7 +114,7 @@ class CachedResults:
     guard: ParameterGuard | None = None
     changes: int = 0
     pause: int = 0
-    owners: tuple[Any, ...] = ()
+    owners: tuple[object, ...] = ()
 
 
 class Frozen:
@@ -128,7 +128,7 @@ class Frozen:
     def __init__(
         self,
         main: BoxedCall,
-        prologue: Callable[..., Sequence[Any]],
+        prologue: Callable[..., Sequence[object]],
         main_inputs: tuple[int, ...],
         prologue_inputs: tuple[int, ...],
         watch: Watch,
@@ -149,7 +149,7 @@ class Frozen:
         for cached in self.sets.values():
             cached.guard = None
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, args: list[object]) -> Sequence[Any]:
         results = self.results(args)
         main_args = [args[k] for k in self.main_inputs]
         args.clear()
@@ -211,11 +211,11 @@ class Frozen:
             return None
 
 
-def _counters(tensors: Sources) -> tuple[Any, ...]:
+def _counters(tensors: Sources) -> tuple[object, ...]:
     return escapes.events, [t._version for t in tensors], [t.stride() for t in tensors]
 
 
-def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sources) -> Sequence[Any]:
+def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sources) -> Sequence[object]:
     """Return `new` moved into the storage of `old`, where that is not a parameter's and has the same geometry."""
     shared = {t.untyped_storage().data_ptr() for t in sources}
 

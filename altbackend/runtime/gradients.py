@@ -30,7 +30,7 @@ def accepting_any_gradient(
     """
 
     @boxed
-    def run(args: list[Any]) -> Sequence[Any]:
+    def run(args: list[object]) -> Sequence[Any]:
         for k in range(first, end):
             g = args[k]
             if isinstance(g, torch.Tensor):
@@ -42,7 +42,7 @@ def accepting_any_gradient(
     return run
 
 
-def are_batched(gradients: Sequence[Any]) -> bool:
+def are_batched(gradients: Sequence[object]) -> bool:
     """Return whether autograd asks for the gradients of several cotangents at once."""
     return any(isinstance(g, torch.Tensor) and _is_batched(g) for g in gradients)
 

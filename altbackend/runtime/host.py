@@ -34,8 +34,8 @@ class Workspace:
     pointers: Any
     views: list[torch.Tensor]
     error: Any  # three integers that kernels set; see `check_error`
-    error_pointer: Any
-    scalars: Any
+    error_pointer: object
+    scalars: object
 
 
 class Workspaces:
@@ -109,7 +109,7 @@ class Library:
             # segments refer to `dll`; nothing is closed at exit, when threads may still run it
             weakref.finalize(self.dll, _dlclose, self.dll._handle).atexit = False
 
-    def fn(self, name: str) -> Any:
+    def fn(self, name: str) -> object:
         f = getattr(self.dll, name)
         f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         f.restype = None

@@ -25,11 +25,11 @@ class Step:
 class MultiDevice:
     """Runs the steps of a graph. `inputs` names its inputs; `results` holds names, or constants in 1-tuples."""
 
-    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], results: Sequence[str | tuple[Any]]) -> None:
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], results: Sequence[str | tuple[object]]) -> None:
         boxed(self)
         self.inputs, self.steps, self.results = tuple(inputs), tuple(steps), tuple(results)
 
-    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+    def __call__(self, args: list[object]) -> tuple[Any, ...]:
         """Run all steps. Kernels of different devices overlap as far as the copies between them allow."""
         values = dict(zip(self.inputs, args, strict=True))
         args.clear()
@@ -41,7 +41,7 @@ class MultiDevice:
         return tuple(values[r] if isinstance(r, str) else r[0] for r in self.results)
 
 
-def with_drops(steps: Sequence[Step], results: Sequence[str | tuple[Any]]) -> list[Step]:
+def with_drops(steps: Sequence[Step], results: Sequence[str | tuple[object]]) -> list[Step]:
     """Return the steps with `dropped` set: the last step that reads a value drops it, unless it is a result."""
     needed, out = {r for r in results if isinstance(r, str)}, []
     for step in reversed(steps):

@@ -31,10 +31,10 @@ class Watch:
 
     written: frozenset[int]
     static: frozenset[int] = frozenset()
-    relation: tuple[Any, ...] | None = None
+    relation: tuple[object, ...] | None = None
 
 
-def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[Any, ...] = ()) -> Call:
+def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[object, ...] = ()) -> Call:
     """Return `call`, which gives inputs that overlap in another way than the traced ones to `on_overlap`.
 
     `lifted` holds the tensors that stand before the inputs where inputs are numbered. The check costs some
@@ -43,13 +43,13 @@ def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[Any, ...] 
     if watch.relation is not None:
         relation = watch.relation
 
-        def related(*args: Any) -> Any:
+        def related(*args: object) -> Any:
             return call(*args) if relation_of((*lifted, *args)) == relation else on_overlap(*args)
 
         return related
     static = _Static(watch)
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         return call(*args) if static.apart((*lifted, *args)) else on_overlap(*args)
 
     return run if watch.written else call
@@ -122,7 +122,7 @@ def relation_of(args: Sequence[Any]) -> tuple[Any, ...]:
     An input whose storage no other has gives None. Works on fake tensors too.
     """
     keys = [t.untyped_storage()._cdata if _strided(t) else None for t in args]
-    out: list[Any] = []
+    out: list[object] = []
     for t, key in zip(args, keys, strict=True):
         if key is None or keys.count(key) == 1:
             out.append(None)
@@ -145,5 +145,5 @@ def in_one_storage(args: Sequence[Any]) -> bool:
     return True
 
 
-def _strided(t: Any) -> bool:
+def _strided(t: object) -> bool:
     return isinstance(t, torch.Tensor) and t.layout == torch.strided

@@ -30,14 +30,14 @@ class Variants:
     """
 
     def __init__(
-        self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[Any]], Call], strict: bool
+        self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[object]], Call], strict: bool
     ) -> None:
         self.graph, self.compile, self.strict = graph, compile_, strict
         self.variants: dict[Any, Call] = {}
         self.lock = threading.Lock()
         self.plain: GraphModule | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         key = self._key(args)
         variant = self.variants.get(key)
         if variant is None:
@@ -49,7 +49,7 @@ class Variants:
         geometry = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
         return geometry, relation_of(args), torch.is_grad_enabled()
 
-    def _new(self, key: Any, args: Sequence[Any]) -> Call:
+    def _new(self, key: object, args: Sequence[Any]) -> Call:
         reason = "" if in_one_storage(args) else "torch does not know that they share it"
         if not reason and len(self.variants) >= MOST:
             reason = f"it has been compiled for {MOST} other ways"
@@ -126,7 +126,7 @@ def transformed(call: Call, variants: Variants) -> Call:
     """
     stack = torch._C._functorch.peek_interpreter_stack
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         if forward_ad._current_level >= 0 and _has_tangent(args):
             what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
             return variants.by_operators(what, todo)(*args)
@@ -141,7 +141,7 @@ def transformed(call: Call, variants: Variants) -> Call:
     return run
 
 
-def _has_tangent(args: Sequence[Any]) -> bool:
+def _has_tangent(args: Sequence[object]) -> bool:
     unpack: Any = forward_ad.unpack_dual
     duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
     return any(d.tangent is not None for d in duals)

@@ -146,8 +146,8 @@ def cfg(tmp_path: Path) -> Callable[[str], Config]:
 @needs_triton
 def test_all_give_the_same_code(cfg: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # which "inline" reads: what lies there names an older file
-    made = [cuda.submit(job(30), cfg(start)).result(timeout=100) for start in ("subprocess", "spawn", "inline")]
-    assert made[0] == made[1] == made[2]
+    cubins = [cuda.submit(job(30), cfg(start)).result(timeout=100) for start in ("subprocess", "spawn", "inline")]
+    assert cubins[0] == cubins[1] == cubins[2]
 
 
 @needs_triton
@@ -224,9 +224,9 @@ def test_cores_are_counted_once(cfg: Callable[[str], Config], monkeypatch: pytes
     """Every kernel asks for the pool; where the system's files are slow to read, counting took 30 ms."""
     counted: list[int] = []
 
-    def count(wanted: int) -> int:
-        counted.append(wanted)
-        return wanted
+    def count(requested: int) -> int:
+        counted.append(requested)
+        return requested
 
     monkeypatch.setattr(workers.cores, "workers", count)
     workers._count.cache_clear()

@@ -1,4 +1,4 @@
-"""A cache folder that cannot be written is served from: what it holds is found, what is new goes elsewhere."""
+"""A read-only cache folder: its files are used, and new files go to another folder."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def test_what_is_there_is_read_and_what_is_new_goes_elsewhere(read_only: Path) -
     there.write("cpp/a/a.so", b"there")
     os.utime(there.path("cpp/a/a.so"), (0, 0))
     before = files(read_only)
-    kept = opened(read_only)
-    assert kept.folder != read_only
-    assert kept.read("cpp/a/a.so") == b"there"
-    kept.write("cpp/a/b.so", b"new")
-    assert kept.read("cpp/a/b.so") == b"new"
-    kept.write("cpp/a/a.so", b"newer")
-    assert kept.read("cpp/a/a.so") == b"newer"
-    kept.path("cpp/a/a.so").write_bytes(b"damaged")
-    found = kept.find("cpp/a/a.so")
-    assert found == storage.StoredFile(read_only / "cpp/a/a.so", b"there")
+    store = opened(read_only)
+    assert store.folder != read_only
+    assert store.read("cpp/a/a.so") == b"there"
+    store.write("cpp/a/b.so", b"new")
+    assert store.read("cpp/a/b.so") == b"new"
+    store.write("cpp/a/a.so", b"newer")
+    assert store.read("cpp/a/a.so") == b"newer"
+    store.path("cpp/a/a.so").write_bytes(b"damaged")
+    file = store.find("cpp/a/a.so")
+    assert file == storage.StoredFile(read_only / "cpp/a/a.so", b"there")
     assert files(read_only) == before
 
 
@@ -98,15 +98,15 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
 def test_entries_below_are_listed_compared_and_left(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = entries.EntryPath(Store(read_only), "f" * 16, "a" * 64)
     assert entries.write(there, {"code": 1}, {"x": "1"}) == ""  # type: ignore[arg-type]
-    kept = opened(read_only)
-    mine = entries.EntryPath(kept, "f" * 16, "b" * 64)
-    assert entries.write(mine, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
-    assert {p.key for p in entries.entry_paths(kept)} == {"a" * 64, "b" * 64}
-    assert [p.key for p in entries.family_members(mine)] == ["a" * 64]
-    assert cli.stats(kept) == 0
+    store = opened(read_only)
+    own_path = entries.EntryPath(store, "f" * 16, "b" * 64)
+    assert entries.write(own_path, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
+    assert {p.key for p in entries.entry_paths(store)} == {"a" * 64, "b" * 64}
+    assert [p.key for p in entries.family_members(own_path)] == ["a" * 64]
+    assert cli.stats(store) == 0
     assert f"also read: {read_only}" in capsys.readouterr().out
-    assert cli.clear(kept.own) == 0
-    assert [p.key for p in entries.entry_paths(kept)] == ["a" * 64]
+    assert cli.clear(store.own) == 0
+    assert [p.key for p in entries.entry_paths(store)] == ["a" * 64]
 
 
 def test_measured_times_below_are_read(tmp_path: Path) -> None:
@@ -125,19 +125,19 @@ def test_whose_folders_are_read(tmp_path: Path) -> None:
     assert not folders.readable(tmp_path / "nothing")
     (tmp_path / "file").touch()
     assert not folders.readable(tmp_path / "file")
-    open_to_all, theirs = tmp_path / "open", tmp_path / "theirs"
+    open_to_all, foreign = tmp_path / "open", tmp_path / "theirs"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     assert not folders.readable(open_to_all)
-    theirs.mkdir()
-    os.chown(theirs, 12345, 12345)
-    assert not folders.readable(theirs)
+    foreign.mkdir()
+    os.chown(foreign, 12345, 12345)
+    assert not folders.readable(foreign)
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == 0 and path.is_relative_to("/tmp/pytest-of-root"):
             path.chmod(0o755)
     code = "import os, sys; from pathlib import Path; from altbackend.disk_cache import folders; os.setuid(12345)"
     ask = "; print(*(folders.readable(Path(p)) for p in sys.argv[1:]))"
-    paths = [str(tmp_path), str(open_to_all), str(theirs)]
+    paths = [str(tmp_path), str(open_to_all), str(foreign)]
     done = subprocess.run(
         [sys.executable, "-c", code + ask, *paths],
         capture_output=True,
@@ -201,5 +201,5 @@ def test_a_process_finds_what_a_mount_holds(tmp_path: Path, mount: str, reason: 
 
 
 def test_a_folder_of_ones_own_is_the_only_one(tmp_path: Path) -> None:
-    kept = open_store(Config(cache_dir=str(tmp_path / "kept")))
-    assert kept.folders == (tmp_path / "kept",)
+    store = open_store(Config(cache_dir=str(tmp_path / "kept")))
+    assert store.folders == (tmp_path / "kept",)

@@ -134,14 +134,14 @@ def test_what_one_host_compiles_another_finds(
     server: Server, options: Callable[..., dict[str, Any]], no_compiler: Callable[[], None], warm_start: bool
 ) -> None:
     first = compiled(options(server.url, "a", warm_start=warm_start))
-    held = open_store(resolve(None, options(server.url, "a")))
-    mine = {
-        p.relative_to(held.folder).as_posix()
-        for p in held.folder.rglob("*.*")
+    store = open_store(resolve(None, options(server.url, "a")))
+    names = {
+        p.relative_to(store.folder).as_posix()
+        for p in store.folder.rglob("*.*")
         if p.suffix in cli.SEALED and p.suffix != ".code"
     }
-    assert {bytes(k).decode().split(":", 2)[2] for k in held_by(server)} == mine
-    assert len(mine) == (5 if warm_start else 3)
+    assert {bytes(k).decode().split(":", 2)[2] for k in held_by(server)} == names
+    assert len(names) == (5 if warm_start else 3)
     assert all(0 < server.client.ttl(k) <= remote.LIFETIME_S for k in held_by(server))
     no_compiler()
     assert torch.equal(compiled(options(server.url, "b", warm_start=warm_start)), first)
@@ -154,10 +154,10 @@ def test_what_one_host_compiles_another_finds(
 @needs_server
 def test_another_secret_is_another_store(server: Server, options: Callable[..., dict[str, Any]]) -> None:
     compiled(options(server.url, "a"))
-    mine = {k: server.client.get(k) for k in held_by(server)}
+    names = {k: server.client.get(k) for k in held_by(server)}
     compiled(options(server.url, "b", b"another secret of 16 bytes"))
-    assert len(held_by(server)) == 2 * len(mine)
-    assert {k: server.client.get(k) for k in mine} == mine
+    assert len(held_by(server)) == 2 * len(names)
+    assert {k: server.client.get(k) for k in names} == names
 
 
 @needs_server
@@ -247,14 +247,14 @@ def test_many_threads_ask_at_once(server: Server, tmp_path: Path) -> None:
     names = [f"cpp/a/{n}.so" for n in range(50)]
     for name in names:
         writer.write(name, name.encode())
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     reader = Store(tmp_path / "b", SECRET, shared=shared)
-    threads = [threading.Thread(target=lambda n=n: found.update({n: reader.read(n)})) for n in names]
+    threads = [threading.Thread(target=lambda n=n: contents.update({n: reader.read(n)})) for n in names]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert found == {name: name.encode() for name in names}
+    assert contents == {name: name.encode() for name in names}
 
 
 # --- servers that do not ---------------------------------------------------------------------------------------------

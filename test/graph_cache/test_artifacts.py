@@ -64,10 +64,10 @@ def test_graphs_travel_with_torchs_artifacts(tmp_path: Path) -> None:
 def test_an_artifact_of_a_graph_that_is_gone_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.compiler._cache.CacheArtifactManager.with_fresh_cache():  # type: ignore[attr-defined]
         artifacts.record(entry_files.EntryPath(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
-        found = torch.compiler.save_cache_artifacts()
-        assert found is not None
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "other"))
-    info = torch.compiler.load_cache_artifacts(found[0])
+    info = torch.compiler.load_cache_artifacts(saved[0])
     assert info is not None
     assert entry_files.entry_paths(Store(tmp_path / "other")) == []
 

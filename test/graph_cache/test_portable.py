@@ -1,4 +1,4 @@
-"""Bundles: what one folder has compiled is found in another, whole or not at all."""
+"""Archives: graphs that one folder has compiled are found in another, all of them or none."""
 
 from __future__ import annotations
 
@@ -346,11 +346,11 @@ def test_an_entry_planted_in_the_folder_runs_nothing_where_a_secret_is_configure
     (tmp_path / "secret").write_bytes(SECRET)
     first = home("first")
     results = compute(first)
-    for place in entry_files.entry_paths(open_store(resolve())):
-        held = entry_files.read(place)
-        assert held is not None
-        held["code"]["python"] += f"\nopen({str(tmp_path / 'planted')!r}, 'w').close()\n"
-        assert entry_files.write(place, held, {}) == ""
+    for path in entry_files.entry_paths(open_store(resolve())):
+        stored = entry_files.read(path)
+        assert stored is not None
+        stored["code"]["python"] += f"\nopen({str(tmp_path / 'planted')!r}, 'w').close()\n"
+        assert entry_files.write(path, stored, {}) == ""
     verdicts.clear()
     assert all(map(torch.equal, compute(first, cache_key_file=str(tmp_path / "secret")), results))
     assert verdicts == ["miss"] * GRAPHS
@@ -369,8 +369,8 @@ def test_kernels_of_a_gpu_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     jobs = [cuda.Job(text.format(n), (("x", "*fp32"),), (), (0,), 4, 1, 90, "one") for n in range(2)]
     made = [cuda.submit(job, cfg).result(timeout=100) for job in jobs]
     code = Code(torch.device("cuda", 0), "", 2, 0, jobs=(*jobs, jobs[0]))
-    place = entry_files.EntryPath(open_store(cfg), "f" * 16, "a" * 64)
-    assert entry_files.write(place, {"code": {}, "lines": "", "binaries": lookup.binaries(code, cfg)}, {}) == ""
+    path = entry_files.EntryPath(open_store(cfg), "f" * 16, "a" * 64)
+    assert entry_files.write(path, {"code": {}, "lines": "", "binaries": lookup.binaries(code, cfg)}, {}) == ""
     contents = archive.write(open_store(cfg), tmp_path / "graphs.zip")
     assert sum(name.endswith(".cubin") for name in contents.names) == 2
     moved = Config(cache_dir=str(tmp_path / "second"), compile_threads=1)

@@ -1,4 +1,4 @@
-"""A captured graph that is kept is bound without AOTAutograd: same bits, same errors; what differs is not found."""
+"""Cached captured graphs load without AOTAutograd: same bits, same errors; a different graph is a miss."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    made, record, slow = Watch(tmp_path / "kept"), Trace.decision, backend.trace_and_compile
+    watch_, record, slow = Watch(tmp_path / "kept"), Trace.decision, backend.trace_and_compile
 
     def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "warm start" and verdict != "not looked up":
-            made.verdicts.append(verdict)
-            made.reasons.append(reason)
+            watch_.verdicts.append(verdict)
+            watch_.reasons.append(reason)
 
     def counted(*args: Any) -> Any:
-        made.traced += 1
+        watch_.traced += 1
         return slow(*args)
 
     monkeypatch.setattr(Trace, "decision", decision)
     monkeypatch.setattr(altbackend, "trace_and_compile", counted, raising=False)
-    return made
+    return watch_
 
 
 def twice(watch: Watch, run: Callable[[Callable[..., Any]], Any], fn: Callable[..., Any], **more: Any) -> Any:
@@ -236,7 +236,7 @@ def test_a_gradient_of_another_layout(watch: Watch) -> None:
 
 
 def test_a_chain_of_graphs_and_an_input_without_a_gradient(watch: Watch) -> None:
-    """What stands before a compiled call gets no gradient from an input that its results do not depend on."""
+    """Code before a compiled call gets no gradient from an input that the call's results do not depend on."""
 
     def run(compiled: Callable[..., Any]) -> list[Any]:
         x, w = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
@@ -267,10 +267,10 @@ def test_sizes_that_vary(watch: Watch) -> None:
 
     first = run(watch.compile(fn, dynamic=True), 7)
     assert watch.seen() == ["miss", "stored"]
-    again = watch.compile(fn, dynamic=True)
-    assert same(run(again, 7), first)
+    second = watch.compile(fn, dynamic=True)
+    assert same(run(second, 7), first)
     for n in (11, 30):
-        run(again, n)
+        run(second, n)
     assert watch.seen() == ["hit"]
     assert watch.traced == 1
 
@@ -306,9 +306,9 @@ def test_graphs_inside_the_graph(watch: Watch) -> None:
         return torch.cond(x.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos() + 1, (x,)) * 3  # type: ignore[no-any-return]
 
     def run(compiled: Callable[..., Any]) -> list[T]:
-        given = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
-        outs = [compiled(x) for x in given]
-        return [*outs, *torch.autograd.grad([y.sum() for y in outs], given)]
+        leaves = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
+        outs = [compiled(x) for x in leaves]
+        return [*outs, *torch.autograd.grad([y.sum() for y in outs], leaves)]
 
     first, second = twice(watch, run, fn)
     assert same(first, second)
@@ -390,7 +390,7 @@ def test_what_is_not_kept_is_traced_every_time(watch: Watch, fn: Callable[[T], T
 
 
 def reason_for(fn: Callable[[T], T], watch: Watch) -> str:
-    """Why a captured graph is not even looked up."""
+    """Return the reason why a captured graph is not looked up."""
     found: list[Any] = []
     torch._dynamo.reset()
 
@@ -478,12 +478,12 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
     run().backward()
     watch.seen()
     if damage == "plan":
-        kept = open_store(resolve(None, {"cache_dir": str(watch.folder)}))
-        (place,) = (p for p in entry_files.entry_paths(kept) if p.family.startswith("traced-"))
-        held = entry_files.read(place)
+        store = open_store(resolve(None, {"cache_dir": str(watch.folder)}))
+        (path,) = (p for p in entry_files.entry_paths(store) if p.family.startswith("traced-"))
+        held = entry_files.read(path)
         assert held is not None
         held["plan"]["same"] = ["x"]
-        assert entry_files.write(place, held, {}) == ""
+        assert entry_files.write(path, held, {}) == ""
     else:
         for path in (watch.folder / "graphs").glob(damage):
             path.write_bytes(path.read_bytes()[:-7])
@@ -592,11 +592,11 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     )
     views = (Alias(0, 1, False, steps), Alias(1, 1, True))
     plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2, views=views)
-    held = json.loads(json.dumps(asdict(plan)))
-    assert traced.read_plan(held) == plan
+    stored = json.loads(json.dumps(asdict(plan)))
+    assert traced.read_plan(stored) == plan
     strange = [{"name": "copy_", "args": [], "part": -1}], [{"name": "view_dtype", "args": ["load"], "part": -1}]
-    other = [{**held, "views": [{**held["views"][0], "steps": s}]} for s in strange]
-    for wrong in ({**held, "written": [-1]}, {**held, "sizes": "2"}, {}, *other):
+    other = [{**stored, "views": [{**stored["views"][0], "steps": s}]} for s in strange]
+    for wrong in ({**stored, "written": [-1]}, {**stored, "sizes": "2"}, {}, *other):
         with pytest.raises((ValueError, KeyError)):
             traced.read_plan(wrong)
 
@@ -612,14 +612,14 @@ def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: 
     """Parameters after two steps of an optimizer, compiled if there is something that watches."""
     torch.manual_seed(len(start))
     sizes = ((8,), (8,), (3, 3))
-    made = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
-    optimizer = make(made)
+    watch_ = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
+    optimizer = make(watch_)
     step = (lambda: optimizer.step()) if watch is None else watch.compile(lambda: optimizer.step())
     for k in range(2):
-        for p in made:
+        for p in watch_:
             p.grad = p.detach() * 0.1 + k
         step()
-    return [p.detach() for p in made]
+    return [p.detach() for p in watch_]
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -668,6 +668,6 @@ def test_a_second_process_imports_no_compiler(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     ]
-    (first, compiler), (second, again) = (text.split() for text in out)
-    assert (compiler, again) == ("True", "False")
+    (first, compiler), (second, second) = (text.split() for text in out)
+    assert (compiler, second) == ("True", "False")
     assert first == second

@@ -225,14 +225,14 @@ def test_given_and_passed_calls_are_not_made(tmp_path: Path) -> None:
 
 def test_two_calls_that_fail_together_both_remain(tmp_path: Path) -> None:
     gm = traced(tmp_path)
-    wanted = {torch.ops.aten.tanh.default, torch.ops.aten.amax.default}
+    targets_needed = {torch.ops.aten.tanh.default, torch.ops.aten.amax.default}
 
     def fails(part: Part) -> bool:
-        return wanted <= {n.target for n in calls(gm, part)}
+        return targets_needed <= {n.target for n in calls(gm, part)}
 
     found = shrink.smallest(gm, entire(gm), fails)
     targets = [n.target for n in calls(gm, found)]
-    assert wanted <= set(targets)
+    assert targets_needed <= set(targets)
     assert len(targets) <= 4
 
 

@@ -46,7 +46,7 @@ def blocked(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def captured(fn: Callable[..., Any], *inputs: T, **options: Any) -> Callable[..., Any]:
-    """What the backend gives to Dynamo."""
+    """Return the callable that the backend gives to Dynamo."""
     with torch.no_grad():
         return altbackend.alt(torch.fx.symbolic_trace(fn), inputs, options=options)
 
@@ -88,13 +88,13 @@ def test_times_of_all_stages_are_asked_for(blocked: tuple[dict[str, Any], Path],
 
 def test_a_build_that_fails_late(tmp_path: Path) -> None:
     x, options = torch.randn(5, 7), {"cxx": "/bin/false", "cache_dir": str(tmp_path), "cache_graphs": False}
-    wanted = torch.softmax(x, -1) * 2
+    expected = torch.softmax(x, -1) * 2
     call = captured(lambda x: (torch.softmax(x, -1) * 2,), x, **options)
     with pytest.warns(FallbackWarning, match="library calls only"):
-        torch.testing.assert_close(call(x)[0], wanted)
+        torch.testing.assert_close(call(x)[0], expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.testing.assert_close(call(x)[0], wanted)
+        torch.testing.assert_close(call(x)[0], expected)
     strict = captured(lambda x: (torch.softmax(x, -1) * 2,), x, strict=True, **options)
     for _ in range(2):
         with pytest.raises(CompilerFailed, match="Reproduce: python"):
