@@ -20,6 +20,7 @@ from .graph_cache import wrapper_plan
 from .graph_cache.traced import Recording
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
+from .runtime.boxed import Function, Values
 from .runtime.cuda_graphs import ALL
 from .runtime.gradients import accepting_any_gradient
 from .runtime.sharing import Watch, relation_of, watched
@@ -27,8 +28,8 @@ from .runtime.variants import Variants, transformed, without_values
 
 
 def trace_and_compile(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
-) -> Callable[..., Any]:
+    gm: torch.fx.GraphModule, example_inputs: Values, cfg: Config, number: int, recording: Recording
+) -> Function:
     """Compile a graph that Dynamo captured by way of AOTAutograd. `recording` notes how its parts are called.
 
     A graph with an input in oneDNN's layout runs as captured, since tracing treats that input as a strided tensor.
@@ -67,7 +68,7 @@ def trace_and_compile(
 
     trace = recording.trace  # a recording would keep traced values alive
 
-    def compile_variant(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def compile_variant(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Function:
         own = Recording("inputs overlap in another way than at the first call", trace)
         return compile_again(graph, inputs, cfg, number, own)
 
@@ -75,7 +76,7 @@ def trace_and_compile(
     return transformed(watched(call, watch, variants, lifted), variants)
 
 
-def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
+def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Values) -> Watch:
     """Return how the inputs of a traced graph must share memory. `meta` is AOTAutograd's metadata of the graph."""
     written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
     if written and len(meta.input_info) != len(inputs):  # views of one storage were merged into one input
@@ -83,7 +84,7 @@ def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
     return Watch(written, torch_api.static_inputs(gm))
 
 
-def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
+def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Function:
     """Return the captured graph, to run operator by operator, with one warning. Raise Unsupported if `strict`."""
     error = Unsupported(
         None,
@@ -96,15 +97,13 @@ def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
     return gm
 
 
-def compile_again(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
-) -> Callable[..., Any]:
+def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number: int, recording: Recording) -> Function:
     """Compile like `trace_and_compile`, for real inputs, after Dynamo has ended. Other sizes need another variant."""
     with aot_autograd.new_tracing_context():
         return trace_and_compile(gm, inputs, cfg, number, recording)
 
 
-def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
+def partition_with(cfg: Config, number: int) -> Function:
     """Return the partitioner for AOTAutograd: it runs the passes over a joint graph and splits it."""
 
     def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: Any) -> object:
@@ -165,13 +164,13 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
         warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
-def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
+def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Function:
     # the backward is compiled long after this call has returned, so the closure holds cfg
     hooked = kind == "backward" and bool(
         torch_api.hooks_on_saved_tensors()
     )  # hooks may change the strides of saved tensors
 
-    def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compile_(gm: torch.fx.GraphModule, example_inputs: Values) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
             torch_api.forbid_donated_buffers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from .disk_cache.storage import open_store
 from .errors import AltError
 from .graph_cache import entry_files, traced
 from .integrations import inductor_settings
-from .runtime.boxed import BoxedCall
+from .runtime.boxed import BoxedCall, Function
 from .runtime.variants import Variants, transformed, without_values
 
 _graphs = itertools.count()
@@ -36,7 +36,7 @@ def alt(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+) -> Function:
     """Compile a graph that Dynamo captured. Raise UnknownOption, BadOptionValue or UnknownMode."""
     settings = resolve(mode, options, settings=inductor_settings.values())
     cfg, freezing_reason = freezing.decide_freezing(settings, example_inputs)
@@ -69,7 +69,7 @@ def _variants(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Variants:
     It imports the compiler if called.
     """
 
-    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Function:
         recording = traced.Recording("inputs overlap in another way than at the first call", trace)
         return altbackend.compile_again(graph, inputs, cfg, next(_graphs), recording)
 

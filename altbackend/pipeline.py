@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ from .lowering.facts import device_of
 from .lowering.graph import lower_graph
 from .lowering.subgraphs import require_closed, require_functional
 from .runtime import multi_device
-from .runtime.boxed import BoxedCall, boxed
+from .runtime.boxed import Args, BoxedCall, Values, boxed
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
 from .schedule import device as targets
@@ -146,10 +146,10 @@ def by_library(gm: torch.fx.GraphModule) -> BoxedCall:
     """Return a callable that runs the graph operator by operator. It takes one list of inputs, which it empties."""
 
     @boxed
-    def call(args: list[Any]) -> Sequence[Any]:
+    def call(args: Args) -> Values:
         inputs = list(args)
         args.clear()
-        results: Sequence[Any] = gm(*inputs)
+        results: Values = gm(*inputs)
         return results
 
     return call
@@ -198,7 +198,7 @@ def translate(
         groups = fuse.fuse(program, edges, cfg, target, trace.decision)
         if cuda and (choose := products.chooser(cfg, target, program)) is not None:
             groups = epilogue.attach(program, edges, groups, trace.decision, choose)
-        kernels: list[Any] = [g.extern or kernel.build(program, edges, g, target) for g in groups]
+        kernels: Args = [g.extern or kernel.build(program, edges, g, target) for g in groups]
         if cuda and cfg.fuse:
             kernels = horizontal_fusion.bundled(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
@@ -226,7 +226,7 @@ def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
 def _cpu(
     p: Program,
     edges: Deps,
-    kernels: Sequence[Any],
+    kernels: Values,
     target: targets.Target,
     constants: Constants,
     device: torch.device,
@@ -251,7 +251,7 @@ def _cpu(
 def _cuda(
     p: Program,
     edges: Deps,
-    kernels: Sequence[Any],
+    kernels: Values,
     target: targets.Target,
     constants: Constants,
     device: torch.device,
@@ -296,7 +296,7 @@ def _cuda(
 def _emitted(
     p: Program,
     edges: Deps,
-    kernels: Sequence[Any],
+    kernels: Values,
     target: targets.Target,
     tuner: tiles.TileTuner | None,
     trace: Trace,
@@ -333,7 +333,7 @@ def _step(p: Program, k: Any, n: int, exact: bool) -> cpu_program.Step:
     return cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
 
 
-def callables(steps: Sequence[Any], constants: Constants) -> dict[str, Any]:
+def callables(steps: Values, constants: Constants) -> dict[str, Any]:
     """Return constants by name, with the call targets that have no importable name."""
     out = dict(constants)
     for s in steps:

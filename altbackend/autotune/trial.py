@@ -30,17 +30,22 @@ def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
     for b in dict.fromkeys(b for s in rows for b in s["buffers"]):
         if (buffer := p.buffers.get(b)) is not None:
             buffers[b] = [str(buffer.dtype).removeprefix("torch."), buffer.extent]
-    bytes_ = max((s[0].scratch * s[0].grid[0] for s in steps if isinstance(s, tuple)), default=0)  # type: ignore[operator]
+    bytes_ = max((s[0].scratch * _programs(s[0]) for s in steps if isinstance(s, tuple)), default=0)
     own = {ERROR: ["int32", 1], SCRATCH: ["uint8", bytes_]}
     return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in rows)}, "steps": rows}
 
 
+def _programs(kernel: TritonKernel) -> int:
+    (programs,) = kernel.grid
+    assert isinstance(programs, int)  # kernels with symbolic sizes are refused
+    return programs
+
+
 def _launch(s: Launch) -> dict[str, Any]:
     kernel, buffers, cubin = s
-    (grid,) = kernel.grid
     return {
         "buffers": [*buffers, *[ERROR] * kernel.checks, *[SCRATCH] * bool(kernel.scratch)],
-        "grid": grid,
+        "grid": _programs(kernel),
         "cubin": base64.b64encode(cubin.code).decode(),
         "shared": cubin.shared,
         "warps": cubin.warps,

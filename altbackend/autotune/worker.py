@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..compat.torch_api import unannotated
 from ..runtime.cuda import Cubin, Tables, load, stream
 
 ROUNDS = 7  # timed replays; their median counts
@@ -33,7 +34,7 @@ def measure(trial: dict[str, Any], device: torch.device) -> float:
     buffers = {name: _filled(dtype, n, device) for name, (dtype, n) in trial["buffers"].items()}
     steps = [step(s, buffers, device) for s in trial["steps"]]
     torch.cuda.synchronize()
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = unannotated(torch.cuda.Stream)(device)
     with torch.cuda.stream(side):
         _run(steps)  # the first call of a library allocates its workspace
         once = _events_us(lambda: _run(steps))
@@ -94,7 +95,7 @@ def _graph_us(steps: list[Step], repeats: int) -> float:
 
 def _events_us(run: Step) -> float:
     """Return the microseconds between two events around `run`."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (unannotated(torch.cuda.Event)(enable_timing=True) for _ in range(2))
     begin.record()
     run()
     end.record()

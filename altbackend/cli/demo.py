@@ -13,6 +13,7 @@ from torch import nn
 
 import altbackend
 from altbackend.cli.measure import Call, medians, relative_error, seconds_of
+from altbackend.compat.torch_api import unannotated
 from altbackend.examples.catalogue import EXAMPLES, Example
 from altbackend.report.stats import GraphStats, snapshot
 
@@ -125,7 +126,7 @@ def step(example: Example, mode: Mode, module: nn.Module, forward: Callable[...,
     def train() -> Sequence[torch.Tensor]:
         optimizer.zero_grad()
         loss = example.loss(forward(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        unannotated(loss.backward)()
         optimizer.step()
         return [loss, *(p.grad for p in module.parameters() if p.grad is not None)]
 

@@ -18,7 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import DimDynamic, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 
@@ -176,7 +176,7 @@ def undecomposed(ops: Iterable[torch._ops.OpOverload]) -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-def traced_size(shape_env: Any, symbol: sympy.Symbol) -> int:
+def traced_size(shape_env: ShapeEnv, symbol: sympy.Symbol) -> int:
     """Return the value of a size that tracing saw; for an unbacked one, a value in its range."""
     seen = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
     if symbol in seen:
@@ -185,7 +185,7 @@ def traced_size(shape_env: Any, symbol: sympy.Symbol) -> int:
     return max(2, int(least)) if least.is_Integer else 2
 
 
-def new_size(shape_env: Any, seen: int) -> Any:
+def new_size(shape_env: ShapeEnv, seen: int) -> int | torch.SymInt:
     """Return a new symbolic size that has the value `seen`."""
     source = ConstantSource(f"size{next(_sizes)}")
     symbol = shape_env.create_symbol(seen, source, DimDynamic.DYNAMIC)

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
+
+
+def unannotated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn`, a function of torch without annotations, such that a strict type checker accepts calls of it."""
+    return fn
 
 
 def version() -> tuple[int, int]:
@@ -93,18 +99,18 @@ def has_symbolic_geometry(t: torch.Tensor) -> bool:
     return bool(t._has_symbolic_sizes_strides)
 
 
-def size_range(shape_env: Any, symbol: sympy.Symbol) -> Any:
+def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> Any:
     """Return the least and the greatest value of a size, as tracing knows them."""
     return shape_env.bound_sympy(symbol)
 
 
-def size_conditions(shape_env: Any) -> list[Any]:
+def size_conditions(shape_env: ShapeEnv) -> list[sympy.Basic]:
     """Return the conditions on sizes that tracing has found or assumed, as boolean sympy expressions."""
     deferred = [check.expr for checks in shape_env.deferred_runtime_asserts.values() for check in checks]
     return [guard.expr for guard in shape_env.guards] + deferred
 
 
-def size_assumptions(shape_env: Any) -> tuple[str, ...]:
+def size_assumptions(shape_env: ShapeEnv) -> tuple[str, ...]:
     """Return a snapshot of all that `shape_env` has concluded. A graph is valid only if it holds."""
     replaced = [f"{s} = {e}" for s, e in shape_env.replacements.items()]
     ranges = [f"{s} in {r}" for s, r in shape_env.var_to_range.items()]
@@ -113,8 +119,7 @@ def size_assumptions(shape_env: Any) -> tuple[str, ...]:
 
 def gpu_in_use() -> bool:
     """Return whether this process has begun to use a GPU."""
-    is_initialized: Any = torch.cuda.is_initialized
-    return bool(is_initialized())
+    return bool(unannotated(torch.cuda.is_initialized)())
 
 
 def cuda_capability(device: torch.device) -> int:
@@ -170,12 +175,12 @@ def forbid_donated_buffers() -> None:
         meta.bw_donated_idxs = []
 
 
-def lifted(gm: Any) -> dict[str, Any]:
+def lifted(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a captured graph by name. AOTAutograd passes them before the inputs."""
     return dict(gm.named_parameters(remove_duplicate=False)) | dict(gm.named_buffers(remove_duplicate=False))
 
 
-def static_inputs(gm: Any) -> frozenset[int]:
+def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Return the indices of a captured graph's inputs whose address does not change.
 
     These are its lifted parameters and buffers, which come first, other parameters and buffers, and inputs that the
@@ -217,7 +222,7 @@ def hooks_on_saved_tensors() -> str:
     return "hooks on saved tensors are set" if hooks else ""
 
 
-def conditions(numbers: Sequence[Any]) -> str:
+def conditions(numbers: Sequence[torch.SymInt]) -> str:
     """Return Python text of all conditions on `numbers`, the sizes given to a graph; "" if there are none."""
     if not numbers:
         return ""
@@ -225,7 +230,7 @@ def conditions(numbers: Sequence[Any]) -> str:
     return env.produce_guards_expression(placeholders=numbers, guards=env.get_pruned_guards(numbers)) or ""
 
 
-def conditions_hold(text: str, numbers: Sequence[Any]) -> bool:
+def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:
     """Return whether the conditions hold for other sizes. If they do, they are assumed of them from now on."""
     if not text:
         return True
@@ -288,7 +293,7 @@ class UnbackedFacts:
     conditions: tuple[sympy.Expr, ...]
 
 
-def unbacked_facts(shape_env: Any, symbol: sympy.Symbol) -> UnbackedFacts:
+def unbacked_facts(shape_env: ShapeEnv, symbol: sympy.Symbol) -> UnbackedFacts:
     """Return what tracing has assumed of an unbacked symbol. `equals` is the symbol itself if nothing else is known."""
     value_range = shape_env.var_to_range.get(symbol)
     least = int(value_range.lower) if value_range is not None and value_range.lower.is_Integer else None

@@ -78,7 +78,7 @@ def _header_hash() -> str:
 
 def flags(cfg: Config) -> tuple[str, ...]:
     """Return the compiler flags of every generated translation unit."""
-    target = isa.flags(None if cfg.isa == "auto" else cfg.isa)  # type: ignore[arg-type]
+    target = isa.flags(None if cfg.isa == "auto" else cfg.isa)
     float8 = () if torch_api.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
     return (*target, "-fwrapv", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-w", *float8, f"-I{isa.INCLUDE_DIR}")
 

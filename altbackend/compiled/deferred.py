@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ..runtime.boxed import BoxedCall, boxed
+from ..runtime.boxed import BoxedCall, Values, boxed
 
 Built = TypeVar("Built")
 
@@ -45,7 +45,7 @@ def build_at_first_call(deferred: DeferredBuild[Built]) -> BoxedCall:
     lock, waiting, ready = threading.Lock(), [deferred], list[BoxedCall]()
 
     @boxed
-    def run(args: list[object]) -> Sequence[Any]:
+    def run(args: list[object]) -> Values:
         if not ready:
             with lock:
                 if waiting:  # another thread may have been faster

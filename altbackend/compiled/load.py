@@ -23,7 +23,7 @@ from ..errors import AltError
 from ..report import stats
 from ..runtime import control_flow, layouts
 from ..runtime import cuda as cuda_runtime
-from ..runtime.boxed import BoxedCall, boxed
+from ..runtime.boxed import BoxedCall, Values, boxed
 from ..runtime.cuda_graphs import ALL
 from ..runtime.frozen import Frozen
 from ..runtime.page_guard import NotGuardable
@@ -91,7 +91,7 @@ def bind_deferred(
     return layouts.with_traced_strides(build_at_first_call(deferred), code.layouts)
 
 
-def _not_bound(args: list[object]) -> Sequence[Any]:
+def _not_bound(args: list[object]) -> Values:
     raise AssertionError("the graph ran before its kernels were built")
 
 
@@ -170,7 +170,7 @@ def _load(code: Code, built: Iterator[Any], cfg: Config) -> BoxedCall:
     return load(code.python, cfg, own, constants, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
 
 
-def _load_cuda(code: Code, cubins: Sequence[Any], constants: Mapping[str, Any], cfg: Config) -> BoxedCall:
+def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config) -> BoxedCall:
     with torch_api.cuda_device(code.device), torch_api.real_tensors():
         loaded: dict[int, object] = {}
         for n, c in enumerate(cubins):

@@ -239,9 +239,10 @@ def _source_digest(package: Path) -> str:
 
 def settings() -> dict[str, str]:
     """Return torch's process-wide settings that passes and schedules depend on."""
+    mkldnn = torch.backends.mkldnn
     return {
         "threads": str(torch.get_num_threads()),
-        "mkldnn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[no-untyped-call]
+        "mkldnn": str(torch_api.unannotated(mkldnn.is_available)() and mkldnn.enabled),
         "float32 products": torch.get_float32_matmul_precision(),
         "default dtype": str(torch.get_default_dtype()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),

@@ -21,7 +21,7 @@ from ..compiled.artifact import Code
 from ..config.options import Config
 from ..debug.trace import Trace
 from ..runtime.aot_wrapper import Alias, Plan, Tangent, inference, training
-from ..runtime.boxed import BoxedCall
+from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
 from ..runtime.views import OPERATORS, Step
 from . import artifacts, entry, entry_files, lookup, wrapper_plan
@@ -73,8 +73,8 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
 
 
 def load_cached(
-    query: Query, gm: GraphModule, cfg: Config, trace: Trace, load: Load, on_overlap: Callable[..., Any]
-) -> Callable[..., Any] | None:
+    query: Query, gm: GraphModule, cfg: Config, trace: Trace, load: Load, on_overlap: Function
+) -> Function | None:
     """Return the callable of a cached graph, or None on a miss. `load` makes a callable of a part's code and job.
 
     `on_overlap` is called instead with inputs that share memory, if the graph writes one of them.
@@ -241,7 +241,7 @@ def _argument(stored: Any) -> Any:
     return tuple(_number(n, least=-sys.maxsize) for n in stored)
 
 
-def _numbers(stored: Sequence[Any]) -> tuple[int, ...]:
+def _numbers(stored: Values) -> tuple[int, ...]:
     return tuple(map(_number, stored))
 
 

@@ -68,9 +68,9 @@ class Fake:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
 
-    def size(self, seen: int) -> torch.SymInt:
-        size: torch.SymInt = aot_autograd.new_size(self.mode.shape_env, seen)
-        return size
+    def size(self, seen: int) -> int | torch.SymInt:
+        assert self.mode.shape_env is not None
+        return aot_autograd.new_size(self.mode.shape_env, seen)
 
     def tensor(self, shape: Sizes, strides: Sizes, dtype: torch.dtype, device: str, *bounds: int) -> torch.Tensor:
         with self.mode:
@@ -174,7 +174,8 @@ def _annotate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> N
 def _compute(n: Node, mode: FakeTensorMode) -> None:
     args: Any = torch.fx.node.map_arg(n.args, lambda m: m.meta["val"])
     kwargs: Any = torch.fx.node.map_arg(n.kwargs, lambda m: m.meta["val"])
-    n.meta["val"] = value = n.target(*args, **kwargs)  # type: ignore[operator]
+    assert callable(n.target)
+    n.meta["val"] = value = n.target(*args, **kwargs)
     unbacked = symbolic_shapes.compute_unbacked_bindings(mode.shape_env, value)
     if unbacked:
         n.meta["unbacked_bindings"] = unbacked

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from .boxed import BoxedCall
+from ..compat.torch_api import unannotated
+from .boxed import Args, BoxedCall, Function, Values
 from .gradients import are_batched, one_by_one, plain
 from .views import Step, replay
 
@@ -81,14 +82,14 @@ class _Hidden:
     tensor: torch.Tensor
 
 
-def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()) -> Callable[..., Any]:
+def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()) -> Function:
     """Return the callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
 
     `lifted` holds the tensors that the graph takes before the inputs.
     """
     autocast_off, finish = _autocast_off(), _finish(plan, mark)
 
-    def run(*args: object) -> list[Any]:
+    def run(*args: object) -> Args:
         inputs = [*lifted, *args]
         _advance(inputs, plan)
         bases = _bases(inputs, plan)
@@ -106,7 +107,7 @@ def training(
     mark: Mark,
     deterministic: bool,
     lifted: tuple[object, ...] = (),
-) -> Callable[..., Any]:
+) -> Function:
     """Return the callable of a forward and its backward.
 
     `deterministic` is torch's setting that they were compiled for. `lifted` holds the tensors that the graph takes
@@ -115,20 +116,20 @@ def training(
     function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
     finish = _finish(plan, mark)
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: Any) -> Args:
         inputs = [*lifted, *args]
         _advance(inputs, plan)
         bases = _bases(inputs, plan)
         for k in plan.detached:
             inputs[k] = inputs[k].detach()
         with torch.enable_grad():
-            results = function.apply(*inputs)  # type: ignore[no-untyped-call]
+            results = unannotated(function.apply)(*inputs)
         return finish(list(results), bases)
 
     return _untraced(run)
 
 
-def _function(forward: BoxedCall, backward: Callable[..., Any], plan: Plan) -> type[torch.autograd.Function]:
+def _function(forward: BoxedCall, backward: Function, plan: Plan) -> type[torch.autograd.Function]:
     autocast_off, count = _autocast_off(), len(plan.same)
 
     class Compiled(torch.autograd.Function):
@@ -177,10 +178,10 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[object, Sequence[Any]], object]:
+def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[object, Values], object]:
     autocast_off = _autocast_off()
 
-    def run(ctx: Any, gradients: Sequence[Any]) -> object:
+    def run(ctx: Any, gradients: Values) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
         if torch.are_deterministic_algorithms_enabled() and not deterministic:
@@ -193,7 +194,7 @@ def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callab
         args += [gradients[t.result] for t in plan.tangents]
         del gradients
 
-        def run_laid_out(inputs: list[Any]) -> Sequence[Any]:
+        def run_laid_out(inputs: Args) -> Values:
             for k, t in enumerate(plan.tangents, first):
                 inputs[k] = _with_layout(inputs[k], t)
             return backward(inputs)
@@ -206,7 +207,7 @@ def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callab
                 return tuple(run_laid_out(args))
 
         if torch.is_grad_enabled():
-            return _Once.apply(compute, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+            return unannotated(_Once.apply)(compute, torch.empty(0, requires_grad=True))
         return compute()
 
     return run
@@ -235,14 +236,12 @@ def _autocast_off() -> Callable[[], contextlib.AbstractContextManager[object]]:
     return torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
 
 
-def _untraced(run: Callable[..., Any]) -> Callable[..., Any]:
-    wrapped: Callable[..., Any] = torch._dynamo.disable(  # type: ignore[no-untyped-call]
-        run, reason="altbackend: a compiled graph"
-    )
-    return wrapped
+def _untraced(run: Function) -> Function:
+    untraced: Function = unannotated(torch._dynamo.disable)(run, reason="altbackend: a compiled graph")
+    return untraced
 
 
-def _advance(args: Sequence[Any], plan: Plan) -> None:
+def _advance(args: Values, plan: Plan) -> None:
     if plan.written:
         torch.autograd.graph.increment_version(tuple(args[k] for k in plan.written))
 

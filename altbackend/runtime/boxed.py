@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-BoxedCall = Callable[[list[object]], Sequence[Any]]
+Args = list[Any]  # the inputs of one call: tensors and numbers
+Values = Sequence[Any]  # inputs or results, traced or real: tensors, numbers and None
+BoxedCall = Callable[[Args], Values]
+Function = Callable[..., Any]  # takes its inputs one by one
 C = TypeVar("C", bound=Callable[..., object])
 
 

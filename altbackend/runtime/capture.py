@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..compat.torch_api import without_gc
-from .boxed import BoxedCall
+from ..compat.torch_api import unannotated, without_gc
+from .boxed import BoxedCall, Values
 from .cuda import empty_cuda
 
 Replay = Callable[[], None]
@@ -27,7 +27,8 @@ class CudaCapture:
     @functools.cached_property
     def side(self) -> torch.cuda.Stream:
         """Return the stream that records: a device's default stream cannot."""
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream: torch.cuda.Stream = unannotated(torch.cuda.Stream)(self.device)
+        return stream
 
     def pool(self) -> object:
         """Return a new memory pool that neither other pools nor eager code use."""
@@ -48,7 +49,7 @@ class CudaCapture:
         """Return memory like `t`'s from the general allocator, outside every pool."""
         return empty_cuda(tuple(t.size()), t.stride(), t.dtype)
 
-    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Replay, Sequence[Any]]:
+    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Replay, Values]:
         """Record `call(args)` without running it. Return the function that replays it, and its results in the pool.
 
         Errors of the call and the driver are raised, and nothing stays recorded.

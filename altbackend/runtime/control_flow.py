@@ -11,26 +11,26 @@ from typing import Any
 
 import torch
 
-Subgraph = Callable[..., Any]
+from .boxed import Function, Values
+
+Subgraph = Function
 
 
-def unboxed(call: Callable[[list[object]], Sequence[Any]]) -> Subgraph:
+def unboxed(call: Callable[[list[object]], Values]) -> Subgraph:
     """Return a compiled graph, which takes one list, as a subgraph, which takes operands one by one."""
 
-    def subgraph(*operands: Any) -> Sequence[Any]:
+    def subgraph(*operands: Any) -> Values:
         return call(list(operands))
 
     return subgraph
 
 
-def choose(
-    predicate: object, if_true: Subgraph, if_false: Subgraph, operands: Sequence[Any] = ()
-) -> tuple[object, ...]:
+def choose(predicate: object, if_true: Subgraph, if_false: Subgraph, operands: Values = ()) -> tuple[object, ...]:
     """Return the results of one of two subgraphs. `predicate` is a bool, or a tensor of one element."""
     return _several((if_true if predicate else if_false)(*operands))
 
 
-def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Sequence[Any] = ()) -> tuple[object, ...]:
+def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Values = ()) -> tuple[object, ...]:
     """Repeat carried = body(*carried, *more) while goes_on(*carried, *more). Return copies if it never runs."""
     values = tuple(carried)
     turns = 0
@@ -40,9 +40,7 @@ def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Seq
     return values if turns else tuple(_copied(x) for x in values)
 
 
-def loop_stacked(
-    goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Sequence[Any] = ()
-) -> tuple[object, ...]:
+def loop_stacked(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Values = ()) -> tuple[object, ...]:
     """Run like `loop`.
 
     Return the results of all turns, stacked along a new first dimension; `carried` without a turn.
@@ -61,7 +59,7 @@ def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[object
 
 
 def scan_rows(
-    body: Subgraph, carried: Sequence[object], rows: Sequence[torch.Tensor], more: Sequence[Any] = ()
+    body: Subgraph, carried: Sequence[object], rows: Sequence[torch.Tensor], more: Values = ()
 ) -> tuple[object, ...]:
     """Repeat (*carried, *results) = body(*carried, *one row of each, *more) for each row.
 

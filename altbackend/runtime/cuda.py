@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .boxed import Args
 from .host import wrong_sizes
 
 _guards: Any = torch._C._dynamo.guards
@@ -99,7 +100,7 @@ class Table:
 
     pointers: Any
     sizes: Any
-    launches: list[Any]
+    launches: Args
     nothing: Any
 
 
@@ -161,7 +162,7 @@ def on_device(call: Callable[[list[object]], Any], device: int) -> Callable[[lis
             bind_context(device)
             return call(args)
 
-    run.check = getattr(call, "check", None)  # type: ignore[attr-defined]
+    vars(run)["check"] = getattr(call, "check", None)
     return run
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .boxed import BoxedCall, boxed
+from .boxed import Args, BoxedCall, Values, boxed
 from .cuda import view
 
 ALL = 1 << 30  # `user_outputs` of a graph without a backward
@@ -75,7 +75,7 @@ class Recording:
     fixed: dict[int, int]
     buffers: dict[int, torch.Tensor]
     copied: list[torch.Tensor] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)  # a Value, Input, Left or Copied for each result
+    results: Args = field(default_factory=list)  # a Value, Input, Left or Copied for each result
     left: list[int] = field(default_factory=list)  # storages that a backward reads
     own_references: int = 0  # the recording's own references to them
 
@@ -83,7 +83,7 @@ class Recording:
         """Return whether a result of an earlier call, left for its backward, is still alive."""
         return bool(self.left) and sum(map(_use_count, self.left)) > self.own_references
 
-    def fits(self, args: list[Any]) -> bool:
+    def fits(self, args: Args) -> bool:
         return all(args[k].data_ptr() == at for k, at in self.fixed.items())
 
 
@@ -149,7 +149,7 @@ class Recorded:
         self.lock = threading.Lock()
         alive.add(self)
 
-    def __call__(self, args: list[object]) -> Sequence[Any]:
+    def __call__(self, args: list[object]) -> Values:
         if self.reason or self.capture.busy() or not self.lock.acquire(blocking=False):
             return self.call(args)
         try:
@@ -183,7 +183,7 @@ class Recorded:
         recordings.append(recording)
         return recording
 
-    def _key(self, args: list[Any]) -> Any:
+    def _key(self, args: Args) -> Any:
         if not self.signature.sized:
             return ()
         stays = self.signature.stays
@@ -219,7 +219,7 @@ class Recorded:
             return forward.pool
         return self.capture.shared if self.signature.user_outputs == ALL else self.capture.pool()
 
-    def _sort_results(self, r: Recording, inputs: list[Any], outputs: Sequence[Any]) -> None:
+    def _sort_results(self, r: Recording, inputs: Args, outputs: Values) -> None:
         owners = {_cdata(a): k for k, a in enumerate(inputs) if isinstance(a, torch.Tensor)}
         copies: dict[int, int] = {}
         left: dict[int, torch.Tensor] = {}
@@ -245,7 +245,7 @@ class Recorded:
                     _left[out.data_ptr()] = r
         r.left = list(left)
 
-    def _run(self, r: Recording, args: list[Any]) -> Sequence[Any]:
+    def _run(self, r: Recording, args: Args) -> Values:
         if self.check is not None:
             self.check()
         with torch.no_grad():
@@ -274,7 +274,7 @@ def _flat_storage(out: torch.Tensor) -> torch.Tensor:
     return view(out, (n,), (1,), -out.storage_offset())
 
 
-def _result(x: object, args: list[Any], fresh: list[torch.Tensor]) -> object:
+def _result(x: object, args: Args, fresh: list[torch.Tensor]) -> object:
     match x:
         case Copied(number, (sizes, strides, offset)):
             return view(fresh[number], sizes, strides, offset)

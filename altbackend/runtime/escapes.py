@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .boxed import Function
+
 _METHODS = ("numpy", "__array__", "__dlpack__", "untyped_storage", "share_memory_")
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
@@ -85,7 +87,7 @@ def _install() -> None:
         _note(t)
         data.__set__(t, value)
 
-    torch.Tensor.data = property(get, set_)  # type: ignore[assignment]
+    type.__setattr__(torch.Tensor, "data", property(get, set_))
     register_optimizer_step_post_hook(_stepped)
 
 
@@ -94,7 +96,7 @@ def _stepped(*_: object) -> None:
     events += 1
 
 
-def _watched_method(method: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_method(method: Function) -> Function:
     @functools.wraps(method)
     def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         _note(t)

@@ -12,13 +12,14 @@ import ctypes
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
 
+from ..compat.torch_api import unannotated
 from . import escapes, page_guard
-from .boxed import BoxedCall, boxed
+from .boxed import Args, BoxedCall, Values, boxed
 
 MOST_SETS = 1024  # sets of parameters whose results one graph caches
 MOST_CHANGES = 2  # changes in a row after which guarding no longer pays
@@ -61,7 +62,7 @@ def by_pages(library: Callable[[], ctypes.CDLL]) -> Watch:
     def watch(sources: Sources) -> ParameterGuard:
         if any(t.layout != torch.strided or t.device.type != "cpu" for t in sources):
             raise page_guard.NotGuardable("memory that is not strided memory of a CPU")
-        if torch.cuda.is_initialized() and any(t.is_pinned() for t in sources):  # type: ignore[no-untyped-call]
+        if unannotated(torch.cuda.is_initialized)() and any(unannotated(t.is_pinned)() for t in sources):
             raise page_guard.NotGuardable("memory that a GPU may write")
         return page_guard.Guard(sources, library())
 
@@ -110,7 +111,7 @@ class CachedResults:
     no guard is made. `owners`: references to the parameters' storages.
     """
 
-    results: Sequence[Any] = ()
+    results: Values = ()
     guard: ParameterGuard | None = None
     changes: int = 0
     pause: int = 0
@@ -139,7 +140,7 @@ class Frozen:
         self.watch, self.in_place = watch, in_place
         first, *more = prologue_inputs
         pick = operator.itemgetter(first, *more)
-        self._pick: Callable[[list[Any]], Sources] = pick if more else lambda args: (pick(args),)
+        self._pick: Callable[[Args], Sources] = pick if more else lambda args: (pick(args),)
         self.sets: dict[Addresses, CachedResults] = {}
         self.reason = ""
         _alive.add(self)
@@ -149,14 +150,14 @@ class Frozen:
         for cached in self.sets.values():
             cached.guard = None
 
-    def __call__(self, args: list[object]) -> Sequence[Any]:
+    def __call__(self, args: list[object]) -> Values:
         results = self.results(args)
         main_args = [args[k] for k in self.main_inputs]
         args.clear()
         main_args += results
         return self.main(main_args)
 
-    def results(self, args: list[Any]) -> Sequence[Any]:
+    def results(self, args: Args) -> Values:
         """Return the prologue's results for these inputs; recompute them if they are not cached or may have changed."""
         sources = self._pick(args)
         addresses = tuple(map(_address, sources))
@@ -215,7 +216,7 @@ def _counters(tensors: Sources) -> tuple[object, ...]:
     return escapes.events, [t._version for t in tensors], [t.stride() for t in tensors]
 
 
-def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sources) -> Sequence[object]:
+def _in_place(old: Values, new: Values, sources: Sources) -> Sequence[object]:
     """Return `new` moved into the storage of `old`, where that is not a parameter's and has the same geometry."""
     shared = {t.untyped_storage().data_ptr() for t in sources}
 

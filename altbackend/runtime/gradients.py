@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .boxed import BoxedCall, boxed
+from .boxed import Args, BoxedCall, Values, boxed
 
 _is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 
@@ -30,7 +30,7 @@ def accepting_any_gradient(
     """
 
     @boxed
-    def run(args: list[object]) -> Sequence[Any]:
+    def run(args: list[object]) -> Values:
         for k in range(first, end):
             g = args[k]
             if isinstance(g, torch.Tensor):
@@ -47,7 +47,7 @@ def are_batched(gradients: Sequence[object]) -> bool:
     return any(isinstance(g, torch.Tensor) and _is_batched(g) for g in gradients)
 
 
-def one_by_one(backward: BoxedCall, args: list[Any], batched: Sequence[int], level: int | None = None) -> Sequence[Any]:
+def one_by_one(backward: BoxedCall, args: Args, batched: Sequence[int], level: int | None = None) -> Values:
     """Return the gradients for arguments of which those numbered `batched` are batched, at `level` and below."""
     level = _levels() if level is None else level
     if level == 0:
@@ -64,7 +64,7 @@ def one_by_one(backward: BoxedCall, args: list[Any], batched: Sequence[int], lev
     return tuple(_together(list(parts), level) for parts in zip(*results, strict=True))
 
 
-def _together(parts: list[Any], level: int) -> Any:
+def _together(parts: Args, level: int) -> Any:
     if not isinstance(parts[0], torch.Tensor):
         return parts[0]
     return torch._add_batch_dim(torch.stack(parts), 0, level)

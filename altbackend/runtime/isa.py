@@ -58,7 +58,7 @@ def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
         return "generic"
 
 
-def flags(isa: Isa | None = None) -> tuple[str, ...]:
+def flags(isa: str | None = None) -> tuple[str, ...]:
     """Return the compiler flags (g++ and clang++) for kernels of `isa`; None compiles for exactly this machine.
 
     Raise ValueError for an unknown name. The builder adds OpenMP and the include folder.
@@ -66,7 +66,7 @@ def flags(isa: Isa | None = None) -> tuple[str, ...]:
     return (*_COMMON_FLAGS, *_target_flags(isa), *_FLOAT_FLAGS, *_LIBRARY_FLAGS)
 
 
-def _target_flags(isa: Isa | None) -> tuple[str, ...]:
+def _target_flags(isa: str | None) -> tuple[str, ...]:
     wide = "-mprefer-vector-width=512"
     if isa is None:
         return ("-march=native", wide) if detect() != "generic" else ()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from .boxed import BoxedCall, boxed
+from .boxed import Args, BoxedCall, Values, boxed
 
 Layouts = tuple[tuple[int, tuple[int, ...], bool], ...]  # input, its strides, whether the graph writes it
 
@@ -21,7 +18,7 @@ def with_traced_strides(call: BoxedCall, layouts: Layouts) -> BoxedCall:
         return call
 
     @boxed
-    def run(args: list[Any]) -> Sequence[Any]:
+    def run(args: Args) -> Values:
         for k, strides, written in layouts:
             if args[k].stride() != strides:
                 args[k] = _restrided(args[k], strides, k, written)

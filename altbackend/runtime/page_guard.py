@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from .boxed import Function
+
 SMALL_PAGES = 2  # smaller tensors are compared: as fast as asking the kernel, and no neighbour pays a page fault
 
 Span = tuple[int, int]  # first address, and one past the last
@@ -210,7 +212,7 @@ class Guard:
             raise NotGuardable(protection)
         self.pages = protection
         self._check: Callable[[Any], int] = library.alt_guard_changed
-        self._touch: Callable[..., Any] = library.alt_guard_touch
+        self._touch: Function = library.alt_guard_touch
         spans = spans_of(tensors)
         if reason := why_not_private(spans):
             raise NotGuardable(reason)

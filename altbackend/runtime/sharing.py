@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-Call = Callable[..., Any]
+from .boxed import Function, Values
+
+Call = Function
 Span = tuple[int, int, int]  # first byte, one past the last byte, number of the input
 _overlapping: Callable[..., set[int]] = torch._C._dynamo.guards.compute_overlapping_tensors
 _address = methodcaller("data_ptr")
@@ -65,7 +67,7 @@ class _Static:
         self.moving: list[int] | None = None
         self.seen: tuple[tuple[int, ...], tuple[Span, ...], list[int], list[int]] = ((), (), [], [])
 
-    def apart(self, args: Sequence[Any]) -> bool:
+    def apart(self, args: Values) -> bool:
         written, static = self.watch.written, self.watch.static
         if self.moving is None:
             self.moving = [k for k, t in enumerate(args) if k not in static and isinstance(t, torch.Tensor)]
@@ -89,7 +91,7 @@ class _Static:
                 return False
         return True
 
-    def _look(self, addresses: tuple[int, ...], args: Sequence[Any]) -> None:
+    def _look(self, addresses: tuple[int, ...], args: Values) -> None:
         spans = tuple(sorted(span(args[k], k) for k in self.static))
         ends: list[int] = []
         for s in spans:
@@ -97,7 +99,7 @@ class _Static:
         self.seen = addresses, spans, [s[0] for s in spans], ends
 
 
-def _fine(one: Span, others: Sequence[Span], args: Sequence[Any], written: frozenset[int]) -> bool:
+def _fine(one: Span, others: Sequence[Span], args: Values, written: frozenset[int]) -> bool:
     """Return whether an input overlaps no other one, except where the graph writes neither."""
     for other in others:
         if other[1] <= one[0] or other[0] >= one[1] or not {one[2], other[2]} & written:
@@ -116,7 +118,7 @@ def span(t: torch.Tensor, number: int) -> Span:
     return begin, begin + t.itemsize * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))), number
 
 
-def relation_of(args: Sequence[Any]) -> tuple[Any, ...]:
+def relation_of(args: Values) -> tuple[Any, ...]:
     """Return, for each input, the first input with the same storage; its offset there and the storage's geometry.
 
     An input whose storage no other has gives None. Works on fake tensors too.
@@ -133,7 +135,7 @@ def relation_of(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(out)
 
 
-def in_one_storage(args: Sequence[Any]) -> bool:
+def in_one_storage(args: Values) -> bool:
     """Return whether tensors that overlap in memory are views of one torch storage."""
     spans = sorted(span(t, k) for k, t in enumerate(args) if _strided(t))
     last: list[Span] = []

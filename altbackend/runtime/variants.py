@@ -15,9 +15,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from ..errors import FallbackWarning
+from .boxed import Function, Values
 from .sharing import in_one_storage, relation_of
 
-Call = Callable[..., Any]
+Call = Function
 MOST = 8  # variants of one graph; beyond them it runs operator by operator
 
 
@@ -45,11 +46,11 @@ class Variants:
                 variant = self.variants.get(key) or self._new(key, args)
         return variant(*args)
 
-    def _key(self, args: Sequence[Any]) -> Any:
+    def _key(self, args: Values) -> Any:
         geometry = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
         return geometry, relation_of(args), torch.is_grad_enabled()
 
-    def _new(self, key: object, args: Sequence[Any]) -> Call:
+    def _new(self, key: object, args: Values) -> Call:
         reason = "" if in_one_storage(args) else "torch does not know that they share it"
         if not reason and len(self.variants) >= MOST:
             reason = f"it has been compiled for {MOST} other ways"

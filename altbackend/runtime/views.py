@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from .boxed import Function
+
 _aten = torch.ops.aten
 # The names are those of torch's functionalization.
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Function] = {
     "_conj": _aten._conj.default,
     "_neg_view": _aten._neg_view.default,
     "_reshape_alias": _aten._reshape_alias.default,
