@@ -40,14 +40,14 @@ def log_add_exp(a, b):
 
 @triton.jit
 def to_tf32(x):
-    # tensor cores drop the last 13 bits of a float32; rounding to nearest first (ties away) halves the error
+    # tensor cores drop the last 13 bits of a float32; rounded to nearest first (ties away), the error is half as large
     bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
 
 
 @triton.jit
 def floor_divide(a, b):
-    # Triton's // rounds towards zero
+    # // of the language rounds towards zero
     q = a // b
     return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)
 
@@ -93,14 +93,14 @@ def sigmoid_fast(x):
 
 @triton.jit
 def power_of_two(x):
-    # 2^x, or 0 below 2^-126: one instruction; tl.exp2 takes three more for such results
+    # 2^x, 0 where that is below 2^-126: one instruction, where tl.exp2 spends three more on such results
     asm: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
     return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def approximate_reciprocal(x):
-    # for x >= 1; the result is 0 beyond 2^126
+    # of numbers from 1 on; 0 of those beyond 2^126
     asm: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
     return tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
@@ -117,7 +117,7 @@ def tanh_fast(x):
 
 @triton.jit
 def exp_below(x):
-    # exp(x) for x <= 0, in sums with a term 1. t is x log2(e) rounded, and 2^d = 1 + d ln 2 for the rest d
+    # exp(x) of x <= 0, for sums that have a term 1. t is x log2(e) rounded, and 2^(d) = 1 + d ln 2 of the rest d
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
     t = x * 1.4426950408889634
     rest = tl.fma(x, 1.4426950408889634, -t)
@@ -132,7 +132,7 @@ def exp_below_fast(x):
 
 @triton.jit
 def float8_bits(x, GONE: tl.constexpr, BIAS: tl.constexpr, LARGE: tl.constexpr, NAN: tl.constexpr):
-    # The bits of a float32 rounded to nearest even. Adding 2^23 units of the subnormals' spacing rounds to that spacing
+    # of a float32, rounded to nearest even. Adding 2^23 units of the subnormals' spacing rounds to that spacing
     BASE: tl.constexpr = (127 - BIAS) << 23
     MAGIC: tl.constexpr = (127 + 24 - BIAS - (23 - GONE)) << 23
     bits = x.to(tl.int32, bitcast=True)
@@ -148,7 +148,7 @@ def float8_bits(x, GONE: tl.constexpr, BIAS: tl.constexpr, LARGE: tl.constexpr, 
 
 @triton.jit
 def float_of_e4m3fn(x):
-    # reads the bits as a float16 whose exponent is 8 too small
+    # as a float16 whose exponent is 8 too small
     bits = x.to(tl.int16)
     half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
     return tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
@@ -197,7 +197,7 @@ def philox(seed, counter):
 
 @triton.jit
 def philox_fraction(word):
-    # in [0, 1), 24 bits
+    # of [0, 1), 24 bits
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
@@ -210,7 +210,7 @@ def philox_uniform(seed, counter):
 
 @triton.jit
 def philox_uniform_quads(seed, block):
-    # a tile with four times the columns of `block`; the four words of a block are neighbours
+    # a tile of four times as many columns as `block`, whose words are neighbours there
     x, y, z, w = philox(seed, block)
     words = tl.join(tl.join(x, z), tl.join(y, w))
     if len(block.shape) == 1:
