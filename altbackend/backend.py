@@ -13,7 +13,7 @@ from . import decomp, fx_passes, partition
 from .compat import aot_autograd, torch_api
 from .compiled.load import Job
 from .config.options import Config
-from .debug.trace import Trace
+from .debug.trace import DecisionKind, Trace
 from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, snapshot
 from .graph_cache import wrapper_plan
@@ -142,7 +142,7 @@ def split_joint(
             error = internal_error("splitting", trace.graph_name, cause, str(trace.folder or ""))
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
-    trace.decision("partition", trace.graph_name, "left to torch", reason)
+    trace.decision(DecisionKind.PARTITION, trace.graph_name, "left to torch", reason)
     halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
     return halves
 
@@ -219,7 +219,7 @@ def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) 
 def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], Any]:
     """Return a callable that runs the traced graph operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
-    trace.decision("graph", trace.graph_name, "library calls only", error.headline)
+    trace.decision(DecisionKind.GRAPH, trace.graph_name, "library calls only", error.headline)
     return by_library(gm)
 
 

@@ -19,7 +19,7 @@ from .compiled.artifact import Code
 from .compiled.load import Job, bind
 from .config.options import Config
 from .config.resolve import notes, resolve
-from .debug.trace import Trace
+from .debug.trace import DecisionKind, Trace
 from .disk_cache.storage import open_store
 from .errors import AltError
 from .graph_cache import entry_files, traced
@@ -45,11 +45,11 @@ def alt(
         logging.getLogger(__name__).info("option %s has no effect here: %s", name, reason)
     number = next(_graphs)
     trace = Trace(f"graph{number}", cfg)
-    trace.decision("freezing", trace.graph_name, str(cfg.freezing), freezing_reason)
+    trace.decision(DecisionKind.FREEZING, trace.graph_name, str(cfg.freezing), freezing_reason)
     with trace.stage("cache"):
         query = traced.query_of(gm, example_inputs, cfg)
     if isinstance(query, str):
-        trace.decision("warm start", trace.graph_name, "not looked up", query)
+        trace.decision(DecisionKind.WARM_START, trace.graph_name, "not looked up", query)
     else:
         with torch_api.without_gc(), trace.stage("load"):
             variants = _variants(gm, cfg, trace)

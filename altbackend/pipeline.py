@@ -22,7 +22,7 @@ from .compiled import replay, subgraphs
 from .compiled.artifact import Code
 from .compiled.load import Job, bind, bind_deferred
 from .config.options import Config
-from .debug.trace import Trace
+from .debug.trace import DecisionKind, Trace
 from .errors import Unsupported
 from .fx_passes import devices
 from .graph_cache import lookup
@@ -63,7 +63,7 @@ def compile_graph(
     load = Loader(cfg, trace, job, on_stored or (lambda _: None), failed)
     result = lookup.lookup(gm, cfg, asdict(job), trace)
     if isinstance(result, lookup.Uncacheable):
-        trace.decision("cache", trace.graph_name, "not cached", result.reason)
+        trace.decision(DecisionKind.CACHE, trace.graph_name, "not cached", result.reason)
         call = load.new(_translate_and_submit(gm, load), contextlib.nullcontext())
     else:
         call = load.cached(result) or _compile_and_store(result.query, load)
@@ -80,7 +80,7 @@ def _compile_and_store(query: lookup.Query, load: Loader) -> BoxedCall:
             return call
         with load.trace.stage("cache"):
             reason, _ = lookup.Miss(query).reason, query.lines  # both before the passes change the graph
-        load.trace.decision("cache", load.trace.graph_name, "miss", reason)
+        load.trace.decision(DecisionKind.CACHE, load.trace.graph_name, "miss", reason)
         code = _translate_and_submit(query.gm, load)
         entry = lookup.new_entry(query, code, load.trace)
         return load.new(code, entry.stored_after(lock.pop_all(), load.trace, load.on_stored))
@@ -134,7 +134,7 @@ def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         is_copy = part.device is None
         call = by_library(part.module) if is_copy else compile_graph(part.module, cfg, own, Job("forward"))
         steps.append(multi_device.Step(call, part.inputs, part.outputs))
-        trace.decision("device", ", ".join(part.outputs), str(part.device or "between devices"), "")
+        trace.decision(DecisionKind.DEVICE, ", ".join(part.outputs), str(part.device or "between devices"), "")
     returned: Any = gm.graph.output_node().args[0]
     results = [a.name if isinstance(a, torch.fx.Node) else (a,) for a in returned]
     trace.finish()

@@ -15,6 +15,7 @@ from ..codegen.triton import print_triton
 from ..codegen.triton.print_triton import TritonKernel
 from ..codegen.triton.split_kernel import Emitted
 from ..config.options import Config
+from ..debug.trace import DecisionKind
 from ..errors import AltError
 from ..ir.loops import Program
 from ..runtime.cuda import Cubin
@@ -98,9 +99,14 @@ class TileTuner(Tuner):
             return s.default
         subject = ", ".join(s.default[2])
         if not comparison.is_faster:
-            decision("tiles", subject, "as the rules choose", f"not faster: {comparison.text} with {comparison.best}")
+            decision(
+                DecisionKind.TILES,
+                subject,
+                "as the rules choose",
+                f"not faster: {comparison.text} with {comparison.best}",
+            )
             return s.default
-        decision("tiles", subject, comparison.best, comparison.text)
+        decision(DecisionKind.TILES, subject, comparison.best, comparison.text)
         printed, buffers = print_triton.emit(p, s.default[0], self.target, s.blocks[comparison.best])
         return s.default[0], printed, buffers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..ir import expr as ex
 from ..ir.loops import Extern, Program, View, writes
 from ..runtime import control_flow
@@ -54,7 +54,7 @@ def recorded(call: BoxedCall, facts: Facts, call_facts: CallFacts, cfg: Config, 
     """Return `call` replayed from CUDA graphs if its program allows that; otherwise return `call` and record why."""
     reason = facts.refusal
     verdict = "recorded at the second call" if not reason else "not used"
-    trace.decision("cudagraphs", trace.graph_name, verdict, reason or "all of its work is on one device")
+    trace.decision(DecisionKind.CUDAGRAPHS, trace.graph_name, verdict, reason or "all of its work is on one device")
     if reason:
         return call
     signature = Signature(

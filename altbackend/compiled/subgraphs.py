@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..errors import FallbackWarning, Unsupported
 from ..fx_passes.graph import snapshot
 from ..graph_cache.json_values import NotCacheable
@@ -47,7 +47,7 @@ def compile_subgraphs(
     cfg = replace(cfg, cudagraphs=False)
     for name, value in constants.items():
         if isinstance(value, GraphModule) and name not in graphs:
-            trace.decision("subgraph", name, FALLBACK, "its operator takes no compiled subgraphs")
+            trace.decision(DecisionKind.SUBGRAPH, name, FALLBACK, "its operator takes no compiled subgraphs")
     subgraphs: list[Subgraph] = []
     uncompiled: list[str] = []
     for names in equal.values():
@@ -55,7 +55,7 @@ def compile_subgraphs(
         if code is None:
             uncompiled += names
         else:
-            trace.decision("subgraph", ", ".join(names), "compiled", f"{code.kernels} kernels")
+            trace.decision(DecisionKind.SUBGRAPH, ", ".join(names), "compiled", f"{code.kernels} kernels")
             subgraphs.append(Subgraph(tuple(names), code))
     return CompiledSubgraphs(tuple(subgraphs), tuple(uncompiled))
 
@@ -74,13 +74,13 @@ def _translated(gm: GraphModule, name: str, cfg: Config, trace: Trace, translate
     try:
         code = translate(copy, cfg, own)
     except Unsupported as cause:
-        trace.decision("subgraph", name, FALLBACK, cause.headline)
+        trace.decision(DecisionKind.SUBGRAPH, name, FALLBACK, cause.headline)
         return None
     except Exception as cause:
         if cfg.strict:
             raise
         warnings.warn(f"{own.graph_name} runs {FALLBACK}: {cause}", FallbackWarning, stacklevel=2)
-        trace.decision("subgraph", name, FALLBACK, f"{type(cause).__name__}: {cause}")
+        trace.decision(DecisionKind.SUBGRAPH, name, FALLBACK, f"{type(cause).__name__}: {cause}")
         return None
     own.finish()
     return code

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -46,9 +47,40 @@ SINKS: Mapping[Kind, Sink] = MappingProxyType(
         "other": Sink(IR, ""),
     }
 )
+
+
+class DecisionKind(str, Enum):
+    """The kinds of decisions. The value is the text in `decisions.txt`."""
+
+    HORIZONTAL_FUSION = "horizontal fusion"
+    CACHE = "cache"
+    CHECKS = "checks"
+    CUDAGRAPHS = "cudagraphs"
+    DEVICE = "device"
+    FREEZING = "freezing"
+    FUSION = "fusion"
+    GRAPH = "graph"
+    KERNEL = "kernel"
+    LAYOUT = "layout"
+    LOWERING = "lowering"
+    PARTITION = "partition"
+    PERF_HINT = "perf_hint"
+    RANDOM = "random"
+    REPRO = "repro"
+    SCHEDULE = "schedule"
+    SIMPLIFY = "simplify"
+    SUBGRAPH = "subgraph"
+    TEMPLATE = "template"
+    TILES = "tiles"
+    WARM_START = "warm start"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 # TORCH_LOGS names of decision kinds; other kinds only reach stderr and the debug folder.
-DECISION_LOGS: Mapping[str, str] = MappingProxyType(
-    {"fusion": "fusion", "schedule": "schedule", "perf_hint": "perf_hints"}
+DECISION_LOGS: Mapping[DecisionKind, str] = MappingProxyType(
+    {DecisionKind.FUSION: "fusion", DecisionKind.SCHEDULE: "schedule", DecisionKind.PERF_HINT: "perf_hints"}
 )
 
 
@@ -56,7 +88,7 @@ DECISION_LOGS: Mapping[str, str] = MappingProxyType(
 class Decision:
     """One decision of the compiler: its kind and subject, the verdict, and the reason."""
 
-    kind: str
+    kind: DecisionKind
     subject: str
     verdict: str
     reason: str
@@ -118,7 +150,7 @@ class Trace:
         if structured:
             structured_artifact(f"{self.graph_name}_{name}", lambda: content)
 
-    def decision(self, kind: str, subject: str, verdict: str, reason: str) -> None:
+    def decision(self, kind: DecisionKind, subject: str, verdict: str, reason: str) -> None:
         """Record why the compiler did something or did not do it."""
         entry = Decision(kind, subject, verdict, reason)
         self.decisions.append(entry)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from ..compat import torch_api
 from ..config.options import Config, Passes
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from . import (
     addcdiv,
     attention_mask,
@@ -61,7 +61,9 @@ def on_gpu(gm: GraphModule) -> bool:
 def joint_statistics(joint: GraphModule, trace: Trace) -> None:
     """What the partitioner should see in parts."""
     found = statistics.expose(joint)
-    trace.decision("partition", "normalisations", "in parts", f"{found}: their statistics and what is pointwise")
+    trace.decision(
+        DecisionKind.PARTITION, "normalisations", "in parts", f"{found}: their statistics and what is pointwise"
+    )
     drop_dead(joint.graph)
 
 
@@ -76,15 +78,19 @@ def cuda_joint(joint: GraphModule, cfg: Config, trace: Trace) -> None:
     """Layouts of a GPU's training graph, chosen before it is split, so that both halves agree on what is saved."""
     before = output_layouts.of(joint)
     padded = pad_matmul.run_joint(joint)
-    trace.decision("layout", "matmuls", "padded", f"{padded} with a side that is odd to the library")
+    trace.decision(DecisionKind.LAYOUT, "matmuls", "padded", f"{padded} with a side that is odd to the library")
     if cfg.numerics != "eager":
         biases = conv_bias.run_joint(joint)
-        trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions, both ways")
+        trace.decision(
+            DecisionKind.LAYOUT, "convolution biases", "in kernels of ours", f"{biases} convolutions, both ways"
+        )
     if cfg.channels_last and channels_last.run_joint(joint):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes")
+        trace.decision(
+            DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes"
+        )
     if cfg.numerics != "eager":
         apart = depthwise.split_gradients(joint)
-        trace.decision("layout", "depthwise gradients", "apart", f"{apart}: of the image by kernels of ours")
+        trace.decision(DecisionKind.LAYOUT, "depthwise gradients", "apart", f"{apart}: of the image by kernels of ours")
     output_layouts.restore(joint, before)
     drop_dead(joint.graph)
 
@@ -100,9 +106,11 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
             random.run(gm, trace)
     with verified(gm, cfg, "simplify"):
         for rule, count in simplify.run(gm, exact=cfg.numerics == "eager").items():
-            trace.decision("simplify", rule, "applied", f"{count} times")
+            trace.decision(DecisionKind.SIMPLIFY, rule, "applied", f"{count} times")
     if cfg.numerics != "eager" and (wide := wide_products.run(gm)):
-        trace.decision("simplify", "casts of products", "done by the library", f"{wide} matmuls write float32")
+        trace.decision(
+            DecisionKind.SIMPLIFY, "casts of products", "done by the library", f"{wide} matmuls write float32"
+        )
     return gm
 
 
@@ -152,20 +160,24 @@ def cpu_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Tr
     keep = cfg.keeps_constants
     constant = constants.constant_nodes(gm, static)
     folded = conv_bn.run(gm, constant, conv_bn.always if keep else conv_bn.smaller_than_image)
-    trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+    trace.decision(DecisionKind.FREEZING, "batch normalisation", "folded", f"{folded} into convolutions")
     patches = patchify.run(gm)
-    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
+    trace.decision(
+        DecisionKind.LAYOUT, "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding"
+    )
     constant = constants.constant_nodes(gm, static)
     if cfg.channels_last and channels_last.run(gm):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D float32 with static shapes")
+        trace.decision(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D float32 with static shapes")
     if onednn.available():
         constants.move_up(gm, constant)
         if keep:
             joined = shared_input.run(gm, constant)
-            trace.decision("freezing", "linears of one input", "concatenated", f"{joined} groups")
+            trace.decision(DecisionKind.FREEZING, "linears of one input", "concatenated", f"{joined} groups")
         found = onednn.run(gm, constant, pack=keep)
         packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
-        trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{found}, {packed} with packed weights")
+        trace.decision(
+            DecisionKind.FREEZING, "linears and convolutions", "on oneDNN", f"{found}, {packed} with packed weights"
+        )
     drop_dead(gm.graph)
     return constants.split(gm, static) if keep else None
 
@@ -176,19 +188,21 @@ def cuda_inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: T
     constant = constants.constant_nodes(gm, static)
     if keep:  # else the scale is part of the kernel that reads the convolution's result
         folded = conv_bn.run(gm, constant)
-        trace.decision("freezing", "batch normalisation", "folded", f"{folded} into convolutions")
+        trace.decision(DecisionKind.FREEZING, "batch normalisation", "folded", f"{folded} into convolutions")
     patches = patchify.run(gm)
-    trace.decision("layout", "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding")
+    trace.decision(
+        DecisionKind.LAYOUT, "patch convolutions", "as matmuls", f"{patches} with kernel = stride and no padding"
+    )
     constant = constants.constant_nodes(gm, static)
     if cfg.channels_last and channels_last.run(gm, constant):
-        trace.decision("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes")
+        trace.decision(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D floats with static shapes")
     if cfg.numerics != "eager":
         turned = depthwise.turn_weights(gm, constant)
-        trace.decision("layout", "depthwise weights", "by tap", f"{turned} for kernels of ours")
+        trace.decision(DecisionKind.LAYOUT, "depthwise weights", "by tap", f"{turned} for kernels of ours")
     constants.move_up(gm, constant)
     padded = pad_matmul.run(gm, constant, each_call=not keep)
-    trace.decision("layout", "matmuls", "padded", f"{padded} whose width is odd to the library")
+    trace.decision(DecisionKind.LAYOUT, "matmuls", "padded", f"{padded} whose width is odd to the library")
     biases = conv_bias.run(gm)
-    trace.decision("layout", "convolution biases", "in kernels of ours", f"{biases} convolutions")
+    trace.decision(DecisionKind.LAYOUT, "convolution biases", "in kernels of ours", f"{biases} convolutions")
     drop_dead(gm.graph)
     return constants.split(gm, static) if keep else None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..runtime import philox as draws
 from .graph import aten, insert, is_call, replace, val
 
@@ -78,7 +78,9 @@ def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> None:
     fit: list[Node] = []
     for n in random:
         reason = _refusal(n, device)
-        trace.decision("random", n.name, "library call" if reason else "in kernels", reason or "from a seed of its own")
+        trace.decision(
+            DecisionKind.RANDOM, n.name, "library call" if reason else "in kernels", reason or "from a seed of its own"
+        )
         if not reason:
             fit.append(n)
     if not fit:

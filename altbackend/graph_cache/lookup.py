@@ -15,7 +15,7 @@ from ..compile_pool import cpp, cuda
 from ..compiled import bytecode
 from ..compiled.artifact import Code
 from ..config.options import Config
-from ..debug.trace import GRAPHS, Trace
+from ..debug.trace import GRAPHS, DecisionKind, Trace
 from ..disk_cache.storage import open_store
 from ..errors import AltError
 from . import artifacts, entry, entry_files, key
@@ -60,7 +60,9 @@ class Hit:
     def record_loaded(self, trace: Trace, on_stored: OnStored) -> None:
         """Record that the code was loaded."""
         artifacts.record(self.query.path)
-        trace.decision("cache", trace.graph_name, "hit", f"loaded in {(time.perf_counter() - self.start) * 1e3:.1f} ms")
+        trace.decision(
+            DecisionKind.CACHE, trace.graph_name, "hit", f"loaded in {(time.perf_counter() - self.start) * 1e3:.1f} ms"
+        )
         on_stored(self.query.path)
 
 
@@ -107,7 +109,7 @@ def find(query: Query, trace: Trace) -> Hit | Miss:
 
 def unusable(query: Query, cause: Exception, trace: Trace) -> Miss:
     """Return the miss of an entry that cannot be read or loaded, and record why."""
-    trace.decision("cache", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
+    trace.decision(DecisionKind.CACHE, trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
     return Miss(query)
 
 
@@ -127,7 +129,7 @@ class NewEntry:
         with lock:
             yield
             if reason := self.content if isinstance(self.content, str) else self._write(self.content):
-                trace.decision("cache", trace.graph_name, "not stored", reason)
+                trace.decision(DecisionKind.CACHE, trace.graph_name, "not stored", reason)
                 return
             artifacts.record(self.path)
             on_stored(self.path)

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from ..compat import torch_api
 from ..compiled.artifact import Code
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..runtime.aot_wrapper import Alias, Plan, Tangent, inference, training
 from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
@@ -81,7 +81,7 @@ def load_cached(
     """
     stored = entry_files.read(query.path)
     if stored is None:
-        trace.decision("warm start", trace.graph_name, "miss", lookup.miss_reason(query.parts, query.path))
+        trace.decision(DecisionKind.WARM_START, trace.graph_name, "miss", lookup.miss_reason(query.parts, query.path))
         return None
     try:
         if stored["lines"] and stored["lines"] != query.lines:
@@ -89,13 +89,15 @@ def load_cached(
         calls = [_load_part(ref, gm, cfg, load) for ref in stored["graphs"]]
         plan = read_plan(stored["plan"])
         if not torch_api.conditions_hold(stored["conditions"], query.numbers):
-            trace.decision("warm start", trace.graph_name, "miss", "conditions on sizes that do not hold here")
+            trace.decision(
+                DecisionKind.WARM_START, trace.graph_name, "miss", "conditions on sizes that do not hold here"
+            )
             return None
     except Exception as cause:  # an entry with any defect is a miss
-        trace.decision("warm start", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
+        trace.decision(DecisionKind.WARM_START, trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
     artifacts.record(query.path)
-    trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs loaded")
+    trace.decision(DecisionKind.WARM_START, trace.graph_name, "hit", f"{len(calls)} compiled graphs loaded")
     watch, before = Watch(frozenset(plan.changed), torch_api.static_inputs(gm)), tuple(torch_api.lifted(gm).values())
     if len(calls) == 1:
         call = inference(calls[0], plan, torch_api.mark_dynamic, before)
@@ -164,7 +166,7 @@ class Recording:
         self._write()
 
     def _give_up(self, reason: str) -> None:
-        self.trace.decision("warm start", self.trace.graph_name, "not stored", reason)
+        self.trace.decision(DecisionKind.WARM_START, self.trace.graph_name, "not stored", reason)
         self.query, self.plan = reason, None
 
     def _write(self) -> None:
@@ -192,7 +194,9 @@ class Recording:
         reason = entry_files.write(query.path, content, query.parts)
         if not reason:
             artifacts.record(query.path)
-        self.trace.decision("warm start", self.trace.graph_name, "not stored" if reason else "stored", reason)
+        self.trace.decision(
+            DecisionKind.WARM_START, self.trace.graph_name, "not stored" if reason else "stored", reason
+        )
         return None
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ..compat import torch_api
 from ..config.options import Config
+from ..debug.trace import DecisionKind
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
@@ -120,7 +121,7 @@ _SHAPE_ONLY = frozenset(
 def lower_graph(
     gm: torch.fx.GraphModule,
     cfg: Config,
-    decision: Callable[[str, str, str, str], None] = lambda *a: None,
+    decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None,
     on_gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """The loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
@@ -264,11 +265,13 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             if not cpu_beside_gpu(ctx, node) or is_view(node) or _is_number(result):
                 return result
         except FallBack as reason:
-            ctx.decision("lowering", node.name, "library call", str(reason))
+            ctx.decision(DecisionKind.LOWERING, node.name, "library call", str(reason))
         except TypeError as reason:
             if not any(isinstance(x, (Value, ex.Expr)) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
                 raise
-            ctx.decision("lowering", node.name, "library call", f"an argument is a symbolic number: {reason}")
+            ctx.decision(
+                DecisionKind.LOWERING, node.name, "library call", f"an argument is a symbolic number: {reason}"
+            )
     return extern.call(ctx, node, given, dict(kwargs_given))
 
 
@@ -280,7 +283,7 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
     """Whether the result's size comes from data, or an argument is a number that only the host program has."""
     late = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
     if late or node.meta.get("unbacked_bindings"):
-        ctx.decision("lowering", node.name, "library call", "data decides its size or one of its arguments")
+        ctx.decision(DecisionKind.LOWERING, node.name, "library call", "data decides its size or one of its arguments")
         return True
     return False
 

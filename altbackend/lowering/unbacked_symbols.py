@@ -14,6 +14,7 @@ import sympy
 import torch
 
 from ..compat import torch_api
+from ..debug.trace import DecisionKind
 from ..errors import Unsupported
 from .context import Ctx
 from .facts import user_line
@@ -82,7 +83,7 @@ class Given:
                 try:
                     self._add(python_text(condition), condition)
                 except Unsupported as cause:
-                    self.ctx.decision("checks", self.node.name, "not verified", str(cause))
+                    self.ctx.decision(DecisionKind.CHECKS, self.node.name, "not verified", str(cause))
 
     def _add(self, text: str, condition: sympy.Basic) -> None:
         if _canonical(condition) not in self.ctx.verified:

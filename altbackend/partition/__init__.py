@@ -9,13 +9,14 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import aot_autograd
+from ..debug.trace import DecisionKind
 from . import cost
 from .choose import Chooser, tagged
 from .liveness import as_given, classify, is_tangent
 from .reorder import demand_order
 from .repeats import merge_repeats
 
-Decision = Callable[[str, str, str, str], None]
+Decision = Callable[[DecisionKind, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
 _EFFECTS = ("copy_", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
 
@@ -42,7 +43,7 @@ def split(
     keep = frozenset(inputs[k] for k in static or () if k < len(inputs))
     choice = Chooser(halves, keep).choose()
     for n, (size, reason) in choice.saved.items():
-        decision("partition", n.name, "saved", f"{size} bytes: {reason}")
+        decision(DecisionKind.PARTITION, n.name, "saved", f"{size} bytes: {reason}")
     numbers = [n for n in choice.saved if isinstance(n.meta.get("val"), torch.SymInt)]
     tensors = [n for n in choice.saved if not isinstance(n.meta.get("val"), torch.SymInt)]
     forward, backward = aot_autograd.extract_halves(joint, tensors, numbers, num_fwd_outputs)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..disk_cache.folders import make_folder, temporary_folder, unusable_reason, write_atomically
 from .text import NotWritable, text_of
 
@@ -31,7 +31,7 @@ def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, object], titl
         reason = str(cause)
     except Exception as cause:
         reason = f"{type(cause).__name__}: {cause}"
-    trace.decision("repro", trace.graph_name, "not written", reason)
+    trace.decision(DecisionKind.REPRO, trace.graph_name, "not written", reason)
     return None
 
 
