@@ -79,10 +79,11 @@ def _compile_and_store(query: lookup.Query, load: Loader) -> BoxedCall:
         if (call := load.cached(result)) is not None:
             return call
         with load.trace.stage("cache"):
-            reason, _ = lookup.Miss(query).reason, query.lines  # both before the passes change the graph
+            reason = lookup.miss_reason(query.parts, query.path)
+            lines = query.lines  # before the passes change the graph
         load.trace.decision(DecisionKind.CACHE, load.trace.graph_name, "miss", reason)
         code = _translate_and_submit(query.gm, load)
-        entry = lookup.new_entry(query, code, load.trace)
+        entry = lookup.new_entry(query, code, lines, load.trace)
         return load.new(code, entry.stored_after(lock.pop_all(), load.trace, load.on_stored))
 
 

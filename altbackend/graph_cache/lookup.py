@@ -68,14 +68,10 @@ class Hit:
 
 @dataclass(frozen=True)
 class Miss:
-    """No usable entry exists."""
+    """No usable entry exists. `reason` is "" if there is none at all; `miss_reason` then compares with other graphs."""
 
     query: Query
-
-    @property
-    def reason(self) -> str:
-        """Return how the closest cached graph with the same calls differs."""
-        return miss_reason(self.query.parts, self.query.path)
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def find(query: Query, trace: Trace) -> Hit | Miss:
         return Miss(query)
     try:
         if stored["lines"] and stored["lines"] != query.lines:
-            return Miss(query)
+            return Miss(query, "errors of the cached graph name other lines")
         with trace.stage("cache"):
             return Hit(query, entry.read(stored["code"], query.gm), start)
     except Exception as cause:  # an entry with any defect is a miss
@@ -109,8 +105,9 @@ def find(query: Query, trace: Trace) -> Hit | Miss:
 
 def unusable(query: Query, cause: Exception, trace: Trace) -> Miss:
     """Return the miss of an entry that cannot be read or loaded, and record why."""
-    trace.decision(DecisionKind.CACHE, trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
-    return Miss(query)
+    reason = f"{type(cause).__name__}: {cause}"
+    trace.decision(DecisionKind.CACHE, trace.graph_name, "unusable", reason)
+    return Miss(query, reason)
 
 
 @dataclass(frozen=True)
@@ -138,19 +135,19 @@ class NewEntry:
         return entry_files.write(self.path, content, self.parts)
 
 
-def new_entry(query: Query, code: Code, trace: Trace) -> NewEntry:
-    """Return the entry of `code`. The lines of the query must have been read before the graph was compiled."""
+def new_entry(query: Query, code: Code, lines: str, trace: Trace) -> NewEntry:
+    """Return the entry of `code`. `lines` is `query.lines`, read before the graph was compiled."""
     with trace.stage("cache"):
-        return NewEntry(query.path, query.parts, _content(query, code))
+        return NewEntry(query.path, query.parts, _content(query, code, lines))
 
 
-def _content(query: Query, code: Code) -> dict[str, object] | str:
+def _content(query: Query, code: Code, lines: str) -> dict[str, object] | str:
     if key.conditions_on_sizes(query.gm) != query.sizes:
         return "compiling it has put further conditions on its sizes"
     try:
         return {
             "code": entry.write(code, query.attribute_paths),
-            "lines": query.lines if any(c.names_lines for c in code.with_subgraphs()) else "",
+            "lines": lines if any(c.names_lines for c in code.with_subgraphs()) else "",
             "binaries": binaries(code, query.cfg),
         }
     except NotCacheable as cause:

@@ -1,4 +1,4 @@
-"""Kernels are built while Dynamo goes on; what the first call meets when they are late, wrong or another process's."""
+"""Deferred builds: Dynamo goes on meanwhile, and the first call meets slow, failed or forked builds."""
 
 from __future__ import annotations
 
