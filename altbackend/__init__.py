@@ -9,7 +9,7 @@ registration from here would make torch refuse both.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from altbackend.backend import compile_again as compile_again
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "alt", "refresh"]
 
-# Public names and the modules that hold them, imported at first use so that `import altbackend` stays cheap.
+# Public names and their modules, imported at first use so that `import altbackend` is fast.
 _LAZY = {
     "alt": ("altbackend.entry_point", "alt"),
     "refresh": ("altbackend.runtime.frozen", "refresh_all"),
@@ -29,7 +29,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LAZY[name]

@@ -1,4 +1,4 @@
-"""A captured graph through AOTAutograd, and the three compilers that it calls."""
+"""A captured graph through AOTAutograd, and the partitioner and compilers that AOTAutograd calls."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from . import decomp, fx_passes, partition
 from .compat import aot_autograd, torch_api
 from .compiled.load import Job
 from .config.options import Config
-from .debug.trace import Trace
+from .debug.trace import DecisionKind, Trace
 from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, snapshot
 from .graph_cache import wrapper_plan
 from .graph_cache.traced import Recording
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
+from .runtime.boxed import Function, Values
 from .runtime.cuda_graphs import ALL
-from .runtime.gradients import taking_any
+from .runtime.gradients import accepting_any_gradient
 from .runtime.sharing import Watch, relation_of, watched
 from .runtime.variants import Variants, transformed, without_values
 
 
 def trace_and_compile(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
-) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured by way of AOTAutograd; `recording` notes how its parts are called.
+    gm: torch.fx.GraphModule, example_inputs: Values, cfg: Config, number: int, recording: Recording
+) -> Function:
+    """Compile a graph that Dynamo captured by way of AOTAutograd. `recording` notes how its parts are called.
 
-    One whose input has oneDNN's own layout runs as captured, since tracing takes that for a strided tensor.
+    A graph with an input in oneDNN's layout runs as captured, since tracing treats that input as a strided tensor.
     """
     if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):
         todo = "convert the input with to_dense() before the compiled function"
@@ -50,8 +51,8 @@ def trace_and_compile(
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
     )
-    whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
-    with aot_autograd.functorch_settings(), torch_api.no_collection(), whole:
+    composite_ops = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
+    with aot_autograd.functorch_settings(), torch_api.without_gc(), composite_ops:
         try:
             call = build(gm, example_inputs)
         except AssertionError as cause:
@@ -60,31 +61,31 @@ def trace_and_compile(
             return _by_operators(captured(), cfg)
         recording.finish()
         meta = torch_api.traced_metadata()
-    before = tuple(torch_api.lifted(gm).values())
-    if aot_autograd.merged_views(meta, [*before, *example_inputs]):
+    lifted = tuple(torch_api.lifted(gm).values())
+    if aot_autograd.merged_views(meta, [*lifted, *example_inputs]):
         return _by_operators(captured(), cfg)
-    watch = _watch(meta, gm, [*before, *example_inputs])
+    watch = _watch(meta, gm, [*lifted, *example_inputs])
 
-    trace = recording.trace  # and not the recording, which holds traced values
+    trace = recording.trace  # a recording would keep traced values alive
 
-    def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_variant(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Function:
         own = Recording("inputs overlap in another way than at the first call", trace)
         return compile_again(graph, inputs, cfg, number, own)
 
-    variants = Variants(captured, again, cfg.strict)
-    return transformed(watched(call, watch, variants, before), variants)
+    variants = Variants(captured, compile_variant, cfg.strict)
+    return transformed(watched(call, watch, variants, lifted), variants)
 
 
-def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Watch:
-    """How the inputs of a traced graph must share memory. `meta`: what AOTAutograd found out about the graph."""
+def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Values) -> Watch:
+    """Return how the inputs of a traced graph must share memory. `meta` is AOTAutograd's metadata of the graph."""
     written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
-    if written and len(meta.input_info) != len(inputs):  # views of one storage have become one input
+    if written and len(meta.input_info) != len(inputs):  # views of one storage were merged into one input
         return Watch(frozenset(range(len(inputs))), relation=relation_of(inputs))
     return Watch(written, torch_api.static_inputs(gm))
 
 
-def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
-    """The captured graph as it is, with one warning. Raises Unsupported if `strict`."""
+def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Function:
+    """Return the captured graph, to run operator by operator, with one warning. Raise Unsupported if `strict`."""
     error = Unsupported(
         None,
         "inputs that share memory and of which one is written, in a way that AOTAutograd does not take",
@@ -96,18 +97,16 @@ def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Callable[..., Any]:
     return gm
 
 
-def compile_again(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], cfg: Config, number: int, recording: Recording
-) -> Callable[..., Any]:
-    """As `trace_and_compile`, for real inputs, when Dynamo has ended. Other sizes need another form."""
-    with aot_autograd.tracing_anew():
+def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number: int, recording: Recording) -> Function:
+    """Compile like `trace_and_compile`, for real inputs, after Dynamo has ended. Other sizes need another variant."""
+    with aot_autograd.new_tracing_context():
         return trace_and_compile(gm, inputs, cfg, number, recording)
 
 
-def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
-    """What AOTAutograd calls with a joint graph: our passes over it, then (forward, backward)."""
+def partition_with(cfg: Config, number: int) -> Function:
+    """Return the partitioner for AOTAutograd: it runs the passes over a joint graph and splits it."""
 
-    def partition_(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: Any) -> object:
         trace = Trace(f"graph{number}_joint", cfg)
         fx_passes.before_joint(joint, cfg, trace)
         _joint_passes(joint, cfg, trace)
@@ -122,7 +121,11 @@ def partition_with(cfg: Config, number: int) -> Callable[..., Any]:
 def split_joint(
     joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """(forward, backward) by our partitioner; by torch's where ours leaves it to that, or fails (unless `strict`)."""
+    """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
+
+    torch's partitioner takes the graphs that `partition.left_to_torch` names. It also takes those on which this
+    package's partitioner fails, with a warning; if `strict`, the error is raised instead.
+    """
     drop_dead(joint.graph)
     reason = partition.left_to_torch(joint)
     if not reason:
@@ -139,13 +142,13 @@ def split_joint(
             error = internal_error("splitting", trace.graph_name, cause, str(trace.folder or ""))
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
-    trace.decision("partition", trace.graph_name, "left to torch", reason)
+    trace.decision(DecisionKind.PARTITION, trace.graph_name, "left to torch", reason)
     halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
     return halves
 
 
 def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
-    """The passes over the joint graph; if one fails, the graph as it was traced, with one warning, unless `strict`."""
+    """Run the passes over the joint graph. If one fails, restore the traced graph and warn, or raise if `strict`."""
     traced = snapshot(joint.graph)
     try:
         with trace.stage("joint"):
@@ -158,17 +161,19 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
         warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
-def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Callable[..., Any]:
-    # cfg is captured here: the backward is compiled long after this call has returned
-    hooked = kind == "backward" and bool(torch_api.hooks_on_saved_tensors())  # these give saved tensors as they like
+def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Function:
+    # the backward is compiled long after this call has returned, so the closure holds cfg
+    hooked = kind == "backward" and bool(
+        torch_api.hooks_on_saved_tensors()
+    )  # hooks may change the strides of saved tensors
 
-    def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compile_(gm: torch.fx.GraphModule, example_inputs: Values) -> Any:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
-            torch_api.donate_nothing()
+            torch_api.forbid_donated_buffers()
         gradients = _gradients(gm) if kind == "backward" else range(0)
         negative = wrapper_plan.negative_inputs(gm) & frozenset(gradients)
-        # what runs if a pass or the build fails; the passes change gm's graph in place
+        # the graph to run if a pass or the build fails; the passes change gm's graph in place
         traced = snapshot(gm.graph)
         job = Job(kind, *_inputs_and_outputs(kind), hooked)
         if kind != "backward":
@@ -177,21 +182,21 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
 
         def failed(cause: Exception) -> Any:
-            held = torch.fx.GraphModule(gm, traced())
-            error = failure(held, trace, job, cause)
+            original = torch.fx.GraphModule(gm, traced())
+            error = failure(original, trace, job, cause)
             if cfg.strict:
                 if error is cause:
                     raise
                 raise error from cause
-            return library_calls_only(held, trace, error)
+            return library_calls_only(original, trace, error)
 
         try:
             if kind == "inference":  # a graph that is not split stands for the joint one
                 fx_passes.before_joint(gm, cfg, trace)
                 fx_passes.after_joint(gm, cfg, trace)
-            with torch_api.no_collection():
+            with torch_api.without_gc():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
-                return taking_any(call, gradients.start, gradients.stop, negative) if gradients else call
+                return accepting_any_gradient(call, gradients.start, gradients.stop, negative) if gradients else call
         except Exception as cause:
             return failed(cause)
 
@@ -199,7 +204,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Call
 
 
 def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) -> AltError:
-    """`cause` as an error that names the user's line, the operator, the folder and a command that meets it again."""
+    """Return `cause` as an error that names the user's line, the operator, the folder and a command to reproduce it."""
     error = cause if isinstance(cause, AltError) else internal_error("compiling", trace.graph_name, cause)
     saved = repro_file.save(gm, trace, asdict(job), f"{trace.graph_name} failed to compile. {error.headline}")
     if isinstance(error, InternalError):
@@ -209,25 +214,25 @@ def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) 
     return error
 
 
-def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[Any]], Any]:
-    """The traced graph run operator by operator, with one warning that says why."""
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], Any]:
+    """Return a callable that runs the traced graph operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
-    trace.decision("graph", trace.graph_name, "library calls only", error.headline)
+    trace.decision(DecisionKind.GRAPH, trace.graph_name, "library calls only", error.headline)
     return by_library(gm)
 
 
 def _gradients(backward: torch.fx.GraphModule) -> range:
-    """Which inputs of a backward are gradients of results."""
+    """Return the indices of a backward's inputs that are gradients of results."""
     inputs = backward.graph.find_nodes(op="placeholder")
-    found = [k for k, n in enumerate(inputs) if n.name.startswith("tangents_")]
-    return range(found[0], found[-1] + 1) if found else range(0)
+    tangents = [k for k, n in enumerate(inputs) if n.name.startswith("tangents_")]
+    return range(tangents[0], tangents[-1] + 1) if tangents else range(0)
 
 
 def _inputs_and_outputs(kind: str) -> tuple[tuple[int, ...], int]:
-    """Which inputs of a graph keep their address, and how many of its results a user sees."""
+    """Return the indices of a graph's inputs whose address does not change, and the number of results a user sees."""
     context = torch._guards.TracingContext.try_get()
     meta = getattr(context, "fw_metadata", None)
-    if meta is None or kind == "backward":  # a backward takes what its forward left
+    if meta is None or kind == "backward":  # the inputs of a backward come from its forward
         return (), ALL
     static = tuple(getattr(meta, "static_input_indices", None) or ())
     return static, meta.num_forward if kind == "forward" else ALL

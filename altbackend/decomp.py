@@ -287,7 +287,7 @@ def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
 
 
 def taken_apart(numerics: str) -> tuple[Any, ...]:
-    """Return operators that tracing decomposes by itself but must not; for `compat.aot_autograd.left_whole`.
+    """Return operators that tracing decomposes by itself but must not; for `compat.aot_autograd.undecomposed`.
 
     Eager's vector loop of `softshrink` returns +0 where its decomposition returns a zero with the operand's sign.
     """

@@ -1,7 +1,7 @@
-"""Every error a user can meet, in one catalogue.
+"""All errors and warnings that a user can meet.
 
-An error is a dataclass: its fields are the facts, `message` is the template that states them, and `action`
-says what to do next. Errors travel between worker processes, so each one pickles by its fields.
+An error is a dataclass. Its fields are the facts, `message` is the template that states them, and `action` says what to
+do next. Errors travel between worker processes, so each one pickles by its fields.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
-# Field values are plain text by the time they are formatted; a compiler's output can be far longer than useful.
+# Field values are text by the time they are formatted; a compiler's output can be longer than useful.
 MAX_COMPILER_LINES = 20
 
 
 @dataclass(eq=False, repr=False)
 class AltError(RuntimeError):
-    """Base of every error raised by altbackend.
+    """Base of all errors raised by altbackend.
 
-    Subclasses set `message` (what happened) and `action` (what to do); both are `str.format` templates over
-    the fields, over the properties of the class, or both.
+    Subclasses set `message` (what happened) and `action` (what to do). Both are `str.format` templates over the
+    fields and the properties of the class.
     """
 
     message: ClassVar[str] = "altbackend failed"
     action: ClassVar[str] = ""
-    reproduce = ""  # the command that meets the error again
+    reproduce = ""  # the command that reproduces the error
 
     def __post_init__(self) -> None:
         super().__init__(self.text())
 
     def text(self) -> str:
-        """The whole message: what happened, then what to do."""
+        """Return the full message: what happened, what to do, and how to reproduce it."""
         facts = _Facts(self)
         stated = self.message.format_map(facts)
         todo = self.action.format_map(facts)
@@ -41,29 +41,29 @@ class AltError(RuntimeError):
 
     @property
     def headline(self) -> str:
-        """What happened, on one line."""
+        """Return what happened, on one line."""
         return self.message.format_map(_Facts(self)).partition("\n")[0]
 
     def __str__(self) -> str:
         return self.text()
 
-    def __reduce__(self) -> tuple[Callable[..., AltError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., AltError], tuple[object, ...]]:
         return type(self), tuple(getattr(self, item.name) for item in fields(self))
 
 
-class _Facts(dict[str, Any]):
-    """Looks template names up as attributes of the error."""
+class _Facts(dict[str, object]):
+    """Looks up template names as attributes of the error."""
 
     def __init__(self, error: AltError) -> None:
         super().__init__()
         self.error = error
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         return getattr(self.error, name)
 
 
 def user_location(node: object) -> str:
-    """`file:line, in function: code` of the user's line behind an FX node, or "" where none is recorded."""
+    """Return `file:line, in function: code` of the user's line behind an FX node, or "" if none is recorded."""
     meta = getattr(node, "meta", None)
     stack = meta.get("stack_trace") if isinstance(meta, dict) else None
     if not isinstance(stack, str):
@@ -80,7 +80,7 @@ def user_location(node: object) -> str:
 
 @dataclass(eq=False, repr=False)
 class UnknownOption(AltError):
-    """An option name that is neither ours nor an accepted TorchInductor name."""
+    """An option name that neither this backend nor TorchInductor has."""
 
     name: str
     nearest: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class UnknownOption(AltError):
 
 @dataclass(eq=False, repr=False)
 class BadOptionValue(AltError):
-    """An option value of the wrong type, outside its range, or not available here."""
+    """An option value of the wrong type, outside its range, or not available on this system."""
 
     name: str
     value: object
@@ -116,14 +116,14 @@ class UnknownMode(AltError):
     """A `mode=` that torch.compile does not define for this backend."""
 
     mode: str
-    known: tuple[str, ...]
+    modes: tuple[str, ...]
 
     message: ClassVar[str] = "unknown mode {mode!r}; the modes are {listed}"
     action: ClassVar[str] = "choose one of them, or give single settings with options={{...}}"
 
     @property
     def listed(self) -> str:
-        return ", ".join(self.known)
+        return ", ".join(self.modes)
 
 
 # --- building kernels ------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class CompilerMissing(AltError):
 
 
 def install_compiler(platform: str) -> str:
-    """How to install a C++ compiler on a `sys.platform`."""
+    """Return instructions to install a C++ compiler on a `sys.platform`."""
     match platform:
         case "darwin":
             return "install the Xcode command line tools with `xcode-select --install`"
@@ -163,7 +163,7 @@ def install_compiler(platform: str) -> str:
 class CompilerFailed(AltError):
     """The C++ or Triton compiler rejected generated code, or did not finish.
 
-    `command` is the full command line, `output` what the compiler said, `source` the path of the generated file.
+    `command` is the full command line, `output` the compiler's output, `source` the path of the generated file.
     """
 
     command: str
@@ -181,7 +181,7 @@ class CompilerFailed(AltError):
         lines = self.output.strip().splitlines()
         left_out = len(lines) - MAX_COMPILER_LINES
         more = [f"    ... {left_out} more lines"] if left_out > 0 else []
-        if lines and lines[0].startswith("Traceback"):  # what went wrong stands at the end
+        if lines and lines[0].startswith("Traceback"):  # the message of a traceback stands at its end
             return "\n".join([*more, *(f"    {line}" for line in lines[-MAX_COMPILER_LINES:])])
         return "\n".join([*(f"    {line}" for line in lines[:MAX_COMPILER_LINES]), *more])
 
@@ -191,10 +191,10 @@ class CompilerFailed(AltError):
 
 @dataclass(eq=False, repr=False)
 class Unsupported(AltError):
-    """Something in the graph that altbackend does not compile.
+    """An operation in the graph that altbackend does not compile.
 
-    `what` names the operation (an FX node is accepted, and gives `location` if that is empty); `reason` says what
-    about it is not supported; `todo` is the way round it.
+    `what` names the operation; an FX node is accepted, and gives `location` if that is empty. `reason` says why the
+    operation is not supported; `todo` is a workaround.
     """
 
     what: object
@@ -202,7 +202,7 @@ class Unsupported(AltError):
     location: str = ""
     todo: str = "leave that operation out of the compiled region (torch.compiler.disable), or report it"
 
-    message: ClassVar[str] = "cannot compile {what}: {reason}{place}"
+    message: ClassVar[str] = "cannot compile {what}: {reason}{location_note}"
     action: ClassVar[str] = "{todo}"
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class Unsupported(AltError):
         super().__post_init__()
 
     @property
-    def place(self) -> str:
+    def location_note(self) -> str:
         return f" ({self.location})" if self.location else ""
 
 
@@ -222,18 +222,18 @@ def _node_text(what: object) -> str:
 
 @dataclass(eq=False, repr=False)
 class InternalError(AltError):
-    """A defect of altbackend. Names the user's line, the operation and where the evidence lies."""
+    """A defect of altbackend. It names the user's line, the operation and the location of further information."""
 
     stage: str
     what: str
     location: str = ""
     folder: str = ""
 
-    message: ClassVar[str] = "internal error while {stage} {what}{place}"
+    message: ClassVar[str] = "internal error while {stage} {what}{location_note}"
     action: ClassVar[str] = "{evidence}; model code can go on with torch.compile(..., backend='aot_eager')"
 
     @property
-    def place(self) -> str:
+    def location_note(self) -> str:
         return f" ({self.location})" if self.location else ""
 
     @property
@@ -244,10 +244,10 @@ class InternalError(AltError):
 
 
 def internal_error(stage: str, node: object, cause: BaseException, folder: str = "") -> InternalError:
-    """An `InternalError` for `cause`, raised while `stage` handled FX node or name `node`."""
+    """Return an `InternalError` for `cause`, raised while `stage` handled the FX node or name `node`."""
     last = traceback.extract_tb(cause.__traceback__)[-1:]
-    where = f" at {last[0].filename}:{last[0].lineno}" if last else ""
-    what = f"{_node_text(node)}: {type(cause).__name__}: {cause}{where}"
+    raised_at = f" at {last[0].filename}:{last[0].lineno}" if last else ""
+    what = f"{_node_text(node)}: {type(cause).__name__}: {cause}{raised_at}"
     return InternalError(stage, what, user_location(node), folder)
 
 
@@ -275,27 +275,27 @@ class NoRoom(AltError):
     folders: str
     mib: int
 
-    message: ClassVar[str] = "no room to build kernels: {folders} have less than {mib} MiB, or no file, left"
-    action: ClassVar[str] = "make room there, or name a folder with some by the environment variable TMPDIR"
+    message: ClassVar[str] = "no room to build kernels: {folders} have less than {mib} MiB or no inodes left"
+    action: ClassVar[str] = "make room there, or set the environment variable TMPDIR to a folder with more room"
 
 
 @dataclass(eq=False, repr=False)
 class SharedStoreUnusable(AltError):
-    """The server of option `cache_url` does not answer, or refuses what it is asked."""
+    """The server of option `cache_url` does not answer, or refuses a command."""
 
     url: str
     reason: str
 
     message: ClassVar[str] = "the shared store {url} is left alone for a while: {reason}"
     action: ClassVar[str] = (
-        "nothing, if it comes back, since graphs are compiled and kept in the cache folder meanwhile; else unset "
+        "nothing if the server comes back, since graphs are cached in the cache folder meanwhile; otherwise unset "
         "ALTBACKEND_CACHE_URL"
     )
 
 
 @dataclass(eq=False, repr=False)
 class BadBundle(AltError):
-    """A file that `cache import` was given is no bundle that may be trusted here."""
+    """A file given to `cache import` is not a valid bundle with a trusted seal."""
 
     file: str
     reason: str
@@ -307,15 +307,15 @@ class BadBundle(AltError):
 
 
 class AltWarning(UserWarning):
-    """Base of every warning given by altbackend."""
+    """Base of all warnings given by altbackend."""
 
 
 class CacheFolderWarning(AltWarning):
-    """The cache folder is not usable; compiled code goes to a temporary folder and is not kept."""
+    """The cache folder is not usable; compiled code goes to a temporary folder."""
 
 
 class SharedStoreWarning(AltWarning):
-    """The shared store does not serve; compilation goes on without it."""
+    """The shared store does not answer; compilation goes on without it."""
 
 
 class DebugFolderWarning(AltWarning):

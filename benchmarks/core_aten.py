@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from altbackend import decomp, fx_passes
 from altbackend.compat import aot_autograd
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.ir.loops import Extern
 from altbackend.lowering.graph import lower_graph

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from altbackend.compiled.load import page_guard_library
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.runtime import page_guard
 from altbackend.runtime.frozen import Versions
 

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp
 from altbackend.autotune import products, trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Program
 from altbackend.lowering.graph import lower_graph
@@ -72,7 +72,9 @@ class Case:
     emitted: dict[str, products.Emitted]
 
 
-def make_case(shape: Shape, name: str, tuner: products.Tuner, search: Sequence[Tiles], device: str = "cuda") -> Case:
+def make_case(
+    shape: Shape, name: str, tuner: products.ProductTuner, search: Sequence[Tiles], device: str = "cuda"
+) -> Case:
     """A case with its kernels, which compile from here on. Raises ValueError where there is no such kernel."""
     rows, columns, depth = shape
     with FakeTensorMode():
@@ -100,12 +102,12 @@ def make_case(shape: Shape, name: str, tuner: products.Tuner, search: Sequence[T
     return Case(shape, name, program, deps, found[0], emitted)
 
 
-def run_case(case: Case, tuner: products.Tuner) -> dict[str, Any]:
+def run_case(case: Case, tuner: products.ProductTuner) -> dict[str, Any]:
     """Microseconds: `call` (the library's alone), `library` (with the separate kernel), and by tiles."""
     call = case.candidate.library.extern
     assert call is not None
     us = {"call": tuner.measured(trial.of(case.program, [call]))}
-    us |= tuner.times(case.program, case.candidate, case.emitted)
+    us |= tuner.measure(tuner.runs(case.program, case.candidate, case.emitted))
     if products.LIBRARY not in us:
         raise TrialFailed("the separate kernel could not be measured")
     flops = sum(va.flops(q.value) for q in case.candidate.fused.mapped)
@@ -181,7 +183,7 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.monotonic()
     shapes = [tuple(map(int, re.split("x", s))) for s in args.shapes] or list(SHAPES)
-    tuner = products.tuner(resolve(), cuda(), torch.device("cuda", torch.cuda.current_device()))
+    tuner = products.product_tuner(resolve(), cuda(), torch.device("cuda", torch.cuda.current_device()))
     cases = [
         make_case(s, name, tuner, SEARCH if args.all_tiles or name == "relu" else tuple(TEMPLATES))  # type: ignore[arg-type]
         for name in EPILOGUES

@@ -20,7 +20,8 @@ from torch.fx import GraphModule, Node
 
 from altbackend import decomp, fx_passes, partition
 from altbackend.compat import aot_autograd
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes.graph import snapshot
 from altbackend.ir.loops import Extern, Program, View, reads, writes

@@ -139,7 +139,7 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
     from altbackend import backend, decomp, pipeline  # noqa: PLC0415 - importing it is not measured
     from altbackend.compat import aot_autograd, torch_api  # noqa: PLC0415
     from altbackend.compiled.load import Job, bind  # noqa: PLC0415
-    from altbackend.config.options import resolve  # noqa: PLC0415
+    from altbackend.config.resolve import resolve  # noqa: PLC0415
     from altbackend.debug import trace as debug  # noqa: PLC0415
     from altbackend.debug.trace import Trace  # noqa: PLC0415
 
@@ -165,7 +165,7 @@ def measure(kind: str, size: int, build: bool) -> dict[str, float]:
             trace = Trace("scaling", cfg)
             found["nodes"] += len(aten.graph.nodes)
             found["aot_bytes"] = found["aot_bytes"] or _peak() - before
-            with torch_api.no_collection(), patch.object(debug, "perf_counter", time.process_time):
+            with torch_api.without_gc(), patch.object(debug, "perf_counter", time.process_time):
                 code = pipeline.translate(aten, cfg, trace, job)
                 call = bind(code, cfg, trace, job) if build else _nothing(len(aten.graph.nodes))
             for stage, seconds in trace.timings.items():

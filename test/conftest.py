@@ -1,4 +1,4 @@
-"""What all tests share: one folder of compiled code a run, and a fresh Dynamo for every test."""
+"""Fixtures of all tests: one folder of compiled code per run, and a fresh Dynamo for every test."""
 
 from __future__ import annotations
 

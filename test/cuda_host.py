@@ -16,7 +16,7 @@ from altbackend.codegen.host import cuda_program
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compiled import load
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
 from altbackend.runtime import cuda as runtime
 from test.graphs import Scheduled

@@ -27,7 +27,8 @@ from unittest.mock import patch
 import torch
 
 from altbackend import backend
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.ir import interp
 from altbackend.ir.ops import LOW_PRECISION

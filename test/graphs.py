@@ -12,7 +12,8 @@ from functorch.compile import make_boxed_func
 from altbackend import decomp
 from altbackend.backend import split_joint
 from altbackend.compat import aot_autograd
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import statistics
 from altbackend.fx_passes.graph import drop_dead
@@ -45,7 +46,7 @@ def backend(compile_graph: GraphCompiler, numerics: str = "fast") -> Callable[..
             partition_fn=divide,
             keep_inference_input_mutations=True,
         )
-        with aot_autograd.functorch_settings(), aot_autograd.left_whole(decomp.taken_apart(numerics)):
+        with aot_autograd.functorch_settings(), aot_autograd.undecomposed(decomp.taken_apart(numerics)):
             return build(gm, example_inputs)
 
     return compile_

@@ -8,9 +8,9 @@ NAMESPACE = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]  # ends at th
 
 
 def namespaces() -> bool:
-    """Whether this machine has such shells."""
+    """Return whether this machine has such shells."""
     try:
-        made = subprocess.run([*NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True, timeout=60)
+        completed = subprocess.run([*NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True, timeout=60)
     except OSError:
         return False
-    return made.returncode == 0
+    return completed.returncode == 0

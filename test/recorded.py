@@ -19,13 +19,13 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.graph = torch.fx.Graph()
         self.nodes: dict[int, torch.fx.Node] = {}
-        self.held: list[torch.Tensor] = []  # so that no identity is used twice
+        self.tensors: list[torch.Tensor] = []  # so that no identity is used twice
         for k, x in enumerate(inputs):
             self.name(x, self.graph.placeholder(f"x{k}"))
 
     def name(self, x: torch.Tensor, node: torch.fx.Node) -> None:
         self.nodes[id(x)] = node
-        self.held.append(x)
+        self.tensors.append(x)
 
     def node_of(self, x: Any) -> Any:
         return self.nodes[id(x)] if isinstance(x, torch.Tensor) else x
@@ -37,14 +37,14 @@ class Recorder(TorchFunctionMode):
         parts = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, (tuple, list)) else []
         if name != "__setitem__" and not (parts and all(isinstance(t, torch.Tensor) for t in parts)):
             return out
-        given = torch.utils._pytree.tree_map(self.node_of, (args, kwargs))
+        arguments = torch.utils._pytree.tree_map(self.node_of, (args, kwargs))
         if name in _OPERATORS:
             function: Any = _OPERATORS[name]
-            node = self.graph.call_function(function, *given)
+            node = self.graph.call_function(function, *arguments)
         elif getattr(torch.Tensor, name, None) is func:
-            node = self.graph.call_method(name, *given)
+            node = self.graph.call_method(name, *arguments)
         else:
-            node = self.graph.call_function(func, *given)
+            node = self.graph.call_function(func, *arguments)
         if isinstance(out, torch.Tensor):
             self.name(out, node)
         else:

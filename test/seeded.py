@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from altbackend import fx_passes
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.ir import interp
 from altbackend.schedule import device

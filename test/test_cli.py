@@ -19,8 +19,9 @@ from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
 from altbackend.compile_pool.cpp import lookup_compiler
-from altbackend.config.options import Config, resolve
-from altbackend.disk_cache.folders import cache_folder, temporary_folder, why_unusable
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
+from altbackend.disk_cache.folders import cache_folder, temporary_folder, unusable_reason
 from altbackend.disk_cache.storage import open_store
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
 from altbackend.graph_cache import entry_files
@@ -42,19 +43,19 @@ def test_kept_graphs_are_counted_checked_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path))
-    kept = open_store(resolve())
-    places = [entry_files.Place(kept, "family", name) for name in "ab"]
+    store = open_store(resolve())
+    places = [entry_files.EntryPath(store, "family", name) for name in "ab"]
     assert main(["cache", "stats"]) == 0
     assert main(["cache", "explain-miss"]) == 0
     assert [entry_files.write(p, {"code": {}}, {"job": {"kind": p.key}}) for p in places] == ["", ""]
     assert main(["cache", "verify"]) == 0
-    assert "4 of 4 files are whole" in capsys.readouterr().out
-    places[0].entry.write_bytes(places[0].entry.read_bytes()[:-1])
+    assert "4 of 4 files are undamaged" in capsys.readouterr().out
+    places[0].file.write_bytes(places[0].file.read_bytes()[:-1])
     assert main(["cache", "verify"]) == 1
-    assert f"damaged: {places[0].entry}" in capsys.readouterr().out
+    assert f"damaged: {places[0].file}" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert "2 graphs removed" in capsys.readouterr().out
-    assert entry_files.places(kept) == []
+    assert entry_files.entry_paths(store) == []
 
 
 # --- doctor ---
@@ -101,7 +102,7 @@ def test_openmp_runtime_is_looked_for_where_torch_keeps_it(tmp_path: Path) -> No
     assert not doctor.check_openmp_library(tmp_path / "torch").ok
     (tmp_path / "torch.libs").mkdir()
     (tmp_path / "torch.libs" / "libgomp-a34b3233.so.1").touch()
-    assert "libgomp" in doctor.check_openmp_library(tmp_path / "torch").found
+    assert "libgomp" in doctor.check_openmp_library(tmp_path / "torch").finding
 
 
 @pytest.mark.parametrize(
@@ -116,10 +117,10 @@ def test_torch_versions(version: str, ok: bool, required: bool) -> None:
 def test_doctor_reads_the_options(tmp_path: Path) -> None:
     bad, cfg = doctor.check_options({"ALTBACKEND_THREADS": "many"})
     assert (bad.ok, bad.required, cfg) == (False, True, Config())
-    assert "ALTBACKEND_THREADS" in bad.found
+    assert "ALTBACKEND_THREADS" in bad.finding
     unread, _ = doctor.check_options({"ALTBACKEND_THREAD": "1"})
     assert (unread.ok, unread.required) == (False, False)
-    assert "ALTBACKEND_THREAD" in unread.found
+    assert "ALTBACKEND_THREAD" in unread.finding
     good, cfg = doctor.check_options({"ALTBACKEND_THREADS": "2"})
     assert (good.ok, cfg.threads) == (True, 2)
 
@@ -137,19 +138,19 @@ def test_cache_folder_order(tmp_path: Path) -> None:
 def test_an_empty_home_is_not_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "/"):
         monkeypatch.setenv("HOME", name)
-        found = cache_folder(Config(), {})
-        assert (found == Path("/.cache/altbackend")) == (name == "/")
-        assert found.is_absolute()
+        folder = cache_folder(Config(), {})
+        assert (folder == Path("/.cache/altbackend")) == (name == "/")
+        assert folder.is_absolute()
 
 
 def test_a_usable_folder_is_made_and_left_empty(tmp_path: Path) -> None:
-    assert why_unusable(tmp_path / "a" / "b") == ""
+    assert unusable_reason(tmp_path / "a" / "b") == ""
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "cannot be written" in why_unusable(tmp_path / "file")
+    assert "cannot be written" in unusable_reason(tmp_path / "file")
 
 
 def test_noexec_is_noticed() -> None:
@@ -159,7 +160,7 @@ def test_noexec_is_noticed() -> None:
     places = [path for path in noexec if os.access(path, os.W_OK)]
     if not places:
         pytest.skip("no writable file system is mounted noexec here")
-    assert "noexec" in why_unusable(places[0])
+    assert "noexec" in unusable_reason(places[0])
 
 
 # --- config ---

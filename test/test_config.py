@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from altbackend.config.inductor_names import NAMES, Refused, Renamed
-from altbackend.config.options import DEFAULTS, MODES, SPECS, Config, fingerprint, notes, resolve, table, uncacheable
+from altbackend.config.modes import MODES
+from altbackend.config.options import DEFAULTS, SPECS, Config, fingerprint, uncacheable
+from altbackend.config.resolve import notes, resolve
+from altbackend.config.table import table
 from altbackend.errors import BadOptionValue, UnknownMode, UnknownOption
 
 

@@ -100,8 +100,8 @@ def _traced_node() -> torch.fx.Node:
         return gm
 
     torch.compile(_Model(), backend=keep)(torch.ones(3))
-    found: torch.fx.Node = next(node for node in seen[0].graph.nodes if "cosh" in str(node.target))
-    return found
+    node_: torch.fx.Node = next(node for node in seen[0].graph.nodes if "cosh" in str(node.target))
+    return node_
 
 
 def test_unsupported_finds_the_users_line() -> None:

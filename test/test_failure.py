@@ -1,4 +1,4 @@
-"""What the user meets when something is wrong: the right answer with one warning, or with `strict` a clear error."""
+"""Errors that a user meets: the right result with one warning, or with `strict` a clear error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_with_one_warning(kind: type[Warning], **options: object) -> str:
 
 
 def error_of(kind: type[Exception] = BackendCompilerFailed, **options: object) -> str:
-    """What `strict` raises: from the backend, or where the build fails, which goes on meanwhile, from the call."""
+    """Return the error that `strict` raises, from the backend or, if a deferred build fails, from the call."""
     with pytest.raises(kind) as caught:
         torch.compile(f, backend="alt", options={"strict": True, **options})(torch.randn(4, 8))
     return str(caught.value)

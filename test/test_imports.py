@@ -1,4 +1,4 @@
-"""What is imported when: the package at once and little, the compiler by who compiles, nothing that is not used."""
+"""Imports: the package imports little at once, and only a process that compiles imports the compiler."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_a_kept_graph_is_bound_without_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALTBACKEND_CACHE_GRAPHS", "1")
     modules(tmp_path, "alt", "training")
-    again = modules(tmp_path, "alt", "training")
+    second = modules(tmp_path, "alt", "training")
     compiler = (
         "altbackend.lowering.graph",
         "altbackend.schedule",
         "altbackend.codegen.cpp.emit",
         "altbackend.fx_passes",
     )
-    assert sorted(m for m in again if m.startswith(compiler)) == []
-    assert "torch._functorch.aot_autograd" not in again - modules(tmp_path, "eager", "training")
+    assert sorted(m for m in second if m.startswith(compiler)) == []
+    assert "torch._functorch.aot_autograd" not in second - modules(tmp_path, "eager", "training")

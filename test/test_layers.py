@@ -95,7 +95,7 @@ def _modules(node: ast.Import | ast.ImportFrom, path: Path) -> Iterator[str]:
 
 
 def is_ours(module: str) -> bool:
-    """Whether a dotted name is a file or folder of the package."""
+    """Return whether a dotted name is a file or folder of the package."""
     path = ROOT.joinpath(*module.split("."))
     return module.split(".")[0] == "altbackend" and (path.is_dir() or path.with_suffix(".py").is_file())
 
@@ -120,11 +120,11 @@ def by_name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def violations(importer: str, found: list[Import]) -> list[str]:
+def violations(importer: str, imports_: list[Import]) -> list[str]:
     """Imports of our own modules that go against the order of tiers."""
     return [
         f"{item}: {importer} comes before {target}"
-        for item in found
+        for item in imports_
         if item.module.split(".")[0] == "altbackend"
         for target in [room(item.module)]
         if target and target != importer and RANK[target] >= RANK[importer]
@@ -155,8 +155,8 @@ def test_no_import_hides_in_a_function(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=by_name)
 def test_nothing_imports_torch_inductor(path: Path) -> None:
-    found = [item for item in imports(path) if (item.module + ".").startswith("torch._inductor.")]
-    assert [str(item) for item in found if INDUCTOR_ADAPTER.get(item.file) != item.module] == []
+    imports_ = [item for item in imports(path) if (item.module + ".").startswith("torch._inductor.")]
+    assert [str(item) for item in imports_ if INDUCTOR_ADAPTER.get(item.file) != item.module] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=by_name)

@@ -1,4 +1,4 @@
-"""What a process holds does not grow with graphs that it has compiled and forgotten; memory is for the benchmark."""
+"""Resources of a process do not grow with graphs that it has compiled and dropped; a benchmark measures memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from altbackend.compile_pool import cpp, cuda
 from altbackend.compile_pool.children import Child
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.runtime.host import Library
 from benchmarks.leaks import Held, children, held, report, rounds
 

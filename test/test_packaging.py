@@ -1,4 +1,4 @@
-"""What gets installed, and the set-up script behind every `make` target."""
+"""The installed files, and the set-up script behind every `make` target."""
 
 from __future__ import annotations
 

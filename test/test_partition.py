@@ -22,7 +22,7 @@ from altbackend import decomp, partition
 from altbackend.aten.name import operator_name
 from altbackend.aten.random import is_random
 from altbackend.compat import aot_autograd
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.partition import cost

@@ -18,7 +18,8 @@ import torch
 from altbackend.codegen.triton import horizontal as print_bundle
 from altbackend.codegen.triton import split_kernel
 from altbackend.codegen.triton.print_triton import TritonKernel
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.ir import interp
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.ops import FLOAT8

@@ -41,7 +41,7 @@ class Program:
 
 
 def notes(program: Program, fn: Callable[..., Any]) -> Noted:
-    """What each call of a program shows, `fn` being the program or a compiled form of it."""
+    """Return the outcome of each call of a program, `fn` being the program or a compiled form of it."""
     return [_call(program, fn, make()) for make in program.calls]
 
 
@@ -79,14 +79,14 @@ def _geometry(x: torch.Tensor) -> tuple[Any, ...]:
     return str(x.dtype), tuple(x.shape), live
 
 
-def _shared(found: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[tuple[str, str, int]]:
-    """Which results share storage with inputs and with earlier results, and how many bytes further they begin there."""
-    named = [(f"input {k}", x) for k, x in enumerate(inputs)] + [(f"result {k}", x) for k, x in enumerate(found)]
-    held = [(name, x.untyped_storage().data_ptr(), x.data_ptr()) for name, x in named if x.numel()]
+def _shared(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[tuple[str, str, int]]:
+    """Return which results share storage with inputs and earlier results, and their distance in bytes."""
+    named = [(f"input {k}", x) for k, x in enumerate(inputs)] + [(f"result {k}", x) for k, x in enumerate(results)]
+    value_ = [(name, x.untyped_storage().data_ptr(), x.data_ptr()) for name, x in named if x.numel()]
     return [
         (b, a, at - first)
-        for k, (b, storage, at) in enumerate(held)
-        for a, other, first in held[:k]
+        for k, (b, storage, at) in enumerate(value_)
+        for a, other, first in value_[:k]
         if storage == other and b.startswith("result")
     ]
 
@@ -98,8 +98,8 @@ def _memory(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=x.dtype).set_(held, 0, (count,), (1,)).clone()
 
 
-def _gradients(found: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
-    live = [r for r in found if r.requires_grad]
+def _gradients(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Any]:
+    live = [r for r in results if r.requires_grad]
     leaves = [_root(x) for x in inputs if x.requires_grad]
     if not live or not leaves:
         return []
@@ -118,7 +118,7 @@ def _root(x: torch.Tensor) -> torch.Tensor:
 
 
 def disagreement(got: Noted, want: Noted) -> str:
-    """How two runs of a program differ, "" if they do not. An error counts as equal to any other error."""
+    """Return how two runs of a program differ, or "". An error counts as equal to any other error."""
     wrong = []
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
         if "error" in g and "error" in w:
@@ -158,7 +158,7 @@ def compiled(program: Program, folder: Path) -> Callable[..., Any]:
 
 
 class Verdicts:
-    """What became of the warm starts of graphs while it is active."""
+    """The verdicts on warm starts of graphs while the context is active."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []
@@ -184,13 +184,13 @@ WAYS = ("cold", "after a reset", "in another process")
 
 @dataclass(frozen=True)
 class Everywhere:
-    """What programs show in each way, by way and name, and the verdicts on their graphs in the other process."""
+    """The outcomes of programs by way and name, and the verdicts on their graphs in the other process."""
 
     noted: Mapping[str, Mapping[str, Noted]]
     verdicts: Mapping[str, Sequence[tuple[str, str]]]
 
     def wrong(self, program: Program) -> str:
-        """How the ways differ from eager."""
+        """Return how the ways differ from eager."""
         want = notes(program, program.fn)
         found = {way: disagreement(self.noted[way][program.name], want) for way in WAYS}
         return "\n".join(f"{way}: {text}" for way, text in found.items() if text)
@@ -208,14 +208,14 @@ def everywhere(where: str, folder: Path) -> Everywhere:
     done = subprocess.run(job, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     found = torch.load(file, weights_only=True)
-    noted[WAYS[2]] = {name: held for name, (held, _) in found.items()}
+    noted[WAYS[2]] = {name: value_ for name, (value_, _) in found.items()}
     return Everywhere(noted, {name: verdicts for name, (_, verdicts) in found.items()})
 
 
 def programs_of(where: str) -> list[Program]:
     module, _, name = where.partition(":")
-    held: Any = importlib.import_module(module)
-    found = getattr(held, name.partition("(")[0])
+    value_: Any = importlib.import_module(module)
+    found = getattr(value_, name.partition("(")[0])
     return list(found(*map(int, name.partition("(")[2].rstrip(")").split(","))) if "(" in name else found)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from altbackend.compiled.artifact import Code
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from benchmarks import subject
 from benchmarks.cases import SUITES, Case, Mode, Preset, choose
 from benchmarks.records import Request

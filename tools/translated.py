@@ -46,7 +46,7 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
         trace = Trace(job.kind, cfg)
         code = pipeline.translate(gm, cfg, trace, job)
         trace.finish()
-        translated.extend(code.whole())
+        translated.extend(code.with_subgraphs())
 
     def inference(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         translate(gm, Job("inference", *backend._inputs_and_outputs("inference")))
@@ -70,7 +70,7 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
             partition_fn=training,
             keep_inference_input_mutations=True,
         )
-        whole = aot_autograd.left_whole(decomp.taken_apart(cfg.numerics))
+        whole = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
         with aot_autograd.functorch_settings(), whole:
             return build(gm, inputs)
 

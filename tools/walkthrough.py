@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from altbackend.compiled.artifact import Code
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from tools.translated import Backend, codes
 
 PAGE = Path(__file__).parents[1] / "docs" / "walkthrough.md"

@@ -1,4 +1,4 @@
-"""Times candidates in a process of its own, so that one that crashes or hangs the device costs nothing but itself."""
+"""Times candidates in a child process, so that a candidate that crashes or hangs the device harms no other process."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from ..compile_pool.children import Child, ChildFailed, python
 from .trial import Trial
 
-START_S = 120.0  # until the first answer: the process imports torch and makes a context
+START_S = 120.0  # limit for the first answer: the process imports torch and makes a context
 TRIAL_S = 20.0
 
 
 class TrialFailed(Exception):
-    """One candidate could not be measured; the text says why. Others can."""
+    """Raised if one candidate could not be measured; the message says why. Other candidates can be."""
 
 
 class MeasurerDied(Exception):
-    """The measuring process was killed or did not answer in time."""
+    """Raised if the measuring process was killed or did not answer in time."""
 
 
 class Measurer:
-    """Microseconds of trials, by a process that is started with the first one.
+    """Measures trials in microseconds, in a process that starts with the first one.
 
-    `command`: the process, which answers every line that names a file with a trial by a line of JSON. `start_s`,
-    `trial_s`: how long the first and each further answer may take, in seconds.
+    `command` starts the process. It answers each line that names a file with a trial by a line of JSON. `start_s`
+    and `trial_s` limit the time of the first and of each further answer, in seconds.
     """
 
     def __init__(self, command: Sequence[str], start_s: float = START_S, trial_s: float = TRIAL_S) -> None:
         self.command, self.start_s, self.trial_s = command, start_s, trial_s
         self.child: Child | None = None
-        self.lock = threading.Lock()  # graphs may be compiled in several threads
+        self.lock = threading.Lock()  # several threads may compile graphs
 
     def __call__(self, trial: Trial) -> float:
-        """Raises TrialFailed or MeasurerDied."""
+        """Return the microseconds of a trial. Raise TrialFailed or MeasurerDied."""
         with self.lock, tempfile.TemporaryDirectory(prefix="altbackend-trial-") as folder:
             path = Path(folder) / "trial.json"
             path.write_text(json.dumps(trial))
@@ -45,7 +45,7 @@ class Measurer:
                 answer = json.loads(self._ask(str(path)))
             except ValueError as cause:
                 self.stop()
-                raise MeasurerDied(f"the measuring process answered nonsense: {cause}") from None
+                raise MeasurerDied(f"the measuring process sent a malformed answer: {cause}") from None
         if "ended" in answer:
             self.stop()
         if "error" in answer:
@@ -53,9 +53,9 @@ class Measurer:
         return float(answer["microseconds"])
 
     def _ask(self, line: str) -> str:
-        fresh = self.child is None or not self.child.mine
+        fresh = self.child is None or not self.child.is_own
         try:
-            if self.child is None or not self.child.mine:
+            if self.child is None or not self.child.is_own:
                 self.child = Child(self.command)
             return self.child.ask(line, self.start_s if fresh else self.trial_s)
         except (OSError, ChildFailed) as cause:
@@ -70,5 +70,5 @@ class Measurer:
 
 @functools.cache
 def on_device(index: int) -> Measurer:
-    """The measurer of one GPU, shared by all graphs of this process."""
+    """Return the measurer of one GPU, which all graphs of this process share."""
     return Measurer(python("altbackend.autotune.worker", str(index)))

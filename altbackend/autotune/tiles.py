@@ -1,10 +1,9 @@
-"""Blocks and warps of a kernel: those that the rules choose, or a variant that measuring shows to be faster."""
+"""Tuning of blocks and warps of a kernel: the heuristics' choice, or a variant that was measured to be faster."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import prod
@@ -16,6 +15,7 @@ from ..codegen.triton import print_triton
 from ..codegen.triton.print_triton import TritonKernel
 from ..codegen.triton.split_kernel import Emitted
 from ..config.options import Config
+from ..debug.trace import DecisionKind
 from ..errors import AltError
 from ..ir.loops import Program
 from ..runtime.cuda import Cubin
@@ -23,25 +23,25 @@ from ..schedule.device import Target
 from ..schedule.fusion.fuse import Decision
 from ..schedule.tiling.gpu import blocks
 from ..schedule.tiling.gpu.blocks import Blocks
-from . import measure, products, trial
-from .measure import MeasurerDied, TrialFailed
-from .measured_times import MeasuredTimes, Times
+from . import tuner
+from .measure import MeasurerDied
+from .measured_times import Times
+from .tuner import Tuner
 
-GAIN = 0.97  # of the time of the rules' choice: less is within what two measurements differ by
+GAIN = 0.97  # of the time of the heuristics' choice; a smaller gain is within the noise of two measurements
 RULES = "rules"
-SMALL = 1 << 18  # elements of all buffers together: below, a launch takes what any kernel takes
-logger = logging.getLogger(__name__)
+SMALL = 1 << 18  # elements of all buffers together; below, the launch dominates the time of any variant
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A kernel and the blocks it may have; the first of equal kernels comes with what measures them.
+class Search:
+    """A kernel and its variants. Of equal kernels, only the first one holds what measuring needs.
 
-    `key`: what equal kernels share. `question`: all that the times depend on. `variants`: emitted, the rules' among
-    them. `jobs`: the machine code of every launch of every variant.
+    `key` is common to equal kernels. `question`: all that the times depend on. `variants`: printed kernels, the
+    heuristics' choice included. `jobs`: the machine code of every launch of every variant.
     """
 
-    chosen: Emitted
+    default: Emitted
     key: str = ""
     blocks: dict[str, Blocks] = field(default_factory=dict)
     question: str = ""
@@ -50,38 +50,32 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class TileTuner:
-    """`measured`: microseconds of a trial, or TrialFailed or MeasurerDied. `machine`: what times depend on besides the
-    code. `known`: times by the key of a kernel."""
+class TileTuner(Tuner):
+    """Chooses the blocks of kernels. `times_of`: times by the key of a kernel."""
 
-    target: Target
-    machine: str
-    compiled: Callable[[TritonKernel], Future[Cubin]]
-    measured: Callable[[trial.Trial], float]
-    store: MeasuredTimes
-    known: dict[str, Times] = field(default_factory=dict)
+    times_of: dict[str, Times] = field(default_factory=dict)
 
     def tuned(self, p: Program, kernels: Sequence[Emitted], decision: Decision) -> list[Emitted]:
-        """The fastest variant of every kernel; all of them compile while the first are measured."""
-        asked = [self.ask(p, e) for e in kernels]
-        return [self._best(p, a, decision) for a in asked]
+        """Return the fastest variant of every kernel. All of them compile while the first ones are measured."""
+        searches = [self.search(p, e) for e in kernels]
+        return [self._best(p, s, decision) for s in searches]
 
-    def ask(self, p: Program, e: Emitted) -> Asked:
-        """Emit the variants and start compiling those that nobody has measured yet."""
-        kernel, made, buffers = e
-        if made.symbols or _elements(p, buffers) < SMALL:
-            return Asked(e)
+    def search(self, p: Program, e: Emitted) -> Search:
+        """Print the variants, and start compiling those without stored times."""
+        kernel, printed, buffers = e
+        if printed.symbols or _elements(p, buffers) < SMALL:
+            return Search(e)
         sizes = [str(p.buffers[b].extent) for b in buffers]
-        key = "\n".join([self.machine, " ".join(sizes), _text(made)])
-        found = blocks.variants(blocks.choose(p, kernel, self.target), self.target)
-        named = {f"{b.warps} warps, {b.xblock} x {b.programs}": b for b in found}
-        if key in self.known:
-            return Asked(e, key, named)
+        key = "\n".join([self.machine, " ".join(sizes), _text(printed)])
+        choices = blocks.variants(blocks.choose(p, kernel, self.target), self.target)
+        named = {f"{b.warps} warps, {b.xblock} x {b.programs}": b for b in choices}
+        if key in self.times_of:
+            return Search(e, key, named)
         variants = {RULES: e} | dict(self._variants(p, e, named))
         question = "\n".join([key, *variants, _digest(variants)])
-        self.known[key] = self.store.read(question) or {}
-        jobs = {} if self.known[key] else {label: self._jobs(p, v) for label, v in variants.items()}
-        return Asked(e, key, named, question, variants, jobs)
+        self.times_of[key] = self.store.read(question) or {}
+        jobs = {} if self.times_of[key] else {label: self._jobs(p, v) for label, v in variants.items()}
+        return Search(e, key, named, question, variants, jobs)
 
     def _variants(self, p: Program, e: Emitted, named: dict[str, Blocks]) -> Iterator[tuple[str, Emitted]]:
         seen = {_text(e[1])}
@@ -97,49 +91,42 @@ class TileTuner:
     def _jobs(self, p: Program, e: Emitted) -> list[Future[Cubin]]:
         return [self.compiled(launch.kernel) for launch in _launches(p, e)[1]]
 
-    def _best(self, p: Program, a: Asked, decision: Decision) -> Emitted:
-        if a.jobs:
-            self.known[a.key] = self._times(p, a)
-        times = self.known.get(a.key, {})
-        known = [label for label in a.blocks if label in times]
-        if RULES not in times or not known:
-            return a.chosen
-        best, rules = min(known, key=times.__getitem__), times[RULES]
-        text = f"{times[best]:.1f} us measured, {rules:.1f} us as the rules choose"
-        if times[best] >= GAIN * rules:
-            decision("tiles", ", ".join(a.chosen[2]), "as the rules choose", f"not faster: {text} with {best}")
-            return a.chosen
-        decision("tiles", ", ".join(a.chosen[2]), best, text)
-        made, buffers = print_triton.emit(p, a.chosen[0], self.target, a.blocks[best])
-        return a.chosen[0], made, buffers
+    def _best(self, p: Program, s: Search, decision: Decision) -> Emitted:
+        if s.jobs:
+            self.times_of[s.key] = self._measured(p, s)
+        comparison = tuner.compare(self.times_of.get(s.key, {}), s.blocks, RULES, GAIN, "as the rules choose")
+        if comparison is None:
+            return s.default
+        subject = ", ".join(s.default[2])
+        if not comparison.is_faster:
+            decision(
+                DecisionKind.TILES,
+                subject,
+                "as the rules choose",
+                f"not faster: {comparison.text} with {comparison.best}",
+            )
+            return s.default
+        decision(DecisionKind.TILES, subject, comparison.best, comparison.text)
+        printed, buffers = print_triton.emit(p, s.default[0], self.target, s.blocks[comparison.best])
+        return s.default[0], printed, buffers
 
-    def _times(self, p: Program, a: Asked) -> Times:
-        """Microseconds by variant; what does not compile or run is left out."""
-        with self.store.lock(a.question):
-            if (times := self.store.read(a.question)) is not None:
-                return times
-            try:
-                found = {label: self._time(p, e, a.jobs[label]) for label, e in a.variants.items()}
-            except MeasurerDied as cause:
-                products.say_once(str(cause))
-                return {}
-            times = {label: us for label, us in found.items() if us is not None}
-            self.store.write(a.question, times)
-            return times
-
-    def _time(self, p: Program, e: Emitted, jobs: list[Future[Cubin]]) -> float | None:
-        own, launches = _launches(p, e)
+    def _measured(self, p: Program, s: Search) -> Times:
         try:
-            steps = [(x.kernel, x.buffers, job.result()) for x, job in zip(launches, jobs, strict=True)]
-            return self.measured(trial.of(own, steps))
-        except (TrialFailed, AltError) as cause:
-            logger.debug("a variant is left out: %s", cause)
-            return None
+            return self.times(
+                s.question, lambda: {label: self._run(p, e, s.jobs[label]) for label, e in s.variants.items()}
+            )
+        except MeasurerDied as cause:
+            tuner.warn_once(str(cause))
+            return {}
+
+    def _run(self, p: Program, e: Emitted, jobs: list[Future[Cubin]]) -> tuner.Candidate:
+        own, launches = _launches(p, e)
+        return own, [(x.kernel, x.buffers, job) for x, job in zip(launches, jobs, strict=True)]
 
 
 def _launches(p: Program, e: Emitted) -> tuple[Program, list[cuda_program.CudaLaunch]]:
-    kernel, made, buffers = e
-    return cuda_program.launches(p, made, buffers, kernel.origins, 0)
+    kernel, printed, buffers = e
+    return cuda_program.launches(p, printed, buffers, kernel.origins, 0)
 
 
 def _elements(p: Program, buffers: Sequence[str]) -> int:
@@ -148,18 +135,17 @@ def _elements(p: Program, buffers: Sequence[str]) -> int:
 
 
 def _digest(variants: dict[str, Emitted]) -> str:
-    return hashlib.sha256("\n".join(_text(made) for _, made, _ in variants.values()).encode()).hexdigest()
+    return hashlib.sha256("\n".join(_text(printed) for _, printed, _ in variants.values()).encode()).hexdigest()
 
 
 def _text(k: TritonKernel) -> str:
-    """What tells variants apart; kernels that follow are decided by it."""
+    """Return text that distinguishes variants; it also determines the kernels that finish a variant's work."""
     grid = prod(n for n in k.grid if isinstance(n, int))
     return f"{k.source}{k.constexprs}{grid} {k.num_warps} {k.num_stages}"
 
 
-def tuner(cfg: Config, target: Target, device: torch.device) -> TileTuner | None:
-    """Who measures the kernels of a graph, if anybody: only max_autotune does."""
+def tile_tuner(cfg: Config, target: Target, device: torch.device) -> TileTuner | None:
+    """Return the tuner of the kernels of a graph; None unless max_autotune is set."""
     if not cfg.max_autotune or cfg.deterministic:
         return None
-    machine, compiled, store = products.means(cfg, device)
-    return TileTuner(target, machine, compiled, measure.on_device(device.index or 0), store)
+    return TileTuner(*tuner.means_of(cfg, target, device))

@@ -1,4 +1,4 @@
-"""What is measured: one or several launches and library calls on buffers of given sizes, as plain data (JSON)."""
+"""Trials as plain data (JSON): launches and library calls on buffers of given sizes, to be measured together."""
 
 from __future__ import annotations
 
@@ -11,35 +11,41 @@ from ..ir.loops import Extern, Program, View
 from ..runtime.cuda import Cubin
 
 Trial = dict[str, Any]  # {"buffers": {name: [dtype, elements]}, "steps": [...]}
-ERROR, SCRATCH = "error", "scratch"  # buffers of a kernel's error flag and of what its programs need for themselves
-Launch = tuple[TritonKernel, tuple[str, ...], Cubin]  # and the program's buffers that its parameters stand for
+ERROR, SCRATCH = "error", "scratch"  # buffers of a kernel's error flag and of its programs' scratch memory
+# A kernel, the program's buffers that its parameters stand for, and its machine code.
+Launch = tuple[TritonKernel, tuple[str, ...], Cubin]
 
 
 def refusal(kernel: TritonKernel) -> str | None:
-    """Why a kernel cannot be measured alone."""
+    """Return why a kernel cannot be measured alone, or None."""
     if kernel.symbols:
         return "its sizes are symbolic"
     return "it is several kernels" if kernel.finish or kernel.workspace or kernel.zeroed else None
 
 
 def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
-    """The trial of some steps of a program with static sizes, run one after the other."""
+    """Return the trial of some steps of a program with static sizes, run one after the other."""
     buffers: dict[str, list[Any]] = {}
-    made = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
-    for b in dict.fromkeys(b for s in made for b in s["buffers"]):
-        if (held := p.buffers.get(b)) is not None:
-            buffers[b] = [str(held.dtype).removeprefix("torch."), held.extent]
-    bytes_ = max((s[0].scratch * s[0].grid[0] for s in steps if isinstance(s, tuple)), default=0)  # type: ignore[operator]
+    rows = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
+    for b in dict.fromkeys(b for s in rows for b in s["buffers"]):
+        if (buffer := p.buffers.get(b)) is not None:
+            buffers[b] = [str(buffer.dtype).removeprefix("torch."), buffer.extent]
+    bytes_ = max((s[0].scratch * _programs(s[0]) for s in steps if isinstance(s, tuple)), default=0)
     own = {ERROR: ["int32", 1], SCRATCH: ["uint8", bytes_]}
-    return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in made)}, "steps": made}
+    return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in rows)}, "steps": rows}
+
+
+def _programs(kernel: TritonKernel) -> int:
+    (programs,) = kernel.grid
+    assert isinstance(programs, int)  # kernels with symbolic sizes are refused
+    return programs
 
 
 def _launch(s: Launch) -> dict[str, Any]:
     kernel, buffers, cubin = s
-    (grid,) = kernel.grid
     return {
         "buffers": [*buffers, *[ERROR] * kernel.checks, *[SCRATCH] * bool(kernel.scratch)],
-        "grid": grid,
+        "grid": _programs(kernel),
         "cubin": base64.b64encode(cubin.code).decode(),
         "shared": cubin.shared,
         "warps": cubin.warps,

@@ -1,8 +1,8 @@
-"""A process that times candidates on a GPU: `python -m altbackend.autotune.worker DEVICE`.
+"""The process that times candidates on a GPU: `python -m altbackend.autotune.worker DEVICE`.
 
-Each line of its input is the path of a trial (`autotune.trial`, in JSON), each line of its output the answer:
-`{"microseconds": x}`, or `{"error": text}`, with `"ended": true` where the process ends, since an error of the device
-stays with it. It ends when its input does, so it does not outlive the process that started it.
+Each line of its input is the path of a trial (`autotune.trial`, in JSON). Each line of its output is the answer:
+`{"microseconds": x}` or `{"error": text}`. After an error of the device, which persists in the process, the answer
+contains `"ended": true` and the process ends. It also ends when its input closes, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import Any
 
 import torch
 
+from ..compat.torch_api import unannotated
 from ..runtime.cuda import Cubin, Tables, load, stream
 
-ROUNDS = 7  # timed replays, of which the median counts
-ROUND_US = 3000.0  # what a replay should take
+ROUNDS = 7  # timed replays; their median counts
+ROUND_US = 3000.0  # target duration of a replay
 MOST_REPEATS = 100
 
 Step = Callable[[], Any]
 
 
 def measure(trial: dict[str, Any], device: torch.device) -> float:
-    """Microseconds of one run of the trial's steps, from replays of a CUDA graph that holds several runs."""
+    """Return the microseconds of one run of the trial's steps, from replays of a CUDA graph that holds several runs."""
     buffers = {name: _filled(dtype, n, device) for name, (dtype, n) in trial["buffers"].items()}
     steps = [step(s, buffers, device) for s in trial["steps"]]
     torch.cuda.synchronize()
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = unannotated(torch.cuda.Stream)(device)
     with torch.cuda.stream(side):
         _run(steps)  # the first call of a library allocates its workspace
         once = _events_us(lambda: _run(steps))
@@ -42,7 +43,7 @@ def measure(trial: dict[str, Any], device: torch.device) -> float:
 
 
 def step(s: dict[str, Any], buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
-    """A launch or a library call on the given buffers."""
+    """Return a function that runs one launch or library call on the given buffers."""
     return library_call(s, buffers) if "operator" in s else _launch(s, buffers, device)
 
 
@@ -63,16 +64,16 @@ def _launch(s: dict[str, Any], buffers: dict[str, torch.Tensor], device: torch.d
     names = s["buffers"]
     fixed = {k: buffers[b] for k, b in enumerate(names)}
     table = Tables(len(names), 0, [[("p", k) for k in range(len(names))]], fixed).take()
-    held = (table, fixed)  # the launch reads its arguments from the table's memory
+    alive = (table, fixed)  # the launch reads its arguments from the table's memory
 
     def run() -> None:
-        launch(s["grid"], stream(device.index), held[0].launches[0])
+        launch(s["grid"], stream(device.index), alive[0].launches[0])
 
     return run
 
 
 def _filled(dtype: str, elements: int, device: torch.device) -> torch.Tensor:
-    """Random numbers: a device that multiplies zeros draws less power and runs faster. Integers may be positions."""
+    """Return a buffer of random numbers, since multiplying zeros draws less power and runs faster. Integers are 0."""
     out = torch.zeros(elements, dtype=getattr(torch, dtype), device=device)
     return out.normal_() if out.is_floating_point() else out
 
@@ -93,8 +94,8 @@ def _graph_us(steps: list[Step], repeats: int) -> float:
 
 
 def _events_us(run: Step) -> float:
-    """Microseconds between two events around `run`."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    """Return the microseconds between two events around `run`."""
+    begin, end = (unannotated(torch.cuda.Event)(enable_timing=True) for _ in range(2))
     begin.record()
     run()
     end.record()
@@ -102,7 +103,7 @@ def _events_us(run: Step) -> float:
     return float(begin.elapsed_time(end)) * 1e3
 
 
-def _answer(path: str, device: torch.device) -> dict[str, Any]:
+def _answer(path: str, device: torch.device) -> dict[str, object]:
     try:
         return {"microseconds": measure(json.loads(Path(path).read_text()), device)}
     except Exception as cause:
@@ -110,7 +111,7 @@ def _answer(path: str, device: torch.device) -> dict[str, Any]:
 
 
 def _usable(device: torch.device) -> bool:
-    """Whether the device still answers; after an illegal access it does not, in this process."""
+    """Return whether the device still answers; after an illegal access it does not, in this process."""
     try:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -121,7 +122,7 @@ def _usable(device: torch.device) -> bool:
 
 def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     device = torch.device("cuda", int(sys.argv[1]))
     torch.cuda.set_device(device)
     with torch.no_grad():

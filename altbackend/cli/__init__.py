@@ -1,1 +1,1 @@
-"""The command line: `python -m altbackend demo | doctor | config`."""
+"""The command line: `python -m altbackend demo | doctor | cache | minify | config`."""

@@ -13,6 +13,7 @@ from torch import nn
 
 import altbackend
 from altbackend.cli.measure import Call, medians, relative_error, seconds_of
+from altbackend.compat.torch_api import unannotated
 from altbackend.examples.catalogue import EXAMPLES, Example
 from altbackend.report.stats import GraphStats, snapshot
 
@@ -29,8 +30,8 @@ LEARNING_RATE = 1e-3
 class Row:
     """One line of the table.
 
-    Times in seconds, `first_call` from call to result with all compilation in it. `error` is the largest relative
-    difference from eager, `rounding` the same of eager from float64: what float32 itself costs this model.
+    Times are in seconds; `first_call` includes all compilation. `error` is the largest relative difference from
+    eager. `rounding` is that of eager from float64: the error that float32 itself has on this model.
     """
 
     title: str
@@ -48,16 +49,16 @@ class Row:
 
 
 def run(backend: str, models: Sequence[str] | None, device: str, seconds: float) -> int:
-    """Prints progress and the table; 1 if a result is further from eager than rounding explains, else 0."""
-    chosen = [EXAMPLES[name] for name in models or EXAMPLES]
-    place = torch.device(device)
-    print(f"backend {backend}, torch {torch.__version__}, {place}, {torch.get_num_threads()} threads", flush=True)
+    """Print progress and the table. Return 1 if a result is further from eager than rounding explains, else 0."""
+    examples = [EXAMPLES[name] for name in models or EXAMPLES]
+    target = torch.device(device)
+    print(f"backend {backend}, torch {torch.__version__}, {target}, {torch.get_num_threads()} threads", flush=True)
     compiler = backend_named(backend)
-    cases = [(example, mode) for example in chosen for mode in MODES]
+    cases = [(example, mode) for example in examples for mode in MODES]
     rows = []
     for number, (example, mode) in enumerate(cases, 1):
         print(f"[{number}/{len(cases)}] {example.title}, {mode}", flush=True)
-        rows.append(measure(example, mode, compiler, place, seconds))
+        rows.append(measure(example, mode, compiler, target, seconds))
     print(f"\n{table(rows)}", flush=True)
     wrong = [f"{row.title}, {row.mode}" for row in rows if not row.agrees]
     if wrong:
@@ -65,8 +66,10 @@ def run(backend: str, models: Sequence[str] | None, device: str, seconds: float)
     return int(bool(wrong))
 
 
-def backend_named(name: str) -> Callable[[nn.Module], Any]:
-    """A function that compiles a module. "alt" works from a checkout too, where torch finds no entry point."""
+def backend_named(name: str) -> Callable[[nn.Module], object]:
+    """Return a function that compiles a module. "alt" works without installation too, where torch finds no entry
+    point.
+    """
     if name != "alt":
         return lambda module: torch.compile(module, backend=name)
     options: dict[str, Any] = {} if "ALTBACKEND_LOG" in os.environ else {"log": 1}
@@ -76,7 +79,7 @@ def backend_named(name: str) -> Callable[[nn.Module], Any]:
 def measure(
     example: Example, mode: Mode, compiler: Callable[[nn.Module], Any], device: torch.device, seconds: float
 ) -> Row:
-    """Compiles a copy of the example's model and compares it with the original."""
+    """Compile a copy of the example's model and compare it with the original."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = example.model().to(device).train(mode == "training")
@@ -100,13 +103,16 @@ def measure(
 
 
 def float64_results(example: Example, mode: Mode, model: nn.Module, batch: torch.Tensor) -> Sequence[torch.Tensor]:
-    """What one step of a float64 copy of `model` gives."""
+    """Return the results of one step of a float64 copy of `model`."""
     exact = copy.deepcopy(model).double()
     return step(example, mode, exact, exact, batch.double() if batch.is_floating_point() else batch)()
 
 
 def step(example: Example, mode: Mode, module: nn.Module, forward: Callable[..., Any], batch: torch.Tensor) -> Call:
-    """One inference or one training step of `module`, run through `forward`; returns the tensors to compare."""
+    """Return a function that runs one inference or training step of `module` through `forward`.
+
+    It returns the tensors to compare.
+    """
     if mode == "inference":
 
         def infer() -> Sequence[torch.Tensor]:
@@ -120,7 +126,7 @@ def step(example: Example, mode: Mode, module: nn.Module, forward: Callable[...,
     def train() -> Sequence[torch.Tensor]:
         optimizer.zero_grad()
         loss = example.loss(forward(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        unannotated(loss.backward)()
         optimizer.step()
         return [loss, *(p.grad for p in module.parameters() if p.grad is not None)]
 
@@ -146,7 +152,7 @@ kernels: generated; calls: left to the library; compile s: inside the backend; f
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows, aligned, with a legend."""
+    """Return the rows as an aligned table with a legend."""
     cells = [HEADS, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADS))]
     lines = [

@@ -1,4 +1,4 @@
-"""`python -m altbackend doctor`: is everything here that compiled code needs, and if not, what to do."""
+"""`python -m altbackend doctor`: check that everything that compiled code needs is installed, and say what to do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import torch
 
 from altbackend import __version__
 from altbackend.compile_pool.cpp import COMPILERS, lookup_compiler
-from altbackend.config.options import Config, known_variables, resolve
-from altbackend.disk_cache.folders import cache_folder, why_unusable
+from altbackend.config.options import Config
+from altbackend.config.resolve import known_variables, resolve
+from altbackend.disk_cache.folders import cache_folder, unusable_reason
 from altbackend.errors import AltError, install_compiler
 
 BUILD_SECONDS = 60.0
@@ -37,24 +38,24 @@ PROBE_RESULT = 999 * 1000 // 2
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fix` says what to do if not `ok`; only a `required` one makes the command fail."""
+    """One finding. `fix` says what to do unless `ok`; only a `required` one makes the command fail."""
 
     name: str
     ok: bool
-    found: str
+    finding: str
     fix: str = ""
     required: bool = True
 
 
 def run(environ: Mapping[str, str] | None = None) -> int:
-    """Prints all findings; 1 if something required is missing, else 0."""
+    """Print all findings. Return 1 if something required is missing, else 0."""
     checks = examine(os.environ if environ is None else environ)
     print(report(checks), end="")
     return int(any(check.required and not check.ok for check in checks))
 
 
 def examine(environ: Mapping[str, str]) -> list[Check]:
-    """All findings, in the order to read them."""
+    """Return all findings, in the order to read them."""
     options, cfg = check_options(environ)
     compiler = lookup_compiler(cfg.cxx, environ)
     return [
@@ -72,11 +73,11 @@ def examine(environ: Mapping[str, str]) -> list[Check]:
 
 
 def report(checks: Sequence[Check]) -> str:
-    """One line per finding, and a line with the fix under each that is not ok."""
+    """Return one line per finding, with a line for the fix below each that is not ok."""
     lines = []
     for check in checks:
         mark = "ok  " if check.ok else "MISS" if check.required else "note"
-        lines.append(f"{mark}  {check.name:<20} {check.found}")
+        lines.append(f"{mark}  {check.name:<20} {check.finding}")
         if not check.ok:
             lines.append(f"      {'':<20} -> {check.fix}")
     bad = [check.name for check in checks if check.required and not check.ok]
@@ -85,7 +86,7 @@ def report(checks: Sequence[Check]) -> str:
 
 
 def check_options(environ: Mapping[str, str]) -> tuple[Check, Config]:
-    """The ALTBACKEND_ variables: valid values, and no name that nothing reads."""
+    """Check the ALTBACKEND_ variables: values must be valid, and each name must be known."""
     try:
         cfg = resolve(environ=environ)
     except AltError as error:
@@ -94,19 +95,19 @@ def check_options(environ: Mapping[str, str]) -> tuple[Check, Config]:
     if unread:
         fix = "unset or rename them; `python -m altbackend config` lists every name"
         return Check("environment", False, f"nothing reads {', '.join(unread)}", fix, required=False), cfg
-    given = sorted(name for name in environ if name in known_variables())
-    return Check("environment", True, ", ".join(given) or "no ALTBACKEND_ variable set"), cfg
+    variables = sorted(name for name in environ if name in known_variables())
+    return Check("environment", True, ", ".join(variables) or "no ALTBACKEND_ variable set"), cfg
 
 
 def check_torch(version: str) -> Check:
-    """torch is one of the versions this release is tested with."""
+    """Check that torch has one of the versions that this release is tested with."""
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     fix = "install torch 2.11, 2.12 or 2.13; others may work but are not tested"
     return Check("torch", (2, 11) <= release < (2, 14), version, fix, required=release < (2, 11))
 
 
 def check_compiler(cxx: str, compiler: str | None) -> Check:
-    """A C++ compiler is on PATH or where `cxx` says, and runs."""
+    """Check that a C++ compiler is on PATH, or where `cxx` says, and that it runs."""
     if compiler is None:
         fix = f"correct the option cxx, or {install_compiler(sys.platform)}" if cxx else install_compiler(sys.platform)
         return Check("C++ compiler", False, f"none ({cxx or ', '.join(COMPILERS)} not found)", fix)
@@ -120,16 +121,16 @@ def check_compiler(cxx: str, compiler: str | None) -> Check:
 
 
 def check_openmp_library(torch_folder: Path) -> Check:
-    """The OpenMP runtime that torch brought along; generated code has to share it to share torch's threads."""
-    places = (torch_folder / "lib", torch_folder.parent / "torch.libs")
-    found = sorted(path for place in places for path in place.glob("*omp*") if path.name.startswith("lib"))
-    runtimes = [path for path in found if path.name.startswith(("libgomp", "libomp", "libiomp"))]
+    """Check the OpenMP runtime of torch's package; generated code shares it to share torch's threads."""
+    folders = (torch_folder / "lib", torch_folder.parent / "torch.libs")
+    candidates = sorted(path for folder in folders for path in folder.glob("*omp*") if path.name.startswith("lib"))
+    runtimes = [path for path in candidates if path.name.startswith(("libgomp", "libomp", "libiomp"))]
     fix = "install torch from its official wheels, or see that the system's libgomp or libomp is installed"
     return Check("OpenMP of torch", bool(runtimes), str(runtimes[0]) if runtimes else "none", fix, required=False)
 
 
 def check_build(compiler: str | None) -> Check:
-    """A small OpenMP library can be built, loaded and run."""
+    """Check that a small OpenMP library can be built, loaded and run."""
     name = "build and load"
     if compiler is None:
         return Check(name, False, "not tried without a compiler", "see `C++ compiler` above")
@@ -141,9 +142,9 @@ def check_build(compiler: str | None) -> Check:
             subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
             result = int(ctypes.CDLL(str(library)).probe())
         except subprocess.CalledProcessError as error:
-            said = (error.stderr.strip().splitlines() or ["no message"])[0]
+            message = (error.stderr.strip().splitlines() or ["no message"])[0]
             return Check(
-                name, False, said, "install the compiler's OpenMP support (libgomp with g++, libomp with clang++)"
+                name, False, message, "install the compiler's OpenMP support (libgomp with g++, libomp with clang++)"
             )
         except (OSError, subprocess.SubprocessError) as cause:
             return Check(name, False, str(cause), "see that TMPDIR is writable and not mounted noexec")
@@ -151,7 +152,7 @@ def check_build(compiler: str | None) -> Check:
 
 
 def check_cuda() -> Check:
-    """A CUDA device is visible; without one, models run on the CPU."""
+    """Check that a CUDA device is visible; without one, models run on the CPU."""
     if torch.cuda.is_available():
         return Check("CUDA", True, f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", required=False)
     built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
@@ -159,7 +160,7 @@ def check_cuda() -> Check:
 
 
 def check_triton(needed: bool) -> Check:
-    """Triton is installed; `needed` where there is a CUDA device."""
+    """Check that Triton is installed; it is `needed` if there is a CUDA device."""
     if importlib.util.find_spec("triton") is None:
         fix = "`pip install triton`; only needed to compile for a GPU"
         return Check("Triton", False, "not installed", fix, required=needed)
@@ -167,7 +168,7 @@ def check_triton(needed: bool) -> Check:
 
 
 def check_cache_folder(folder: Path) -> Check:
-    """Compiled code can be written to the cache folder and run from it."""
-    reason = why_unusable(folder)
+    """Check that compiled code can be written to the cache folder and run from it."""
+    reason = unusable_reason(folder)
     fix = "set ALTBACKEND_CACHE_DIR to a folder you own on a file system that is not mounted noexec"
     return Check("cache folder", not reason, f"{folder}: {reason}" if reason else str(folder), fix)

@@ -1,4 +1,4 @@
-"""The commands and their arguments."""
+"""The commands of `python -m altbackend` and their arguments."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from altbackend import __version__
 from altbackend.cli import cache, demo, doctor, minify, options_table, passes
 
 CACHE_ACTIONS = {
-    "stats": "count what is kept",
+    "stats": "count the compiled graphs and their files",
     "explain-miss": "say why the graphs that were compiled last were not found",
-    "verify": "read all of it; exit status 1 if something is damaged",
-    "clear": "remove all of it",
-    "export": "write it into one file",
-    "import": "add what such a file holds",
+    "verify": "read every file; exit status 1 if one is damaged",
+    "clear": "remove all compiled code",
+    "export": "write all graphs into one file",
+    "import": "add the graphs of such a file",
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one command; the result is the process's exit status."""
+    """Run one command. Return the process's exit status."""
     args = parser().parse_args(argv)
     match args.command:
         case "demo":
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser of `python -m altbackend`."""
+    """Return the argument parser of `python -m altbackend`."""
     top = argparse.ArgumentParser(prog="python -m altbackend", description="A small, readable torch.compile backend.")
     top.add_argument("--version", action="version", version=f"altbackend {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
     commands.add_parser("doctor", help="check the compiler, OpenMP, Triton, CUDA and the cache folder")
 
-    graphs = commands.add_parser("cache", help="count, check, carry or remove the kept code of compiled graphs")
+    graphs = commands.add_parser("cache", help="count, check, carry or remove compiled graphs")
     actions = graphs.add_subparsers(dest="action", required=True)
     for action, says in CACHE_ACTIONS.items():
         added = actions.add_parser(action, help=says)

@@ -1,4 +1,4 @@
-"""Times two callables side by side and compares what they return."""
+"""Times two callables in turn and compares their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Call = Callable[[], Sequence[Tensor]]
 
 
 def seconds_of(call: Call, device: torch.device) -> tuple[float, Sequence[Tensor]]:
-    """Wall time of one call, the device's work included, and what it returned."""
+    """Return the seconds of one call, including the device's work, and its result."""
     start = perf_counter()
     result = call()
     if device.type == "cuda":
@@ -25,7 +25,7 @@ def seconds_of(call: Call, device: torch.device) -> tuple[float, Sequence[Tensor
 
 
 def medians(first: Call, second: Call, device: torch.device, seconds: float) -> tuple[float, float]:
-    """Median seconds of each of two calls, made in turn for about `seconds` so that both see the same machine."""
+    """Return the median seconds of two calls, made in turn for about `seconds` so that both see the same machine."""
     times: tuple[list[float], list[float]] = ([], [])
     end = perf_counter() + seconds
     while len(times[0]) < MIN_PAIRS or (perf_counter() < end and len(times[0]) < MAX_PAIRS):
@@ -35,9 +35,10 @@ def medians(first: Call, second: Call, device: torch.device, seconds: float) -> 
 
 
 def relative_error(results: Sequence[Tensor], references: Sequence[Tensor]) -> float:
-    """Largest over the tensors of max|result - reference| / max|reference|.
+    """Return the largest over the tensors of max|result - reference| / max|reference|.
 
-    Infinite where shapes, dtypes, or the places and signs of NaN and Inf differ. A reference of zeros counts as 1.
+    It is infinite if shapes, dtypes, or the positions and signs of NaN and Inf differ. A reference of zeros counts
+    as 1.
     """
     if len(results) != len(references):
         return math.inf

@@ -5,14 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from altbackend.config.options import MODES, SPECS, Row, accepted_names, resolve, table
+from altbackend.config.modes import MODES
+from altbackend.config.options import SPECS
+from altbackend.config.resolve import resolve
+from altbackend.config.table import Row, accepted_names, table
 
 INTRO = """\
 # Options
 
 This page is generated: `python -m altbackend config --markdown > docs/options.md`.
 
-Pass them as `torch.compile(model, backend="alt", options={"numerics": "eager"})`, or set the environment variable.
+Pass options as `torch.compile(model, backend="alt", options={"numerics": "eager"})`, or set the environment variable.
 Weakest to strongest: default, environment, mode, `options`. A dash in a name means an underscore. A wrong name or
 value is an error. "Affects" says whether an option changes generated code (and so enters the cache key), how that
 code is run, or only what is reported.
@@ -20,18 +23,18 @@ code is run, or only what is reported.
 
 PASSES = """\
 A custom pass is a callable that takes a `torch.fx.Graph` and changes it in place. Give it a method `uuid()` that
-returns a text or bytes naming its version, and what is compiled with it can be cached; without one it never is.
+returns a text or bytes naming its version, and code compiled with it can be cached; without one it never is.
 """
 
 
 def run(markdown: bool) -> int:
-    """Prints the table to stdout."""
+    """Print the table."""
     print(markdown_page() if markdown else text_page(), end="")
     return 0
 
 
 def text_page() -> str:
-    """One block per option, with the value that holds in this environment."""
+    """Return one block per option, with its value in this environment."""
     cfg = resolve()
     return "\n".join(_block(row, getattr(cfg, row.name)) for row in table())
 
@@ -39,13 +42,13 @@ def text_page() -> str:
 def _block(row: Row, value: object) -> str:
     doc = textwrap.fill(row.doc, 100, initial_indent="    ", subsequent_indent="    ")
     env = f", {row.env}" if row.env else ""
-    held = repr(value) if SPECS[row.name].shown else "set"
-    now = "" if repr(value) == row.default or value == () else f"; now {held}"
+    shown = repr(value) if SPECS[row.name].shown else "set"
+    now = "" if repr(value) == row.default or value == () else f"; now {shown}"
     return f"{row.name} = {row.default}{now}\n{doc}\n    {row.type}; affects {row.affects}{env}\n"
 
 
 def markdown_page() -> str:
-    """The whole of docs/options.md."""
+    """Return the text of docs/options.md."""
     options = _grid(
         ("option", "values", "default", "affects", "environment", "meaning"),
         [(f"`{r.name}`", r.type, f"`{r.default}`", r.affects, r.env and f"`{r.env}`", r.doc) for r in table()],

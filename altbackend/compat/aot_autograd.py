@@ -1,4 +1,4 @@
-"""AOTAutograd's private names. Apart from `compat`, since importing them takes longer than binding a kept graph."""
+"""AOTAutograd's private names. Separate from `torch_api`, since importing them takes longer than a warm start."""
 
 from __future__ import annotations
 
@@ -18,62 +18,61 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import DimDynamic, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 
-def core_decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's steps to core ATen, without operators that every dispatch takes apart by itself (CompositeImplicit).
+def core_decompositions() -> dict[object, Callable[..., Any]]:
+    """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
-    Naming those, as the public table does, takes 0.1 to 0.2 s of each process: all namespaces are searched for them.
+    torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
     """
     quick = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
     return dict(quick() if quick is not None else torch._decomp.core_aten_decompositions())
 
 
 def joint_partition() -> Callable[..., Any]:
-    """torch's min-cut split of the joint graph."""
+    """Return torch's min-cut partitioner for joint graphs."""
     return min_cut_rematerialization_partition
 
 
-def wants_equal_calls_once() -> bool:
-    """Whether torch's settings let equal calls of a joint graph be made once."""
+def merges_equal_calls() -> bool:
+    """Return whether torch's settings allow common subexpression elimination in joint graphs."""
     return bool(functorch.cse)
 
 
 def extract_halves(
     joint: torch.fx.GraphModule, tensors: list[torch.fx.Node], numbers: list[torch.fx.Node], num_fwd_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """(forward, backward) of a joint graph, with results and inputs in the order that AOTAutograd's runtime expects.
+    """Return (forward, backward) of a joint graph, with results and inputs in the order of AOTAutograd's runtime.
 
-    `tensors`, `numbers` (of sizes): values of the forward that are saved; the lists are left as they are.
+    `tensors` and `numbers` (sizes) are the forward's values that are saved. The lists are not changed.
     """
-    with _use_lazy_graph_module(True):  # nobody calls the halves: their Python text is only made where it is shown
+    with _use_lazy_graph_module(True):  # the halves are not called, so their Python text is made only if it is printed
         return _extract_fwd_bwd_modules(joint, list(tensors), list(numbers), num_fwd_outputs=num_fwd_outputs)
 
 
 def partition_settings() -> str:
-    """The setting of torch that asks for what only its own partitioner does, "" without one."""
-    wanted = {
+    """Return the setting of torch that needs torch's own partitioner, as a reason; "" if there is none."""
+    defaults = {
         "activation_memory_budget": 1.0,
         "enable_activation_offloading": False,
         "_sync_decision_cross_ranks": False,
     }
-    found = [name for name, usual in wanted.items() if getattr(functorch, name, usual) != usual]
-    return f"torch._functorch.config.{found[0]} is set" if found else ""
+    changed = [name for name, default in defaults.items() if getattr(functorch, name, default) != default]
+    return f"torch._functorch.config.{changed[0]} is set" if changed else ""
 
 
-def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any) -> Callable[..., Any]:
-    """A backend that has AOTAutograd trace a captured graph and hands the parts to the compilers given.
+def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: object) -> Callable[..., Any]:
+    """Return a backend in which AOTAutograd traces a captured graph and calls the given compilers on its parts.
 
-    `fw_compiler` stands for those that are not. This is what torch's helper of this name does, which imports another
-    compiler for its own debug log: 0.08 s of each process. Neither the backward's compiler nor any code that comes of
-    this is traced by Dynamo.
+    `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
+    log, which takes 0.08 s per process. Dynamo traces neither the backward's compiler nor its results.
     """
     forward = kwargs["fw_compiler"]
     compilers = {"inference_compiler": forward, **kwargs}
 
-    def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    def compile_backward(gm: torch.fx.GraphModule, inputs: object) -> Any:
         return untraced(untraced(bw_compiler or forward)(gm, inputs))
 
     def build(gm: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -88,21 +87,21 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: Any
     return build
 
 
-def untraced(fn: Any) -> Any:
-    """`fn`, which Dynamo then calls and does not trace."""
+def untraced(fn: object) -> Any:
+    """Return `fn` such that Dynamo calls it without tracing it."""
     disable: Any = torch._dynamo.disable
     return disable(fn, reason="compilers and what they return are not traced")
 
 
 def is_about_sharing(cause: AssertionError) -> bool:
-    """Whether AOTAutograd has refused inputs that share memory, of which one is written."""
+    """Return whether AOTAutograd has refused inputs that share memory, of which one is written."""
     return "aot_autograd() does not yet handle" in str(cause)
 
 
 def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
-    """Numbers of the inputs of a joint graph that AOTAutograd writes when the forward has run.
+    """Return the indices of a joint graph's inputs that AOTAutograd writes after the forward has run.
 
-    Their new values are results of the forward, described as such.
+    Their new values are results of the forward, marked in their descriptions.
     """
     described = tree_leaves(joint.graph.output_node().meta.get("desc") or ())
     written = [d.mutated_input for d in described if type(d).__name__ == "InputMutationAOTOutput"]
@@ -111,9 +110,9 @@ def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
 
 
 def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd has made one input of several that overlap, and makes results again as views of it.
+    """Return whether AOTAutograd merged overlapping inputs into one and rebuilds results as views of it.
 
-    It does so by the operators that lead there from one of the several inputs, which gives other views.
+    It rebuilds them with the view operators that lead from one of the separate inputs, which gives other views.
     """
     if meta is None or len(meta.input_info) == len(inputs):
         return False
@@ -121,21 +120,21 @@ def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def tracing_anew() -> Iterator[None]:
-    """Traces of its own, for a graph that is compiled for real inputs after Dynamo has ended."""
+def new_tracing_context() -> Iterator[None]:
+    """Trace in a new context, for a graph that is compiled for real inputs after Dynamo has ended."""
     with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
         yield
 
 
 def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
-    """Per result of a forward or inference graph that AOTAutograd makes again of an input: that input, and the view.
+    """Return the results of a graph that AOTAutograd rebuilds from an input: by index, that input and the view.
 
-    `meta`: what AOTAutograd found out about the graph, or None. Only views of the input's own dtype, without bits that
-    negate or conjugate: AOTAutograd asks the graph for the geometry of such a view, and only where sizes are symbolic.
-    Not one whose place only data decides: replaying the view gives that place a symbol of its own.
+    `meta` is AOTAutograd's metadata of a forward or inference graph, or None. Only views of the input's dtype
+    without negative or conjugate bits are included: with symbolic sizes, AOTAutograd asks the graph for their
+    geometry. Views whose offset only data decides are excluded, since replaying them creates a new symbol.
     """
     inputs = gm.graph.find_nodes(op="placeholder")
-    found: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
+    views: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
     results: Any = gm.graph.output_node().args[0]
     for number, info in enumerate(
         meta.output_info if meta else (), meta.num_mutated_inp_runtime_indices if meta else 0
@@ -144,39 +143,41 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
         if info.output_type is not OutputType.alias_of_input or steps is None:
             continue
         base = inputs[info.base_idx]
-        whole = base.meta["val"]
-        view = torch._C._functionalization.apply_view_meta_sequence(whole, steps)
-        same = view.dtype == whole.dtype and view.shape == results[number].meta["val"].shape
-        late = free_unbacked_symbols((view.storage_offset(), *view.shape, *view.stride()))
-        if same and not late and not any(x.is_conj() or x.is_neg() for x in (view, whole)):
-            found[number] = base, view
-    return found
+        base_value = base.meta["val"]
+        view = torch._C._functionalization.apply_view_meta_sequence(base_value, steps)
+        same_geometry = view.dtype == base_value.dtype and view.shape == results[number].meta["val"].shape
+        unbacked = free_unbacked_symbols((view.storage_offset(), *view.shape, *view.stride()))
+        if same_geometry and not unbacked and not any(x.is_conj() or x.is_neg() for x in (view, base_value)):
+            views[number] = base, view
+    return views
 
 
 @contextlib.contextmanager
 def functorch_settings() -> Iterator[None]:
-    """AOTAutograd settings that hold while it traces: effect tokens stay out of the graph's signature."""
+    """Set AOTAutograd's options while it traces: effect tokens stay out of the graph's signature."""
     with functorch.patch(unlift_effect_tokens=True):
         yield
 
 
 @contextlib.contextmanager
-def left_whole(ops: Iterable[torch._ops.OpOverload]) -> Iterator[None]:
-    """Without the Python kernels by which tracing takes these operators apart, whatever the table of decompositions."""
+def undecomposed(ops: Iterable[torch._ops.OpOverload]) -> Iterator[None]:
+    """Remove the Python kernels that decompose these operators during tracing, whatever the decomposition table
+    says.
+    """
     key = torch._C.DispatchKey.Autograd
-    held = [(op, op.py_kernels.pop(key)) for op in ops if key in op.py_kernels]
-    for op, _ in held:
+    kernels = [(op, op.py_kernels.pop(key)) for op in ops if key in op.py_kernels]
+    for op, _ in kernels:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, kernel in held:
+        for op, kernel in kernels:
             op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
 
 
-def size_seen(shape_env: Any, symbol: sympy.Symbol) -> int:
-    """The value of a size that tracing saw; for one that only data decides, one that its range allows."""
+def traced_size(shape_env: ShapeEnv, symbol: sympy.Symbol) -> int:
+    """Return the value of a size that tracing saw; for an unbacked one, a value in its range."""
     seen = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
     if symbol in seen:
         return int(seen[symbol])
@@ -184,8 +185,8 @@ def size_seen(shape_env: Any, symbol: sympy.Symbol) -> int:
     return max(2, int(least)) if least.is_Integer else 2
 
 
-def new_size(shape_env: Any, seen: int) -> Any:
-    """A symbolic size of its own that has the value `seen`."""
+def new_size(shape_env: ShapeEnv, seen: int) -> int | torch.SymInt:
+    """Return a new symbolic size that has the value `seen`."""
     source = ConstantSource(f"size{next(_sizes)}")
     symbol = shape_env.create_symbol(seen, source, DimDynamic.DYNAMIC)
     return shape_env.create_symintnode(symbol, hint=seen, source=source)

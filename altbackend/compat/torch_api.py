@@ -1,4 +1,4 @@
-"""The only place that knows differences between torch versions, and torch's private names."""
+"""Differences between torch versions, and torch's private names. No other module knows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,209 +21,217 @@ from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 
+def unannotated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn`, a function of torch without annotations, such that a strict type checker accepts calls of it."""
+    return fn
+
+
 def version() -> tuple[int, int]:
-    """(major, minor) of the running torch."""
+    """Return (major, minor) of the running torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def triton_version() -> str:
-    """The version of Triton, "" without one; neither imports it nor lists what is installed, which takes long."""
-    found = importlib.util.find_spec("triton")
-    if found is None or found.origin is None:
+    """Return the version of Triton, or "". Neither imports Triton nor lists installed packages, which is slow."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
         return ""
-    text = Path(found.origin).read_text(encoding="utf-8")
-    named = re.search(r"""^__version__ = ['"]([^'"]+)['"]""", text, re.MULTILINE)
-    return named.group(1) if named else hashlib.sha256(text.encode()).hexdigest()[:12]
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    match = re.search(r"""^__version__ = ['"]([^'"]+)['"]""", text, re.MULTILINE)
+    return match.group(1) if match else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def libgomp() -> Path | None:
-    """torch's own OpenMP library; generated code links to it so that one pool serves both."""
+    """Return the path of torch's OpenMP library. Generated code links to it, so that both use one thread pool."""
     package = Path(torch.__file__).parent
     for folder in (package / "lib", package.parent / "torch.libs"):
-        for found in sorted(folder.glob("libgomp*.so*")):
-            return found
+        for path in sorted(folder.glob("libgomp*.so*")):
+            return path
     return None
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Cyclic garbage waits. While a graph is compiled, looking for it takes a third of the time and finds nothing."""
-    was = gc.isenabled()
+def without_gc() -> Iterator[None]:
+    """Disable cyclic garbage collection: during a compilation it takes a third of the time and finds nothing."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
 def storage_of(x: object) -> int | None:
-    """What tensors have in common, fake ones too, that are views of one storage; None for what has no strides."""
+    """Return a value that equals that of every view of the same storage, fake tensors included; None if not strided."""
     return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout == torch.strided else None
 
 
 @functools.cache
 def float8_saturates() -> bool:
-    """Whether too large a number becomes the largest of float8_e4m3fn (torch 2.13), and not NaN (torch 2.11)."""
+    """Return whether large numbers saturate to the largest float8_e4m3fn (torch 2.13) or become NaN (torch 2.11)."""
     return float8_code(1e9, torch.float8_e4m3fn) != 0x7F
 
 
 def float8_code(number: float, dtype: torch.dtype) -> int:
-    """The bits of a number as one of the floats of 8 bits, as torch rounds it; also while a graph is traced."""
+    """Return the bits of a number as an 8-bit float, as torch rounds it. Works while a graph is traced."""
     with _disable_current_modes():
         return int(torch.tensor(number).to(dtype).view(torch.uint8).item())
 
 
 def keeps_unread_random() -> bool:
-    """Whether a random call stays though nobody reads its numbers: while torch traces, such calls go."""
+    """Return whether random calls with unused results stay: torch's tracing removes them."""
     return torch._guards.TracingContext.try_get() is None
 
 
 def real_tensors() -> contextlib.AbstractContextManager[object]:
-    """Computes on real tensors while a tracer's fake mode is active, as it is inside a backend."""
+    """Compute on real tensors while a tracer's fake mode is active, as it is inside a backend."""
     return unset_fake_temporarily()
 
 
 def has_symbolic_geometry(t: torch.Tensor) -> bool:
-    """Whether a traced tensor has a size or stride that is a symbol."""
+    """Return whether a traced tensor has a symbolic size or stride."""
     return bool(t._has_symbolic_sizes_strides)
 
 
-def size_range(shape_env: Any, symbol: sympy.Symbol) -> Any:
-    """The least and the greatest value of a size, as tracing knows them."""
+def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> Any:
+    """Return the least and the greatest value of a size, as tracing knows them."""
     return shape_env.bound_sympy(symbol)
 
 
-def size_conditions(shape_env: Any) -> list[Any]:
-    """What tracing has found or assumed of sizes: boolean sympy expressions."""
-    late = [check.expr for checks in shape_env.deferred_runtime_asserts.values() for check in checks]
-    return [guard.expr for guard in shape_env.guards] + late
+def size_conditions(shape_env: ShapeEnv) -> list[sympy.Basic]:
+    """Return the conditions on sizes that tracing has found or assumed, as boolean sympy expressions."""
+    deferred = [check.expr for checks in shape_env.deferred_runtime_asserts.values() for check in checks]
+    return [guard.expr for guard in shape_env.guards] + deferred
 
 
-def size_assumptions(shape_env: Any) -> tuple[str, ...]:
-    """A snapshot of all that `shape_env` has concluded; a graph is right only where it holds."""
+def size_assumptions(shape_env: ShapeEnv) -> tuple[str, ...]:
+    """Return a snapshot of all that `shape_env` has concluded. A graph is valid only if it holds."""
     replaced = [f"{s} = {e}" for s, e in shape_env.replacements.items()]
     ranges = [f"{s} in {r}" for s, r in shape_env.var_to_range.items()]
     return (*map(str, size_conditions(shape_env)), *replaced, *ranges)
 
 
 def gpu_in_use() -> bool:
-    """Whether this process has begun to use a GPU."""
-    began: Any = torch.cuda.is_initialized
-    return bool(began())
+    """Return whether this process has begun to use a GPU."""
+    return bool(unannotated(torch.cuda.is_initialized)())
 
 
 def cuda_capability(device: torch.device) -> int:
-    """Compute capability as one number, 90 for 9.0."""
+    """Return the compute capability as one number, 90 for 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
 def allows_tf32() -> bool:
-    """Whether float32 matmuls on a GPU may round their operands to TF32."""
+    """Return whether float32 matmuls on a GPU may round their operands to TF32."""
     return torch.get_float32_matmul_precision() != "highest"
 
 
 def cuda_shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have."""
-    held = torch.cuda.get_device_properties(device)
-    return int(getattr(held, "shared_memory_per_block_optin", 99 << 10))  # the least since compute capability 8.0
+    """Return the bytes of shared memory that one program may have."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 99 << 10))  # the least since compute capability 8.0
 
 
 def cuda_name(device: torch.device) -> str:
-    """The product name of a GPU."""
+    """Return the product name of a GPU."""
     return torch.cuda.get_device_name(device)
 
 
 def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Makes `device` the current one."""
+    """Return a context in which `device` is the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)
     return guard
 
 
 def is_fake(t: torch.Tensor) -> bool:
-    """Whether a tensor is a tracer's stand-in."""
+    """Return whether a tensor is a fake tensor of a tracer."""
     return isinstance(t, FakeTensor)
 
 
 def traced_metadata() -> Any:
-    """What AOTAutograd has found out about the graph that is being compiled; None outside of it."""
+    """Return AOTAutograd's metadata of the graph that is being compiled, or None."""
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
 def guards_layouts() -> bool:
-    """Whether Dynamo compiles again when a parameter gets other strides."""
+    """Return whether Dynamo recompiles when a parameter's strides change."""
     return version() >= (2, 13)
 
 
-def donate_nothing() -> None:
-    """Let a second backward run (`retain_graph=True`): no kernel of ours writes what was saved for the first.
+def forbid_donated_buffers() -> None:
+    """Allow a second backward (`retain_graph=True`): no generated kernel overwrites tensors saved for the first.
 
-    AOTAutograd lists saved tensors that a backward may overwrite, and refuses a second one where it has listed any.
-    Called while a forward is compiled.
+    AOTAutograd lists saved tensors that a backward may overwrite, and refuses a second backward if the list is not
+    empty. Must be called while a forward is compiled.
     """
     if (meta := traced_metadata()) is not None:
         meta.bw_donated_idxs = []
 
 
-def lifted(gm: Any) -> dict[str, Any]:
-    """Parameters and buffers that a captured graph holds, by name: AOTAutograd hands them to it before its inputs."""
+def lifted(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a captured graph by name. AOTAutograd passes them before the inputs."""
     return dict(gm.named_parameters(remove_duplicate=False)) | dict(gm.named_buffers(remove_duplicate=False))
 
 
-def static_inputs(gm: Any) -> frozenset[int]:
-    """Which inputs of a captured graph keep their address: those that it holds, which come first, other parameters and
-    buffers, and what the user marks so.
+def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Return the indices of a captured graph's inputs whose address does not change.
+
+    These are its lifted parameters and buffers, which come first, other parameters and buffers, and inputs that the
+    user marks as static.
     """
     first = len(lifted(gm))
-    held = enumerate(gm.graph.find_nodes(op="placeholder"), first)
-    marked = {k for k, n in held if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")}
+    placeholders = enumerate(gm.graph.find_nodes(op="placeholder"), first)
+    marked = {k for k, n in placeholders if (n.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")}
     return frozenset(range(first)) | marked
 
 
 def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
-    """How AOTAutograd's functionalization made a result of what it is a view of: (operator, arguments, part) a step.
+    """Return the view operators between a result and its base: (operator, arguments, part) for each step.
 
-    `part`: which of the operator's results, -1 for the only one. None where that is not known, or has symbolic sizes.
+    `part` is the index among several results, or -1 for a single one. Return None if the steps are unknown or have
+    symbolic sizes.
     """
-    held = getattr(getattr(info, "view_meta_sequence", None), "sequence", None)
-    if held is None or any(step.has_symbolic_inputs for step in held):
+    sequence = getattr(getattr(info, "view_meta_sequence", None), "sequence", None)
+    if sequence is None or any(step.has_symbolic_inputs for step in sequence):
         return None
-    found = []
-    for step in held:
+    steps = []
+    for step in sequence:
         fields = step.as_tuple()  # symbolic; of several results the number; views stay views; how it is inverted; ...
         several = type(fields[1]) is int
         name = type(step).__name__.removesuffix("_ViewMeta")
-        found.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
-    return found
+        steps.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
+    return steps
 
 
 def compiled_autograd() -> bool:
-    """Whether backwards of this process are traced, or will be by the setting of Dynamo."""
-    held: Any = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(held, "compiled_autograd_enabled", False)) or bool(torch._dynamo.config.compiled_autograd)
+    """Return whether compiled autograd is on in this process, or by Dynamo's setting."""
+    module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False)) or bool(torch._dynamo.config.compiled_autograd)
 
 
 def hooks_on_saved_tensors() -> str:
-    """The hooks that autograd would run on tensors that a forward saves, as a reason; "" without any."""
-    found = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return "hooks on saved tensors are set" if found else ""
+    """Return a reason if autograd would run hooks on the tensors that a forward saves; "" otherwise."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return "hooks on saved tensors are set" if hooks else ""
 
 
-def conditions(numbers: Sequence[Any]) -> str:
-    """Python text of all that `numbers`, the sizes given to a graph, must satisfy; "" for nothing."""
+def conditions(numbers: Sequence[torch.SymInt]) -> str:
+    """Return Python text of all conditions on `numbers`, the sizes given to a graph; "" if there are none."""
     if not numbers:
         return ""
     env = numbers[0].node.shape_env
     return env.produce_guards_expression(placeholders=numbers, guards=env.get_pruned_guards(numbers)) or ""
 
 
-def conditions_hold(text: str, numbers: Sequence[Any]) -> bool:
-    """Whether what `conditions` wrote holds for other sizes; if so it is from now on assumed of them."""
+def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:
+    """Return whether the conditions hold for other sizes. If they do, they are assumed of them from now on."""
     if not text:
         return True
     env = numbers[0].node.shape_env
@@ -232,22 +240,22 @@ def conditions_hold(text: str, numbers: Sequence[Any]) -> bool:
 
 
 def mark_dynamic(t: Any, dims: set[int]) -> None:
-    """Tell Dynamo which dimensions of a result vary, if the result goes into another compiled graph."""
+    """Tell Dynamo which dimensions of a result vary, in case it enters another compiled graph."""
     name = "_dynamo_propagated_dynamic_indices" if version() >= (2, 13) else "_dynamo_weak_dynamic_indices"
     setattr(t, name, getattr(t, name, set()) | dims)
 
 
 def defined_symbols(node: torch.fx.Node) -> dict[sympy.Symbol, tuple[Any, ...]]:
-    """Symbols that only data decides and that a traced call gives: each with the path to it in the call's result."""
-    found = node.meta.get("unbacked_bindings")
-    if not found:
+    """Return the unbacked symbols that a call defines, each with its path in the call's result."""
+    bindings = node.meta.get("unbacked_bindings")
+    if not bindings:
         return {}
     env = shape_env_of(node)
-    return dict(symbolic_shapes.resolve_unbacked_bindings(env, found) or {})
+    return dict(symbolic_shapes.resolve_unbacked_bindings(env, bindings) or {})
 
 
 def shape_env_of(node: torch.fx.Node) -> Any:
-    """What tracing has concluded of the sizes in a node's value, or in its arguments'; None where all are plain."""
+    """Return the shape environment of a node's value or arguments, or None if all sizes are plain."""
     for n in (node, *node.all_input_nodes):
         for x in torch.utils._pytree.tree_leaves(n.meta.get("val")):
             if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -258,8 +266,8 @@ def shape_env_of(node: torch.fx.Node) -> Any:
 
 
 def path_steps(path: Sequence[Any]) -> list[tuple[str, Any]]:
-    """A path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("storage_offset", ""), ("//", d), ..."""
-    steps: list[tuple[str, Any]] = []
+    """Return a path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("//", d), ..."""
+    steps: list[tuple[str, object]] = []
     for key in path:
         match type(key).__name__:
             case "SequenceKey":
@@ -276,8 +284,8 @@ def path_steps(path: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class LateFacts:
-    """What a graph assumes of one symbol that data decides: its range, what it equals, conditions on it."""
+class UnbackedFacts:
+    """The assumptions on one unbacked symbol: its range, an equal expression, and conditions on it."""
 
     least: int | None
     greatest: int | None
@@ -285,17 +293,17 @@ class LateFacts:
     conditions: tuple[sympy.Expr, ...]
 
 
-def late_facts(shape_env: Any, symbol: sympy.Symbol) -> LateFacts:
-    """What tracing has assumed of a symbol that data decides; `equals` is the symbol where it is nothing else."""
-    held = shape_env.var_to_range.get(symbol)
-    least = int(held.lower) if held is not None and held.lower.is_Integer else None
-    greatest = int(held.upper) if held is not None and held.upper.is_Integer else None
+def unbacked_facts(shape_env: ShapeEnv, symbol: sympy.Symbol) -> UnbackedFacts:
+    """Return what tracing has assumed of an unbacked symbol. `equals` is the symbol itself if nothing else is known."""
+    value_range = shape_env.var_to_range.get(symbol)
+    least = int(value_range.lower) if value_range is not None and value_range.lower.is_Integer else None
+    greatest = int(value_range.upper) if value_range is not None and value_range.upper.is_Integer else None
     natural = sys.maxsize - 1
     checks = [c.expr for cs in shape_env.deferred_runtime_asserts.values() for c in cs]
-    renamed = shape_env.unbacked_renamings
-    return LateFacts(
+    renamings = shape_env.unbacked_renamings
+    return UnbackedFacts(
         least if least is not None and least > -natural else None,
         greatest if greatest is not None and greatest < natural else None,
         shape_env.replace(symbol),
-        tuple(c.xreplace(renamed) for c in checks if symbol in c.xreplace(renamed).free_symbols),
+        tuple(c.xreplace(renamings) for c in checks if symbol in c.xreplace(renamings).free_symbols),
     )

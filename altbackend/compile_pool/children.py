@@ -1,7 +1,8 @@
-"""Processes that compile or measure: started by exec, each in a group of its own, ended with their parent.
+"""Child processes that compile or measure: started by exec, each in its own group, killed with their parent.
 
-A child is never a fork that goes on running the user's code. It inherits no descriptor but its own pipes, Ctrl-C at a
-terminal does not reach its group, and its end takes what it has started with it (g++'s cc1plus, Triton's ptxas).
+A child is never a fork that goes on running the user's code. It inherits no descriptors but its own pipes, and Ctrl-C
+at a terminal does not reach its group. Killing it also kills the processes that it started (g++'s cc1plus, Triton's
+ptxas).
 """
 
 from __future__ import annotations
@@ -20,25 +21,24 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-EXIT_S = 0.5  # that the end of the interpreter waits for killed children, all of them together
-MOST_SAID = 2000  # bytes of a child's last words
+EXIT_S = 0.5  # time for which interpreter exit waits for all killed children together
+MOST_SAID = 2000  # bytes of a child's last error output
 
 
 class ChildFailed(Exception):
-    """A child ended, or did not answer in time (`late`)."""
+    """Raised if a child ended, or did not answer in time (`late`)."""
 
-    def __init__(self, reason: str, late: bool = False) -> None:
+    def __init__(self, reason: str, timed_out: bool = False) -> None:
         super().__init__(reason)
-        self.late = late
+        self.timed_out = timed_out
 
 
 class Child:
     """A process that answers lines by lines (`ask`), or that runs once (`run`).
 
-    What keeps it from outliving this process, however that ends, is a pipe whose writing end only this process has:
-    when it closes, the kernel kills the child's group, busy or not. Nothing has to be done at exit, and nobody has to
-    look for a parent that is gone. `more`: its environment beyond this process's. Raises OSError where the process
-    cannot be started.
+    A pipe whose writing end only this process holds keeps the child from outliving this process. When it closes,
+    the kernel kills the child's group, busy or not, so nothing has to be done at exit. `more`: environment
+    variables besides this process's. Raise OSError if the process cannot be started.
     """
 
     def __init__(self, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
@@ -46,7 +46,7 @@ class Child:
             raise OSError("the interpreter is ending")
         self.command, self.owner = list(command), os.getpid()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the child
-        held, self._lifeline = os.pipe()
+        read_end, self._lifeline = os.pipe()
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -56,7 +56,7 @@ class Child:
                 stderr=self._errors,
                 env=environ() | dict(more or {}),
                 start_new_session=True,
-                pass_fds=(held,),
+                pass_fds=(read_end,),
             )
         except BaseException:
             self._errors.close()
@@ -64,12 +64,12 @@ class Child:
             raise
         else:
             _children.add(self)
-            _kill_group_when_closed(held, self.process.pid)
+            _kill_group_when_closed(read_end, self.process.pid)
         finally:
-            os.close(held)
+            os.close(read_end)
 
     def ask(self, line: str, seconds: float) -> str:
-        """The line by which the child answers `line`, without its end. Raises ChildFailed; the child is then ended."""
+        """Return the line by which the child answers `line`. Raise ChildFailed and end the child if it does not."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         writer, reader = self.process.stdin.fileno(), self.process.stdout.fileno()
@@ -79,7 +79,7 @@ class Child:
             while not answer.endswith(b"\n"):
                 ready = _ready(reader, writer if unsent else None, end - time.monotonic())
                 if not ready:
-                    raise ChildFailed(f"no answer within {seconds:g} s", late=True)
+                    raise ChildFailed(f"no answer within {seconds:g} s", timed_out=True)
                 if writer in ready:
                     unsent = unsent[os.write(writer, unsent) :]
                 if reader in ready:
@@ -89,36 +89,36 @@ class Child:
                     answer += part
         except (OSError, ChildFailed) as cause:
             status = self.end()
-            late = isinstance(cause, ChildFailed) and cause.late
-            reason = str(cause) if late else f"it ended with status {status}"
-            raise ChildFailed(f"{reason} {self.last_words}".rstrip(), late) from None
-        except BaseException:  # Ctrl-C: the answer that is still to come would be taken for that of the next question
+            timed_out = isinstance(cause, ChildFailed) and cause.timed_out
+            reason = str(cause) if timed_out else f"it ended with status {status}"
+            raise ChildFailed(f"{reason} {self.last_words}".rstrip(), timed_out) from None
+        except BaseException:  # Ctrl-C: the outstanding answer would be taken for that of the next question
             self.end()
             raise
         return answer[:-1].decode(errors="replace")
 
     @property
-    def mine(self) -> bool:
-        """Whether this process has started it; a fork has not."""
+    def is_own(self) -> bool:
+        """Return whether this process has started the child; a fork has not."""
         return self.owner == os.getpid()
 
     @property
     def alive(self) -> bool:
-        return self.mine and self.process.poll() is None
+        return self.is_own and self.process.poll() is None
 
     def end(self) -> int:
-        """Kill the child with all that it has started; its exit status. May be called again."""
-        if self.mine:
-            # before it is waited for, since its number, and with it the group's, may be another's afterwards
+        """Kill the child with all processes that it has started. Return its exit status. May be called again."""
+        if self.is_own:
+            # kill before waiting: afterwards its number, and its group's, may belong to another process
             if self.process.returncode is None:
                 with contextlib.suppress(OSError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.let_go()
+        self.close()
         return int(self.process.returncode or 0)
 
-    def let_go(self) -> None:
-        """Close this process's ends of the child's pipes, and keep the child's last words."""
+    def close(self) -> None:
+        """Close this process's ends of the child's pipes, and save the child's last error output."""
         if self in _children:
             _children.discard(self)
             self.last_words = self._last_words()
@@ -136,21 +136,27 @@ class Child:
 
 
 def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Exit status and output of a command. Raises OSError, or ChildFailed after `seconds`; nothing of it runs on."""
+    """Return exit status and output of a command.
+
+    Raise OSError, or ChildFailed after `seconds`, with no process left.
+    """
     return _outcome(Child(command), seconds)
 
 
 class Batch:
-    """Commands that are of use together only, run by several threads; once it has ended none runs, and none starts."""
+    """Commands that are useful only together, run by several threads.
+
+    Once the batch ends, none runs and none starts.
+    """
 
     def __init__(self) -> None:
         self._lock, self._running, self._ended = threading.Lock(), set[Child](), False
 
     def run(self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """As `run`, with `more` in the environment; raises ChildFailed also where the batch has ended before."""
+        """Run a command like `run`, with `more` in its environment. Raise ChildFailed also if the batch has ended."""
         with self._lock:
             if self._ended:
-                raise ChildFailed("it was not started, since others like it failed")
+                raise ChildFailed("it was not started, since another command of its batch failed")
             child = Child(command, more)
             self._running.add(child)
         try:
@@ -160,7 +166,7 @@ class Batch:
                 self._running.discard(child)
 
     def end(self) -> None:
-        """Kill what runs; the threads that wait for it let go of it."""
+        """Kill the running commands; the threads that wait for them return."""
         with self._lock:
             self._ended = True
             for child in self._running:
@@ -171,42 +177,42 @@ class Batch:
 
 def _outcome(child: Child, seconds: float) -> tuple[int, str]:
     try:
-        said, _ = child.process.communicate(timeout=seconds)
-        child.let_go()
-        return child.process.returncode, (said.decode(errors="replace") + child.last_words).strip()
+        output, _ = child.process.communicate(timeout=seconds)
+        child.close()
+        return child.process.returncode, (output.decode(errors="replace") + child.last_words).strip()
     except subprocess.TimeoutExpired:
-        raise ChildFailed(f"no result after {seconds:g} s", late=True) from None
+        raise ChildFailed(f"no result after {seconds:g} s", timed_out=True) from None
     finally:
         child.end()
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package as a program of this interpreter, in `environ()`."""
+    """Return the command that runs a module of this package with this interpreter, in `environ()`."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def environ() -> dict[str, str]:
-    """This process's environment, in which Python finds this process's copy of the package."""
+    """Return this process's environment, extended so that Python finds this process's copy of the package."""
     package = str(Path(__file__).parents[2])
     return os.environ | {"PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def _kill_group_when_closed(pipe: int, group: int) -> None:
-    """Have the kernel send SIGKILL to a process group when a pipe's other end closes; Linux can (`man 2 fcntl`).
+    """Have the kernel send SIGKILL to a process group when a pipe's other end closes (Linux, `man 2 fcntl`).
 
-    Elsewhere a child ends when it has finished what it does and finds its input closed.
+    On other systems a child ends when it has finished its work and finds its input closed.
     """
     if not hasattr(fcntl, "F_SETSIG"):
         return
-    with contextlib.suppress(OSError):  # a sandbox that knows no such signals
+    with contextlib.suppress(OSError):  # a sandbox may not support these signals
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _ready(reader: int, writer: int | None, seconds: float) -> set[int]:
-    """Those of the descriptors that have something to read or room to write, or whose other end is closed."""
-    poll = select.poll()  # select() takes no descriptor from 1024 on
+    """Return the descriptors that are readable, writable, or closed at the other end."""
+    poll = select.poll()  # select() takes no descriptor above 1023
     poll.register(reader, select.POLLIN)
     if writer is not None:
         poll.register(writer, select.POLLOUT)
@@ -221,21 +227,21 @@ _ending = threading.Event()
 
 def _at_exit() -> None:
     _ending.set()
-    held = [child for child in list(_children) if child.mine]
-    for child in held:
+    own = [child for child in list(_children) if child.is_own]
+    for child in own:
         with contextlib.suppress(OSError):
             os.killpg(child.process.pid, signal.SIGKILL)
     end = time.monotonic() + EXIT_S
-    for child in held:
+    for child in own:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(end - time.monotonic(), 0))
 
 
 def _after_fork() -> None:
-    """A fork of the user's process has copies of all pipes; the children are not its own."""
+    """Close copies of the pipes after a fork of the user's process; the children are not the fork's."""
     for child in list(_children):
-        child.process.returncode = 0  # it is not this process's to wait for, or to warn of
-        child.let_go()
+        child.process.returncode = 0  # the fork must not wait for it, or warn of it
+        child.close()
 
 
 atexit.register(_at_exit)

@@ -1,4 +1,4 @@
-"""How many processes may compile side by side."""
+"""The number of processes that may compile side by side."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pathlib import Path
 MOST_WORKERS = 8
 
 
-def workers(wanted: int, environ: Mapping[str, str] | None = None) -> int:
-    """`wanted`, else one per core that this process may use, shared with the other ranks of the host, at most 8."""
-    if wanted:
-        return wanted
+def workers(requested: int, environ: Mapping[str, str] | None = None) -> int:
+    """Return `requested`, else one worker per usable core, shared with the host's other ranks, at most 8."""
+    if requested:
+        return requested
     ranks = (os.environ if environ is None else environ).get("LOCAL_WORLD_SIZE", "1")
     share = usable() // int(ranks) if ranks.isdigit() and int(ranks) else usable()
     return max(1, min(MOST_WORKERS, share))
 
 
 def usable(root: Path = Path("/")) -> int:
-    """Cores of this process: those that its affinity allows, or fewer where its control groups grant less time.
+    """Return the cores of this process: those that its affinity allows, or fewer if its control groups grant less time.
 
-    `root`: of the file system that describes the groups.
+    `root` is the root of the file system that describes the groups.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *(int(share) for share in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPU seconds a second that each control group around this process grants, of either version of the interface."""
+    """Yield the CPU seconds per second that each control group around this process grants (versions 1 and 2)."""
     mount = root / "sys/fs/cgroup"
     for group in _groups(root):
         for folder in (mount, mount / "cpu", mount / "cpu,cpuacct"):
             with contextlib.suppress(OSError, ValueError):
                 quota, period = (folder / group / "cpu.max").read_text().split()
-                yield int(quota) / int(period)  # "max" is no number: no limit
+                yield int(quota) / int(period)  # "max" is not a number: no limit
             with contextlib.suppress(OSError, ValueError):
                 quota, period = ((folder / group / f"cpu.cfs_{x}_us").read_text() for x in ("quota", "period"))
                 if int(quota) > 0:
@@ -43,7 +43,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Control groups of this process, each with those around it, relative to the mount."""
+    """Yield the control groups of this process and their parents, relative to the mount."""
     yield Path()  # inside a container the mount shows the container's own group as its root
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

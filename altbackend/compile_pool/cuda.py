@@ -1,4 +1,4 @@
-"""Triton kernels to machine code, in worker processes, and kept in the cache folder."""
+"""Triton kernels compiled to machine code in worker processes, and stored in the cache folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.options import Config
 from ..disk_cache.storage import Store, open_store
@@ -20,16 +20,16 @@ from ..errors import CompilerFailed, Unsupported
 from ..runtime.cuda import Cubin
 from . import workers
 
-if TYPE_CHECKING:  # a process that finds its kernels built prints none
+if TYPE_CHECKING:  # a process whose kernels are all cached does not import the printer
     from ..codegen.triton.print_triton import TritonKernel
 
 
 @dataclass(frozen=True)
 class Job:
-    """What decides a kernel's machine code. `aligned`: numbers of the pointers that are multiples of 16.
+    """The input of a kernel's compilation. `aligned`: indices of the pointers that are multiples of 16.
 
-    `contract`: whether a product and the sum that takes it may be rounded once. `name` is what the function is called;
-    code built under another name is as good.
+    `contract`: whether a product and the sum that takes it may be rounded once. `name` is the function's name,
+    which does not distinguish jobs.
     """
 
     source: str
@@ -70,57 +70,57 @@ def triton_version() -> str:
 
 
 def name_of(job: Job) -> str:
-    """Name of a kernel's machine code in the store."""
+    """Return the name of a kernel's machine code in the store."""
     return f"cubin/{job.key[:2]}/{job.key}.cubin"
 
 
 def submit(job: Job, cfg: Config) -> Future[Cubin]:
-    """The kernel's machine code, from the cache folder or from a worker. The future raises CompilerFailed."""
+    """Return a future of the kernel's machine code, from the cache folder or a worker. It raises CompilerFailed."""
     triton_version()
     return _submit(job, open_store(cfg), workers.pool_of(cfg))
 
 
 @functools.lru_cache(maxsize=4096)
 def _submit(job: Job, store: Store, pool: workers.Pool) -> Future[Cubin]:
-    kept = _read(store.here.read(name_of(job)), job.warps)  # a fraction of what handing it to a thread would take
-    if kept is None:
+    cached = _read(store.local.read(name_of(job)), job.warps)  # takes less time than handing the job to a thread
+    if cached is None:
         return pool.submit(lambda: _build(job, store, pool))
-    found: Future[Cubin] = Future()
-    found.set_result(kept)
-    return found
+    done: Future[Cubin] = Future()
+    done.set_result(cached)
+    return done
 
 
-os.register_at_fork(after_in_child=_submit.cache_clear)  # what was under way is finished by the other process's threads
+os.register_at_fork(after_in_child=_submit.cache_clear)  # threads of the parent finish pending jobs
 
 
 def warm(cfg: Config) -> None:
-    """Start the workers in the background: they are ready when the first kernel is, and not a second later."""
-    with contextlib.suppress(Unsupported):  # without triton there is nothing to start; a kernel will say so
+    """Start the workers in the background, so that they are ready when the first kernel is printed."""
+    with contextlib.suppress(Unsupported):  # without Triton there is nothing to start; a kernel raises the error
         triton_version()
         _warm(workers.pool_of(cfg))
 
 
-_expected: workers.Pool | None = None
+_early_pool: workers.Pool | None = None
 
 
 def start_workers_early(cfg: Config) -> None:
-    """`warm` before the options of a call are known; the call then says which hold (`settle`)."""
-    global _expected
+    """Start workers like `warm` before the options of a call are known; see `end_unneeded_early_workers`."""
+    global _early_pool
     warm(cfg)
-    _expected = workers.pool_of(cfg)
+    _early_pool = workers.pool_of(cfg)
 
 
-def settle(cfg: Config) -> None:
-    """End the workers that were expected where other options hold."""
-    global _expected
-    expected, _expected = _expected, None
-    if expected is not None and expected is not workers.pool_of(cfg):
-        expected.cool()
+def end_unneeded_early_workers(cfg: Config) -> None:
+    """End workers that were started early if the options of this call need others."""
+    global _early_pool
+    early, _early_pool = _early_pool, None
+    if early is not None and early is not workers.pool_of(cfg):
+        early.cool()
 
 
 def _forget() -> None:
-    global _expected
-    _expected = None
+    global _early_pool
+    _early_pool = None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -136,36 +136,36 @@ os.register_at_fork(after_in_child=_warm.cache_clear)
 
 def _build(job: Job, store: Store, pool: workers.Pool) -> Cubin:
     name = name_of(job)
-    kept = _read(store.read(name), job.warps)
-    if kept is not None:
-        return kept
-    answer = pool.compile(_question(job))
+    cached = _read(store.read(name), job.warps)
+    if cached is not None:
+        return cached
+    answer = pool.compile(_request(job))
     if "error" in answer:
         raise CompilerFailed(
-            "triton.compile", answer["error"], store.keep_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
+            "triton.compile", answer["error"], store.write_text(f"cubin/{job.key[:2]}/{job.key}.py", job.source)
         )
-    made = Cubin(base64.b64decode(answer["cubin"]), int(answer["shared"]), job.warps, str(answer["name"]))
+    cubin = Cubin(base64.b64decode(answer["cubin"]), int(answer["shared"]), job.warps, str(answer["name"]))
     with contextlib.suppress(OSError):  # a full disk costs the next process a compilation
-        store.write(name, _written(made))
-    return made
+        store.write(name, _serialized(cubin))
+    return cubin
 
 
-def _written(made: Cubin) -> bytes:
-    """A line of JSON, then the machine code."""
-    return json.dumps({"shared": made.shared, "name": made.name}).encode() + b"\n" + made.code
+def _serialized(cubin: Cubin) -> bytes:
+    """Return a line of JSON, then the machine code."""
+    return json.dumps({"shared": cubin.shared, "name": cubin.name}).encode() + b"\n" + cubin.code
 
 
 def _read(content: bytes | None, warps: int) -> Cubin | None:
-    """Machine code as `_written`; an earlier version may have kept another form."""
+    """Return machine code written by `_serialized`; None for another format, for example of an earlier version."""
     head, end, code = (content or b"").partition(b"\n")
     try:
-        held = json.loads(head)
-        return Cubin(code, int(held["shared"]), warps, str(held["name"])) if end else None
+        header = json.loads(head)
+        return Cubin(code, int(header["shared"]), warps, str(header["name"])) if end else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _question(job: Job) -> dict[str, Any]:
+def _request(job: Job) -> dict[str, object]:
     return {
         "key": job.key,
         "name": job.name,

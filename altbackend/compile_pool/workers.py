@@ -1,6 +1,6 @@
-"""The queue of all builds, C++ and Triton, and the processes that compile Triton kernels.
+"""The queue of all builds, C++ and Triton, and the worker processes that compile Triton kernels.
 
-Threads take from it, as many as builds may run side by side; none of them holds up the end of the interpreter.
+As many threads take tasks from the queue as builds may run side by side. None of them delays interpreter exit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .children import Child, ChildFailed, python
 from .cubin_worker import compile_job
 
 ATTEMPTS = 2  # a worker that dies (out of memory, killed) is replaced once
-SECONDS = 300.0  # that one kernel may take
+SECONDS = 300.0  # limit for one kernel
 WORKER = python("altbackend.compile_pool.cubin_worker")
 
 Result = TypeVar("Result")
 
 
 class Pool:
-    """At most `count` builds at a time. `start` says where Triton kernels are compiled (option `worker_start`):
+    """Runs at most `count` builds at a time. `start` decides what compiles Triton kernels (option `worker_start`).
 
-    "subprocess": by workers that are started when they are needed, or by `warm`, and kept; "spawn": each by a worker of
-    its own, which then ends; "inline": by the thread that submits, as everything is.
+    "subprocess": workers that are started when needed, or by `warm`, and reused. "spawn": one new worker for each
+    kernel. "inline": the thread that submits, which then runs all tasks.
     """
 
     def __init__(self, count: int, start: str = "subprocess") -> None:
@@ -39,34 +39,34 @@ class Pool:
         self.idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         for n in range(count if start != "inline" else 0):
-            # not an executor, whose threads the interpreter waits for before it ends
+            # not an executor: the interpreter waits for its threads at exit
             threading.Thread(target=self._serve, name=f"altbackend-compile-{n}", daemon=True).start()
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
-        """What `task` returns or raises, once a thread has run it."""
+        """Return a future of the result of `task`, which a thread runs."""
         future: Future[Result] = Future()
         if self.start == "inline":
-            _fulfil(future, task, Exception)  # Ctrl-C is this thread's own
+            _fulfil(future, task, Exception)  # Ctrl-C belongs to this thread
         else:
             self.tasks.put((future, task))
         return future
 
     def warm(self) -> None:
-        """Start all workers, in the background, and have each compile a kernel, as its first one takes 0.1 s longer.
+        """Start all workers in the background. Each compiles a kernel, since its first one takes 0.1 s longer.
 
-        Where each job gets a worker of its own, they are only started.
+        With one worker per job, they are only started.
         """
         for _ in range(self.count if self.start != "inline" else 0):
             self.submit(self._start)
 
     def _start(self) -> None:
         if not self.cold:
-            self.idle.put(_started(compiles=self.start == "subprocess"))
+            self.idle.put(_start_worker(compiles=self.start == "subprocess"))
         if self.cold:
             self._end_idle()
 
     def cool(self) -> None:
-        """End the workers that wait for a kernel or are being started; the next kernel starts one again."""
+        """End the workers that are idle or being started. The next kernel starts a worker again."""
         self.cold = True
         self._end_idle()
 
@@ -75,28 +75,29 @@ class Pool:
             while True:
                 self.idle.get_nowait().end()
 
-    def compile(self, question: dict[str, Any]) -> dict[str, Any]:
-        """A worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.
+    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return a worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.
 
-        Where no worker can be started the job is done here. One that has killed its workers is not: it would kill us.
+        If no worker can be started, this process does the job. A job that has killed its workers is not retried
+        here: it would kill this process.
         """
         if self.start == "inline":
-            return compile_job(question)
+            return compile_job(request)
         reason = ""
         for _ in range(ATTEMPTS):
             try:
                 worker = self._worker()
             except OSError:
-                return compile_job(question)
+                return compile_job(request)
             try:
-                answer = json.loads(worker.ask(json.dumps(question), SECONDS))
+                answer = json.loads(worker.ask(json.dumps(request), SECONDS))
             except ChildFailed as cause:
-                if cause.late:
-                    return {"error": f"{question['name']} did not compile within {SECONDS:.0f} s"}
+                if cause.timed_out:
+                    return {"error": f"{request['name']} did not compile within {SECONDS:.0f} s"}
                 reason = f"a compile worker failed: {cause}"
             except ValueError as cause:
                 worker.end()
-                reason = f"a compile worker answered nonsense: {cause}"
+                reason = f"a compile worker sent a malformed answer: {cause}"
             else:
                 if self.start == "spawn":
                     worker.end()
@@ -118,13 +119,13 @@ class Pool:
         while True:
             future, task = self.tasks.get()
             _fulfil(future, task, BaseException)
-            del future, task  # or the last result would live until the next task
+            del future, task  # otherwise the last result lives until the next task
 
 
-def aside(task: Callable[[], Result], cfg: Config) -> Future[Result]:
-    """What `task` returns or raises, run by a thread of its own: one that waits for builds must not be the pool's.
+def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
+    """Return a future of the result of `task`, run by its own thread: one that waits for builds must not be a pool's.
 
-    Where the options ask for builds "inline", it is run here.
+    With builds "inline", this thread runs it.
     """
     future: Future[Result] = Future()
     if cfg.worker_start == "inline":
@@ -153,8 +154,8 @@ FIRST_KERNEL = {
 }
 
 
-def _started(compiles: bool) -> Child:
-    """A new worker, with all that it loads for its first kernel loaded where it `compiles` one."""
+def _start_worker(compiles: bool) -> Child:
+    """Return a new worker. If it `compiles`, it has loaded everything for its first kernel."""
     worker = Child(WORKER)
     if compiles:
         worker.ask(json.dumps(FIRST_KERNEL), SECONDS)
@@ -169,8 +170,8 @@ def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[Bas
 
 
 def pool(count: int, start: str) -> Pool:
-    """The pool of this process for so many builds at a time."""
-    with _lock:  # threads that ask at once would get a pool each
+    """Return this process's pool for so many parallel builds."""
+    with _lock:  # threads that ask at once would make a pool each
         return _pool(count, start)
 
 
@@ -179,18 +180,18 @@ _pool = functools.cache(Pool)
 
 
 def pool_of(cfg: Config) -> Pool:
-    """The pool that the options ask for."""
+    """Return the pool that the options ask for."""
     return pool(_count(cfg.compile_threads), cfg.worker_start)
 
 
 @functools.cache
-def _count(wanted: int) -> int:
-    """Every kernel asks, and files of the system are read for it: 30 ms where those are slow."""
-    return cores.workers(wanted)
+def _count(requested: int) -> int:
+    """Return the number of workers, cached because it reads system files, which can take 30 ms for each kernel."""
+    return cores.workers(requested)
 
 
 def _after_fork() -> None:
-    """A fork has neither the threads nor the workers, and perhaps a lock that another thread held."""
+    """Drop the pools after a fork: it has no threads or workers, and perhaps locks that another thread held."""
     global _lock
     _lock = threading.Lock()
     _pool.cache_clear()

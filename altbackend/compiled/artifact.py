@@ -1,4 +1,4 @@
-"""A compiled graph as data: texts, what they name, and what must be known to run them."""
+"""The compiled artifact of a graph as data: program texts, their constants, and facts about running them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from .replay import Facts
 
 @dataclass(frozen=True)
 class Code:
-    """All that is left to do is to build the kernels and to load the host program `python`.
+    """A compiled graph whose kernels remain to be built and whose host program `python` remains to be loaded.
 
-    `cpp`: translation unit of a CPU's kernels, "" without one. `jobs`: machine code per launch on a GPU. `bound`: what
-    the host program finds in `const`: constants, and call targets that torch.ops has no name for. `names_lines`: errors
-    that a call can raise name lines of the user. `recording`: on a GPU.
+    `cpp` is the translation unit of the CPU kernels, or "". `jobs` holds a Triton job per launch on a GPU.
+    `constants` is the host program's `const`: tensors, and call targets that torch.ops has no name for.
+    `names_lines` says whether errors of a call can name lines of the user. `recording` is None on a CPU.
 
-    `prologue`, if any, takes the inputs numbered `watched`; the host program takes those numbered `kept`, then what the
-    prologue returned. `bodies`: graphs that library calls take. `layouts`: of parameters, where torch guards none.
+    `weight_prologue`, if any, takes the graph's inputs numbered `prologue_inputs`. The host program takes those
+    numbered `main_inputs`, then the results of the prologue. `subgraphs` are called by library calls. `layouts`
+    holds the traced strides of parameters where torch does not guard them.
     """
 
     device: torch.device
@@ -31,29 +32,29 @@ class Code:
     library_calls: int
     cpp: str = ""
     jobs: tuple[Job, ...] = ()
-    bound: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     names_lines: bool = False
     recording: Facts | None = None
-    kept: tuple[int, ...] = ()
-    watched: tuple[int, ...] = ()
-    prologue: torch.fx.GraphModule | None = None
-    bodies: tuple[Body, ...] = ()
+    main_inputs: tuple[int, ...] = ()
+    prologue_inputs: tuple[int, ...] = ()
+    weight_prologue: torch.fx.GraphModule | None = None
+    subgraphs: tuple[Subgraph, ...] = ()
     layouts: Layouts = ()
 
-    def whole(self) -> Iterator[Code]:
-        """This code and that of all bodies, theirs included."""
+    def with_subgraphs(self) -> Iterator[Code]:
+        """Yield this code and that of all subgraphs, nested ones included."""
         yield self
-        for b in self.bodies:
-            yield from b.code.whole()
+        for s in self.subgraphs:
+            yield from s.code.with_subgraphs()
 
     def kernel_text(self) -> str:
-        """The kernels' text, each once."""
+        """Return the text of the kernels, each kernel once."""
         return self.cpp or "\n".join(dict.fromkeys(j.source for j in self.jobs))
 
 
 @dataclass(frozen=True)
-class Body:
-    """A graph that library calls of another take: it is in `const` under each of its names, taking its operands."""
+class Subgraph:
+    """A compiled graph that library calls of another take. `const` holds it under each of `names`."""
 
     names: tuple[str, ...]
     code: Code

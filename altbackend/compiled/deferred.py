@@ -1,54 +1,56 @@
-"""A graph whose kernels are still being built when its callable is handed out."""
+"""Deferred builds: the callable of a graph is returned while its kernels are still being built."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
-Call = Callable[[list[Any]], Sequence[Any]]
+from ..runtime.boxed import BoxedCall, Values, boxed
+
+Built = TypeVar("Built")
 
 
 @dataclass
-class Late:
-    """What is left to do until a graph can run.
+class DeferredBuild(Generic[Built]):
+    """The steps that remain until a graph can run.
 
-    `built` gives what `bind` makes the callable of; `build` makes it here, for a fork, in which the thread that would
-    fulfil `built` does not run. `ahead` is done with the first call's inputs before the wait, and leaves them as they
-    are. `failed` gives, for whatever building or binding has raised, what runs instead, or raises.
+    `built` is fulfilled by a background thread with what `load` makes the callable of. A fork has no such thread, so
+    it calls `build` itself. `before_wait` takes the first call's inputs, without changing them, before the wait.
+    `failed` takes any error of building or loading; it returns another callable or raises.
     """
 
-    built: Future[Any]
-    build: Callable[[], Any]
-    bind: Callable[[Any], Call]
-    failed: Callable[[Exception], Call]
-    ahead: Callable[[list[Any]], object] | None = None
+    built: Future[Built]
+    build: Callable[[], Built]
+    load: Callable[[Built], BoxedCall]
+    failed: Callable[[Exception], BoxedCall]
+    before_wait: Callable[[list[object]], object] | None = None
     owner: int = field(default_factory=os.getpid)
 
-    def call(self, args: list[Any]) -> Call:
-        """The callable, once it can run; `args` are the first call's."""
-        if self.ahead is not None:
-            self.ahead(args)
+    def wait(self, args: list[object]) -> BoxedCall:
+        """Return the callable once it can run. `args` are the inputs of the first call."""
+        if self.before_wait is not None:
+            self.before_wait(args)
         try:
-            return self.bind(self.built.result() if os.getpid() == self.owner else self.build())
+            return self.load(self.built.result() if os.getpid() == self.owner else self.build())
         except Exception as cause:
             return self.failed(cause)
 
 
-def late(left: Late) -> Call:
-    """A callable whose first call does what is left: until then Dynamo and AOTAutograd go on beside the builds."""
-    lock, waiting, bound = threading.Lock(), [left], list[Call]()
+def build_at_first_call(deferred: DeferredBuild[Built]) -> BoxedCall:
+    """Return a callable that waits for the build in its first call. Dynamo and AOTAutograd go on meanwhile."""
+    lock, waiting, ready = threading.Lock(), [deferred], list[BoxedCall]()
 
-    def run(args: list[Any]) -> Sequence[Any]:
-        if not bound:
+    @boxed
+    def run(args: list[object]) -> Values:
+        if not ready:
             with lock:
                 if waiting:  # another thread may have been faster
-                    bound.append(waiting[0].call(args))
+                    ready.append(waiting[0].wait(args))
                     waiting.clear()
-        return bound[0](args)
+        return ready[0](args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run

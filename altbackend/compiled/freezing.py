@@ -1,11 +1,10 @@
-"""Option `freezing`: what it comes to for a captured graph, and what guards the results that are kept."""
+"""Option `freezing`: its value for a captured graph, and the guard of the results that the weight prologue caches."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -15,21 +14,24 @@ from ..runtime import page_guard
 from ..runtime.frozen import Watch, by_pages, by_pages_or_versions
 
 
-def decided(cfg: Config, inputs: Sequence[Any]) -> tuple[Config, str]:
-    """`cfg` with `auto` decided for a graph with these inputs, of which parameters are real tensors; and the reason."""
+def decide_freezing(cfg: Config, inputs: Sequence[object]) -> tuple[Config, str]:
+    """Return `cfg` with `freezing="auto"` decided for a graph with these inputs, and the reason.
+
+    Parameters must be real.
+    """
     if cfg.freezing != "auto":
         return cfg, "as the option says"
-    reason = _why_not(inputs)
+    reason = _refusal(inputs)
     return replace(cfg, freezing=False if reason else "guarded"), reason or "the kernel guards the parameters' memory"
 
 
-def _why_not(inputs: Sequence[Any]) -> str:
+def _refusal(inputs: Sequence[object]) -> str:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if any(t.device.type != "cpu" for t in tensors):
         return "memory of a device cannot be guarded"
-    held = page_guard.pages()
-    if isinstance(held, str):
-        return held
+    page_source = page_guard.pages()
+    if isinstance(page_source, str):
+        return page_source
     real = [
         t
         for t in tensors
@@ -38,10 +40,10 @@ def _why_not(inputs: Sequence[Any]) -> str:
         and type(t.data) is torch.Tensor  # no subclass
     ]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return ""  # a graph for training keeps nothing, one for inference finds out when it is run
+        return ""  # a training graph caches nothing; an inference graph is checked when it runs
     return page_guard.why_not_private(page_guard.spans_of(t for t in real if t.layout == torch.strided))
 
 
 def watch_of(cfg: Config, library: Callable[[], ctypes.CDLL]) -> Watch:
-    """What guards parameters. `library` builds the compiled check, or has it built already."""
+    """Return the guard of the parameters. `library` returns the compiled check, building it if needed."""
     return by_pages_or_versions(library) if cfg.freezing is True else by_pages(library)

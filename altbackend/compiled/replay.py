@@ -1,26 +1,23 @@
-"""Whether a compiled call may be replayed from a CUDA graph, and what the recording must know of it."""
+"""Rules for replaying a compiled call from a CUDA graph, and the facts that the recording needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..ir import expr as ex
 from ..ir.loops import Extern, Program, View, writes
 from ..runtime import control_flow
+from ..runtime.boxed import BoxedCall, boxed
 from ..runtime.capture import of_device
 from ..runtime.cuda import on_device
 from ..runtime.cuda_graphs import Recorded, Signature
 
-Call = Callable[[list[Any]], Sequence[Any]]
-
 
 @dataclass(frozen=True)
-class Given:
-    """What the caller of a graph promises; see `Signature`, whose fields of these names they become."""
+class CallFacts:
+    """Properties of a graph's calls; `Signature` has fields of the same names."""
 
     static: tuple[int, ...]
     static_from: int
@@ -30,10 +27,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a recording must know of a program.
+    """Properties of a program that a recording needs.
 
-    `refusal`: why it cannot be replayed, or "". `written`: inputs that it writes. `sized`: whether sizes vary from
-    call to call. `device`: number of its GPU.
+    `refusal`: why the program cannot be replayed, or "". `written`: indices of the inputs that it writes. `sized`:
+    whether sizes vary between calls. `device`: number of its GPU.
     """
 
     refusal: str
@@ -43,45 +40,43 @@ class Facts:
 
 
 def facts(p: Program) -> Facts:
-    """The facts of a program with a tensor on a GPU."""
+    """Return the facts of a program with a tensor on a GPU."""
     written = {o for n in p.nodes for o in writes(n)}
     return Facts(
-        why_not(p),
+        refusal_of(p),
         tuple(k for k, b in enumerate(p.inputs) if b in written),
         any(b not in p.buffers or bool(ex.syms_of(p.buffers[b].extent)) for b in p.inputs),
         next(b.device.index or 0 for b in p.buffers.values() if b.device.type == "cuda"),
     )
 
 
-def recorded(call: Call, known: Facts, given: Given, cfg: Config, trace: Trace) -> Call:
-    """`call`, replayed from CUDA graphs where that is possible; the reason is recorded where it is not."""
-    reason = known.refusal
+def recorded(call: BoxedCall, facts: Facts, call_facts: CallFacts, cfg: Config, trace: Trace) -> BoxedCall:
+    """Return `call` replayed from CUDA graphs if its program allows that; otherwise return `call` and record why."""
+    reason = facts.refusal
     verdict = "recorded at the second call" if not reason else "not used"
-    trace.decision("cudagraphs", trace.graph_name, verdict, reason or "all of its work is on one device")
+    trace.decision(DecisionKind.CUDAGRAPHS, trace.graph_name, verdict, reason or "all of its work is on one device")
     if reason:
         return call
     signature = Signature(
         trace.graph_name,
-        frozenset(given.static),
-        given.static_from,
-        frozenset(known.written),
-        given.user_outputs,
-        known.sized,
+        frozenset(call_facts.static),
+        call_facts.static_from,
+        frozenset(facts.written),
+        call_facts.user_outputs,
+        facts.sized,
         cfg.cudagraph_limit,
-        given.follows,
+        call_facts.follows,
     )
-    replayed = on_device(Recorded(call, signature, of_device(known.device)), known.device)
-    replayed._boxed_call = True  # type: ignore[attr-defined]
-    return replayed
+    return boxed(on_device(Recorded(call, signature, of_device(facts.device)), facts.device))
 
 
-def why_not(p: Program) -> str:
-    """Why a program cannot be replayed, or ''."""
+def refusal_of(p: Program) -> str:
+    """Return why a program cannot be replayed, or ""."""
     if len(devices := {b.device for b in p.buffers.values() if b.device.type == "cuda"}) > 1:
         return f"it works on {len(devices)} devices"
     for b in p.inputs:
         if b in p.buffers and p.buffers[b].device.type != "cuda":
-            return f"input {b} is on the {p.buffers[b].device.type}: its value would be recorded"
+            return f"input {b} is on the {p.buffers[b].device.type}: the recording would contain its value"
         if b in p.buffers and p.buffers[b].negative:
             return f"input {b} has a negative bit, which copies do not keep"
     for o in p.outputs:

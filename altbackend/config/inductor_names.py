@@ -1,7 +1,7 @@
 """TorchInductor option names that altbackend accepts, so that existing `options={...}` keep working.
 
-A row says what becomes of a name: it maps to one of our options, it is ignored because it can only change speed
-or logging, or it is refused because ignoring it would change results or drop a check the user asked for.
+A row gives the effect of a name. It sets one of the backend's options; or it is ignored, because it only affects speed
+or logging; or it is refused, because ignoring it would change results or drop a check that the user asked for.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-Convert = Callable[[Any], Any]
+Convert = Callable[[object], Any]
 
 
 def same(value: Any) -> Any:
-    """The identity: our option takes the value as given."""
+    """Return the value unchanged."""
     return value
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """The name maps to `target`; `convert` returns our value, or None to leave our default."""
+    """The name sets the option `target`. `convert` returns the option's value, or None to leave its default."""
 
     target: str
     reason: str
@@ -37,24 +37,24 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Refused:
-    """Only the values in `harmless` are accepted (without effect); any other is an error with `reason`."""
+    """Only the values in `harmless` are accepted, without effect; any other value is an error with `reason`."""
 
-    harmless: tuple[Any, ...]
+    harmless: tuple[object, ...]
     reason: str
 
 
 Row = Renamed | Ignored | Refused
 
 
-def _eager_numerics(value: Any) -> str | None:
+def _eager_numerics(value: object) -> str | None:
     return "eager" if value else None
 
 
-def _true_or_default(value: Any) -> bool | None:
+def _true_or_default(value: object) -> bool | None:
     return True if value else None
 
 
-def _threads(value: Any) -> Any:
+def _threads(value: object) -> Any:
     return 0 if value == -1 else value
 
 
@@ -64,12 +64,12 @@ def _isa_from_bits(bits: Any) -> str | None:
     return {512: "avx512", 256: "avx2"}.get(bits, "generic")
 
 
-def _start(value: Any) -> Any:
+def _start(value: object) -> Any:
     return "subprocess" if value == "fork" else value
 
 
-def _compiler(value: Any) -> Any:
-    """The last name of a candidate tuple `(None, "g++")`, or the name itself."""
+def _compiler(value: object) -> Any:
+    """Return the last name of a candidate tuple `(None, "g++")`, or the name itself."""
     if isinstance(value, (tuple, list)):
         named = [item for item in value if item]
         return named[-1] if named else None
@@ -89,9 +89,9 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         # numerics and randomness
         "emulate_precision_casts": Renamed("numerics", "True means numerics='eager'", _eager_numerics),
         "align_random_eager": Renamed("fallback_random", "True means fallback_random=True", _true_or_default),
-        "batch_invariant": Refused((False,), "reductions are not yet promised to be independent of the batch size"),
-        "use_fast_math": Refused((False,), "fast-math would change results from eager's"),
-        "cpp.enable_unsafe_math_opt_flag": Refused((False,), "fast-math would change results from eager's"),
+        "batch_invariant": Refused((False,), "reductions are not guaranteed to be independent of the batch size"),
+        "use_fast_math": Refused((False,), "fast-math would make results differ from eager's"),
+        "cpp.enable_unsafe_math_opt_flag": Refused((False,), "fast-math would make results differ from eager's"),
         "cpp.enable_floating_point_contract_flag": Refused(("off", False), "contraction changes rounding"),
         "triton.codegen_upcast_to_fp32": Refused((True,), "low precision chains always compute in float32"),
         "keep_output_stride": Refused((True,), "outputs always have eager's strides"),
@@ -154,7 +154,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "worker_start_method": Renamed("worker_start", "`fork` means `subprocess`: nothing is forked", _start),
         "triton.unique_kernel_names": _BUILD,
         "triton.cudagraph_trees": Ignored("`cudagraphs` alone decides"),
-        "fx_graph_cache": Renamed("cache_graphs", "same meaning; machine code is kept in any case"),
+        "fx_graph_cache": Renamed("cache_graphs", "same meaning; machine code is always cached"),
         "force_disable_caches": Refused((False,), _NO_CACHE_SWITCH),
         "debug": _LOGS,
         "verbose_progress": _LOGS,
@@ -167,7 +167,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
 
 
 def effect(row: Row) -> str:
-    """One cell of the documentation: what becomes of the name."""
+    """Return the effect of a name, as one cell of the documentation."""
     match row:
         case Renamed(target, reason):
             return f"sets `{target}` ({reason})"

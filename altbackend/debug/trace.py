@@ -1,7 +1,7 @@
-"""What one compilation tells about itself: timings, text forms of every stage, decisions and their reasons.
+"""The trace of one compilation: timings, the text of every stage, and decisions with their reasons.
 
-There is one `Trace` per compiled graph, passed explicitly to each stage. With nothing asked for it costs two
-clock reads per stage, and no text is made.
+Each compiled graph has one `Trace`, which is passed explicitly to each stage. Without debug options it costs two clock
+reads per stage, and no text is made.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from altbackend.config.options import Config
 from altbackend.debug.torch_logs import artifact_logger, structured_artifact, structured_enabled
 from altbackend.errors import DebugFolderWarning
 
-# Rungs of the log ladder (option `log`).
+# Levels of option `log`.
 TIMINGS, DECISIONS, GRAPHS, SOURCE, IR = 1, 2, 3, 4, 5
 
 Kind = Literal["graph", "output_code", "kernel_code", "ir_pre_fusion", "ir_post_fusion", "schedule", "other"]
@@ -29,7 +30,7 @@ Kind = Literal["graph", "output_code", "kernel_code", "ir_pre_fusion", "ir_post_
 
 @dataclass(frozen=True)
 class Sink:
-    """Where a kind of artifact goes besides the debug folder: a rung of the ladder, a TORCH_LOGS name."""
+    """The output of a kind of artifact besides the debug folder: a level of option `log`, and a TORCH_LOGS name."""
 
     rung: int
     torch_log: str
@@ -46,17 +47,48 @@ SINKS: Mapping[Kind, Sink] = MappingProxyType(
         "other": Sink(IR, ""),
     }
 )
-# TORCH_LOGS names of decision kinds; the rest only reach the ladder and the folder.
-DECISION_LOGS: Mapping[str, str] = MappingProxyType(
-    {"fusion": "fusion", "schedule": "schedule", "perf_hint": "perf_hints"}
+
+
+class DecisionKind(str, Enum):
+    """The kinds of decisions. The value is the text in `decisions.txt`."""
+
+    HORIZONTAL_FUSION = "horizontal fusion"
+    CACHE = "cache"
+    CHECKS = "checks"
+    CUDAGRAPHS = "cudagraphs"
+    DEVICE = "device"
+    FREEZING = "freezing"
+    FUSION = "fusion"
+    GRAPH = "graph"
+    KERNEL = "kernel"
+    LAYOUT = "layout"
+    LOWERING = "lowering"
+    PARTITION = "partition"
+    PERF_HINT = "perf_hint"
+    RANDOM = "random"
+    REPRO = "repro"
+    SCHEDULE = "schedule"
+    SIMPLIFY = "simplify"
+    SUBGRAPH = "subgraph"
+    TEMPLATE = "template"
+    TILES = "tiles"
+    WARM_START = "warm start"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+# TORCH_LOGS names of decision kinds; other kinds only reach stderr and the debug folder.
+DECISION_LOGS: Mapping[DecisionKind, str] = MappingProxyType(
+    {DecisionKind.FUSION: "fusion", DecisionKind.SCHEDULE: "schedule", DecisionKind.PERF_HINT: "perf_hints"}
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One choice of the compiler: what kind, about what, the verdict, and why."""
+    """One decision of the compiler: its kind and subject, the verdict, and the reason."""
 
-    kind: str
+    kind: DecisionKind
     subject: str
     verdict: str
     reason: str
@@ -68,8 +100,9 @@ class Decision:
 class Trace:
     """The record of one graph's compilation.
 
-    `timings` maps a stage's path ("codegen", or "codegen/print" for a stage inside it) to seconds, summed over
-    repeats; `decisions` is in the order they were taken; `folder` is None unless `cfg.debug_dir` is set.
+    `timings` maps a stage's path ("codegen", or "codegen/print" for a nested stage) to seconds, summed over
+    repetitions. `decisions` are in the order in which they were made. `folder` is None unless `cfg.debug_dir` is
+    set.
     """
 
     def __init__(self, graph_name: str, cfg: Config) -> None:
@@ -83,7 +116,7 @@ class Trace:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times what is inside; stages nest."""
+        """Time the stage inside the context. Stages nest."""
         self._open.append(name)
         path = "/".join(self._open)
         self.timings.setdefault(path, 0.0)  # an outer stage is listed before its inner ones
@@ -95,10 +128,10 @@ class Trace:
             self._open.pop()
 
     def artifact(self, name: str, text: Callable[[], str], kind: Kind = "other") -> None:
-        """Offers a stage's text form. `text` is called at most once, and only if somebody asked for it.
+        """Offer a stage's text. `text` is called at most once, and only if an output asks for it.
 
-        Written to the debug folder as `NN_name`, printed from rung `SINKS[kind].rung` of the ladder, and handed
-        to torch's logs.
+        The text is written to the debug folder as `NN_name`, printed if option `log` is at least
+        `SINKS[kind].rung`, and given to torch's logs.
         """
         sink = SINKS[kind]
         logger = artifact_logger(sink.torch_log) if sink.torch_log else None
@@ -117,31 +150,31 @@ class Trace:
         if structured:
             structured_artifact(f"{self.graph_name}_{name}", lambda: content)
 
-    def decision(self, kind: str, subject: str, verdict: str, reason: str) -> None:
-        """Records why the compiler did or did not do something."""
-        taken = Decision(kind, subject, verdict, reason)
-        self.decisions.append(taken)
+    def decision(self, kind: DecisionKind, subject: str, verdict: str, reason: str) -> None:
+        """Record why the compiler did something or did not do it."""
+        entry = Decision(kind, subject, verdict, reason)
+        self.decisions.append(entry)
         if self.cfg.log >= DECISIONS:
-            self._print(str(taken))
+            self._print(str(entry))
         logger = artifact_logger(DECISION_LOGS[kind]) if kind in DECISION_LOGS else None
         if logger:
-            logger.debug("%s %s", self.graph_name, taken)
+            logger.debug("%s %s", self.graph_name, entry)
 
     def seconds(self) -> float:
-        """Total of the outermost stages."""
+        """Return the total seconds of the outermost stages."""
         return sum(spent for path, spent in self.timings.items() if "/" not in path)
 
     def timings_text(self) -> str:
-        """One line per stage, nested stages indented, in milliseconds; then the total."""
+        """Return one line per stage in milliseconds, nested stages indented; then the total."""
         rows = [("  " * path.count("/") + path.rpartition("/")[2], spent) for path, spent in self.timings.items()]
         rows.append(("total", self.seconds()))
         return "".join(f"{label:<32}{spent * 1e3:10.3f} ms\n" for label, spent in rows)
 
     def finish(self) -> None:
-        """Ends the record: writes `timings.txt` and `decisions.txt`, and prints the line of rung 1."""
+        """End the record: write `timings.txt` and `decisions.txt`, and print the line of log level 1."""
         if self.folder:
             self._write("timings.txt", self.timings_text())
-            self._write("decisions.txt", "".join(f"{taken}\n" for taken in self.decisions))
+            self._write("decisions.txt", "".join(f"{entry}\n" for entry in self.decisions))
         if self.cfg.log >= TIMINGS:
             stages = ", ".join(f"{path} {s * 1e3:.1f}" for path, s in self.timings.items() if "/" not in path)
             self._print(f"compiled in {self.seconds() * 1e3:.1f} ms ({stages})")
@@ -150,7 +183,7 @@ class Trace:
         print(f"altbackend: {self.graph_name}: {text}", file=sys.stderr, flush=True)
 
     def _write(self, name: str, content: str) -> None:
-        """A debug folder that cannot be written ends with one warning; the compilation goes on."""
+        """Write a file. If the debug folder cannot be written, warn once and go on without it."""
         if self.folder is None:
             return
         try:
@@ -163,6 +196,6 @@ class Trace:
 
 
 def _file_name(name: str) -> str:
-    """`name` with every character that a file system may refuse replaced."""
+    """Return `name` with every character replaced that a file system may refuse."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
     return cleaned if cleaned.strip(".") else f"_{cleaned}"

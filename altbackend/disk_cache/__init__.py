@@ -1,1 +1,1 @@
-"""The cache folder: files are sealed, so that only what was written is read, and as many as the limit allows."""
+"""The cache folder on disk: sealed files, limited in total size."""

@@ -1,4 +1,4 @@
-"""What was not used for longest leaves the cache folder when it has grown beyond its limit."""
+"""Eviction of the least recently used files when the cache folder exceeds its limit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCKS = "locks"  # folders of that name hold no entries
-LEFT = 0.9  # of the limit: what remains after files were removed, so that not every further one costs a look at all
-STALE_S = 3600.0  # after which a file that was never put in place has lost its writer
-OFTEN_S = 600.0  # how often the folder is looked at, by whichever process
-SHARE = 16  # and whenever a process has written this part of the limit
+LEFT = 0.9  # the part of the limit that remains after eviction, so that not every further file starts another one
+STALE_S = 3600.0  # age after which a temporary file has lost its writer
+OFTEN_S = 600.0  # interval between sweeps of the folder, by whichever process
+SHARE = 16  # a process also sweeps after writing this fraction of the limit
 
 
 @dataclass
 class Unit:
-    """Files that are removed together, since they differ in their suffix only. `used`: seconds since the epoch."""
+    """Files that are removed together, since their names differ only in the suffix. `used`: seconds since the epoch."""
 
     paths: list[Path] = field(default_factory=list)
     size: int = 0
@@ -28,18 +28,21 @@ class Unit:
 
 
 def sweep(folder: Path, most_bytes: int, now: float | None = None) -> int:
-    """Remove what a limit asks for (0: none), and what writers that ended have left. How many files were removed."""
+    """Evict the least recently used files beyond a limit (0: none) and abandoned temporary files.
+
+    Return the number of removed files.
+    """
     now = time.time() if now is None else now
     removed = 0
     units: dict[Path, Unit] = {}
-    for path, held in _files(folder):
+    for path, status in _files(folder):
         if path.suffix == ".tmp":
-            removed += now - held.st_mtime > STALE_S and _remove(path)
+            removed += now - status.st_mtime > STALE_S and _remove(path)
             continue
         unit = units.setdefault(path.with_suffix(""), Unit())
         unit.paths.append(path)
-        unit.size += held.st_size
-        unit.used = max(unit.used, _at_most(path, held.st_mtime, now))
+        unit.size += status.st_size
+        unit.used = max(unit.used, _last_use(path, status.st_mtime, now))
     total = sum(u.size for u in units.values())
     if most_bytes and total > most_bytes:
         for unit in sorted(units.values(), key=lambda u: u.used):
@@ -51,13 +54,13 @@ def sweep(folder: Path, most_bytes: int, now: float | None = None) -> int:
 
 
 def size(folder: Path) -> tuple[int, int]:
-    """(files, bytes) under a folder."""
-    sizes = [held.st_size for path, held in _files(folder) if path.suffix != ".tmp"]
+    """Return (files, bytes) under a folder."""
+    sizes = [status.st_size for path, status in _files(folder) if path.suffix != ".tmp"]
     return len(sizes), sum(sizes)
 
 
-def _at_most(path: Path, used: float, now: float) -> float:
-    """When a file was used. A clock that was set back leaves times to come, which would never grow old."""
+def _last_use(path: Path, used: float, now: float) -> float:
+    """Return when a file was last used. Correct times in the future, left by a clock that was set back."""
     if used > now:
         with contextlib.suppress(OSError):
             os.utime(path, (now, now))
@@ -65,7 +68,7 @@ def _at_most(path: Path, used: float, now: float) -> float:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Regular files below a folder; other processes add and remove some meanwhile."""
+    """Yield the regular files below a folder, while other processes add and remove files."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -91,11 +94,11 @@ def _remove(path: Path) -> bool:
 
 # --- when ------------------------------------------------------------------------------------------------------------
 
-_written: dict[Path, int] = {}  # bytes, since this process has last looked
+_written: dict[Path, int] = {}  # bytes written since this process has last swept the folder
 
 
-def written(folder: Path, count: int, most_bytes: int) -> None:
-    """Tell that a process has written `count` bytes; now and then that makes it look whether there are too many."""
+def note_written(folder: Path, count: int, most_bytes: int) -> None:
+    """Note that this process has written `count` bytes, and sweep the folder if it is due."""
     _written[folder] = _written.get(folder, 0) + count
     stamp = folder / LOCKS / "swept"
     if _written[folder] * SHARE < most_bytes and _recent(stamp):

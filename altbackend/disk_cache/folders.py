@@ -1,4 +1,4 @@
-"""Where compiled code is kept, and whether a folder can hold it."""
+"""The cache folder and its fallback, and checks that a folder can hold compiled code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from altbackend.errors import CacheFolderUnusable, CacheFolderWarning, NoRoom
 
 
 def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of compiled code: `cache_dir`, else `altbackend` in the user's cache folder.
+    """Return the folder of compiled code: `cache_dir`, else `altbackend` in the user's cache folder.
 
-    `environ` defaults to the process environment (XDG_CACHE_HOME is honoured). Nothing is created.
+    `environ` defaults to the process environment; XDG_CACHE_HOME is honoured. No folder is created.
     """
     env = os.environ if environ is None else environ
     if cfg.cache_dir:
@@ -35,73 +35,75 @@ def cache_folder(cfg: Config, environ: Mapping[str, str] | None = None) -> Path:
 
 
 def _home() -> Path | None:
-    """The user's home folder, None for a user without one. An empty HOME would stand for the root folder."""
+    """Return the user's home folder, or None. An empty HOME would mean the root folder."""
     with contextlib.suppress(RuntimeError, KeyError, OSError):
         if os.environ.get("HOME") != "":
             return Path.home()
-        listed = Path(os.path.expanduser(f"~{getpass.getuser()}"))
-        return listed if listed.is_absolute() else None
+        home = Path(os.path.expanduser(f"~{getpass.getuser()}"))
+        return home if home.is_absolute() else None
     return None
 
 
 def temporary_folder() -> Path:
-    """The folder used where the cache folder is not usable: one per user under the system's temporary folder."""
+    """Return the fallback folder: one per user under the system's temporary folder."""
     user = str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
     return Path(tempfile.gettempdir()) / f"altbackend-{user}"
 
 
 @functools.cache
-def usable_folder(wanted: Path) -> Path:
-    """`wanted` if compiled code can be kept in it and loaded from it, else a temporary one, with one warning."""
-    reason = why_unusable(wanted)
+def usable_folder(preferred: Path) -> Path:
+    """Return `wanted` if compiled code can be stored in and loaded from it, else a temporary folder with one
+    warning.
+    """
+    reason = unusable_reason(preferred)
     if not reason:
-        return wanted
+        return preferred
     fallback = temporary_folder()
-    if fallback.is_symlink() or why_unusable(fallback):  # anybody can put something there
+    if fallback.is_symlink() or unusable_reason(fallback):  # other users can create entries there
         fallback = Path(tempfile.mkdtemp(prefix="altbackend-"))
-    error = CacheFolderUnusable(str(wanted), reason)
-    also = ", and reading what the other holds" if readable(wanted) else ""
+    error = CacheFolderUnusable(str(preferred), reason)
+    also = " , and reading files of the other" if readable(preferred) else ""
     warnings.warn(f"{error}; using {fallback} for this process{also}", CacheFolderWarning, stacklevel=2)
     return fallback
 
 
 @functools.cache
 def readable(folder: Path) -> bool:
-    """Whether what a folder holds may be used although nothing can be kept in it: nobody else can have put it there."""
+    """Return whether a read-only folder may be used: only this user or root can have written its files."""
     try:
-        return stat.S_ISDIR(folder.stat().st_mode) and not _why_not_trusted(folder.stat(), (0,))
+        return stat.S_ISDIR(folder.stat().st_mode) and not _distrust_reason(folder.stat(), (0,))
     except OSError:
         return False
 
 
-BUILD_BYTES = 32 << 20  # that a build may take: texts, objects, and the compiler's own files
+BUILD_BYTES = 32 << 20  # space that a build may take: texts, objects, and the compiler's own files
 
 
-def build_folder(kept: Path) -> Path:
-    """Where files of a build go: the system's temporary folder, or `kept` where that is full. Raises NoRoom."""
+def build_folder(fallback: Path) -> Path:
+    """Return the folder for build files: the system's temporary folder, or `fallback` if that is full. Raise NoRoom."""
     try:
-        usual = Path(tempfile.gettempdir())
-    except OSError:  # no folder of those that it tries takes a file
-        usual = kept
-    found = next((folder for folder in (usual, kept) if _has_room(folder)), None)
-    if found is None:
-        raise NoRoom(" and ".join(dict.fromkeys((str(usual), str(kept)))), BUILD_BYTES >> 20)
-    return found
+        temporary = Path(tempfile.gettempdir())
+    except OSError:  # no temporary folder is writable
+        temporary = fallback
+    folder = next((candidate for candidate in (temporary, fallback) if _has_room(candidate)), None)
+    if folder is None:
+        raise NoRoom(" and ".join(dict.fromkeys((str(temporary), str(fallback)))), BUILD_BYTES >> 20)
+    return folder
 
 
 def _has_room(folder: Path) -> bool:
     try:
         make_folder(folder)
-        held = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError:
         return False
     except AttributeError:  # Windows
         return True
-    return held.f_bavail * held.f_frsize >= BUILD_BYTES and (held.f_favail > 0 or held.f_files == 0)
+    return space.f_bavail * space.f_frsize >= BUILD_BYTES and (space.f_favail > 0 or space.f_files == 0)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, with those around it, for this user alone. Raises OSError."""
+    """Create a folder and its parents, accessible to this user alone. Raise OSError."""
     try:
         path.mkdir(mode=0o700)
     except FileNotFoundError:
@@ -112,15 +114,15 @@ def make_folder(path: Path) -> None:
             raise
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in place at once: whoever reads it finds all of it or what was there before. Raises OSError."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step: a reader sees all of the new content or all of the old one. Raise OSError."""
     try:
-        _write_whole(path, content)
+        _write_atomically(path, content)
     except FileNotFoundError:  # another process has removed the folder since it was made
-        _write_whole(path, content)
+        _write_atomically(path, content)
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
@@ -134,28 +136,28 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path, seconds: float) -> Iterator[None]:
-    """One process at a time holds `path`; whoever waited longer than `seconds`, or cannot lock, goes on without.
+def exclusive(path: Path, seconds: float) -> Iterator[None]:
+    """Let one process at a time hold `path`. A process that waits longer than `seconds`, or cannot lock, goes on.
 
-    Another thread than the one that has entered may leave it.
+    Another thread than the one that has entered the context may leave it.
     """
-    held = None
+    lock = None
     with contextlib.suppress(OSError, Timeout):
         make_folder(path.parent)
-        held = FileLock(path, timeout=seconds, thread_local=False)
-        held.acquire()
+        lock = FileLock(path, timeout=seconds, thread_local=False)
+        lock.acquire()
     try:
         yield
     finally:
-        if held is not None and held.is_locked:
-            held.release()
+        if lock is not None and lock.is_locked:
+            lock.release()
 
 
-def why_unusable(folder: Path) -> str:
-    """Why compiled code cannot be kept in and loaded from `folder`; "" if it can. Creates the folder."""
+def unusable_reason(folder: Path) -> str:
+    """Create `folder` and return why compiled code cannot be stored in and loaded from it, or ""."""
     try:
         make_folder(folder)
-        if reason := _why_not_trusted(folder.stat()):
+        if reason := _distrust_reason(folder.stat()):
             return reason
         with tempfile.NamedTemporaryFile(dir=folder, prefix="probe-") as probe:
             probe.write(bytes(mmap.PAGESIZE))
@@ -165,16 +167,16 @@ def why_unusable(folder: Path) -> str:
         return f"it cannot be written ({cause.strerror or cause})"
 
 
-def _why_not_trusted(held: os.stat_result, others: tuple[int, ...] = ()) -> str:
-    """Who can write to a folder can have this user run code. `others`: users who are trusted as this one is."""
-    if hasattr(os, "geteuid") and held.st_uid not in (os.geteuid(), *others):
+def _distrust_reason(status: os.stat_result, others: tuple[int, ...] = ()) -> str:
+    """Return why a folder is not safe: users who can write to it can run code as this user. `others`: trusted users."""
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), *others):
         return "it belongs to another user"
-    return "every user may write to it (chmod o-w)" if held.st_mode & stat.S_IWOTH else ""
+    return "every user may write to it (chmod o-w)" if status.st_mode & stat.S_IWOTH else ""
 
 
 def _executable(descriptor: int) -> bool:
-    """Whether a file's pages may be mapped for execution, which is what loading a shared library does."""
-    if sys.platform == "win32":  # no mount option forbids it there
+    """Return whether a file's pages may be mapped for execution, as loading a shared library does."""
+    if sys.platform == "win32":  # Windows has no mount option that forbids it
         return True
     try:
         mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()

@@ -1,6 +1,6 @@
-"""A digest at the end of a file says that it is whole, that it belongs where it is, and with a secret who wrote it.
+"""Seals of cache files: the digest at a file's end proves it complete, unmoved and, with a secret, authentic.
 
-At the end, since a shared library with more bytes after it is still one.
+The seal is at the end because a shared library followed by more bytes is still loadable.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ BYTES = len(f"\n{FORMAT} {_PLAIN} {0:016x} {'':64}\n")
 
 
 def seal(name: str, content: bytes, secret: bytes) -> bytes:
-    """`content` with a seal: SHA-256 of name and content, with a `secret` HMAC-SHA-256 (RFC 2104)."""
+    """Return `content` with a seal: SHA-256 of name and content, or HMAC-SHA-256 (RFC 2104) with a `secret`."""
     return content + _seal(name, content, secret)
 
 
-def holds(name: str, sealed: bytes, secret: bytes) -> bool:
-    """Whether a file is what was sealed under that name, with that secret or, for b"", without one."""
-    content, found = memoryview(sealed)[:-BYTES], sealed[-BYTES:]
-    return hmac.compare_digest(found, _seal(name, content, secret))
+def is_valid(name: str, sealed: bytes, secret: bytes) -> bool:
+    """Return whether a file is unchanged since it was sealed under that name with that secret (b"": without one)."""
+    content, found_seal = memoryview(sealed)[:-BYTES], sealed[-BYTES:]
+    return hmac.compare_digest(found_seal, _seal(name, content, secret))
 
 
 def is_keyed(sealed: bytes) -> bool:
-    """Whether a file says that it was sealed with a secret."""
+    """Return whether a file claims to be sealed with a secret."""
     return sealed[-BYTES:].startswith(f"\n{FORMAT} {_KEYED} ".encode())
 
 
 def _seal(name: str, content: bytes | memoryview, secret: bytes) -> bytes:
-    made = hmac.new(secret, digestmod=hashlib.sha256) if secret else hashlib.sha256()
-    made.update(f"{FORMAT}\0{name}\0".encode())
-    made.update(content)
-    return f"\n{FORMAT} {_KEYED if secret else _PLAIN} {len(content):016x} {made.hexdigest()}\n".encode()
+    digest = hmac.new(secret, digestmod=hashlib.sha256) if secret else hashlib.sha256()
+    digest.update(f"{FORMAT}\0{name}\0".encode())
+    digest.update(content)
+    return f"\n{FORMAT} {_KEYED if secret else _PLAIN} {len(content):016x} {digest.hexdigest()}\n".encode()
 
 
 @functools.cache
 def secret_in(file: str) -> bytes:
-    """The secret in a file, white space around it aside; b"" for "". Raises BadOptionValue."""
+    """Return the secret in a file, without white space around it; b"" for "". Raise BadOptionValue."""
     if not file:
         return b""
     try:

@@ -17,7 +17,7 @@ from altbackend.examples.resnet import ResNet
 
 @dataclass(frozen=True)
 class Example:
-    """A model with what it takes to run it.
+    """A model, its inputs and its loss.
 
     `inference` and `training` give an input batch for each mode; `loss` maps the model's output to a scalar.
     """
@@ -30,13 +30,13 @@ class Example:
 
 
 def first_class_loss(logits: Tensor) -> Tensor:
-    """Cross entropy of [..., classes] against class 0."""
+    """Return the cross entropy of [..., classes] against class 0."""
     rows = logits.flatten(0, -2)
     return F.cross_entropy(rows, rows.new_zeros(rows.shape[0], dtype=torch.int64))
 
 
 def square_loss(output: Tensor) -> Tensor:
-    """Mean of squares."""
+    """Return the mean of squares."""
     return output.square().mean()
 
 

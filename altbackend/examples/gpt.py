@@ -26,7 +26,7 @@ class Block(nn.Module):
         return x + y
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention on [N, T, width]."""
+        """Return causal self-attention on [N, T, width]."""
         batch, length, width = x.shape
         split = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)

@@ -9,7 +9,7 @@ from enum import Enum
 from torch.fx import GraphModule, Node
 
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from .constants import constant_nodes
 
 
@@ -70,7 +70,7 @@ class Pass:
     modes: tuple[str, ...]
     run: Callable[[GraphModule, Context], int]
     when: Callable[[Context], bool] = always
-    decision: tuple[str, str, str, str] | None = None
+    decision: tuple[DecisionKind, str, str, str] | None = None
     preserves: bool = True
 
     def applies(self, ctx: Context) -> bool:

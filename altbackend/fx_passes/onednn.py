@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..aten.view import may_alias
+from ..debug.trace import DecisionKind
 from .context import Context
 from .cse import feeds_output
 from .graph import aten, insert, is_call, only_user, replace, val
@@ -22,7 +23,9 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Call oneDNN for linears and convolutions; with freezing, pack their weights."""
     count = call_onednn(gm, ctx.constant_nodes(gm), pack=ctx.freezes)
     packed = sum(bool(n.meta.get("opaque")) for n in gm.graph.nodes)
-    ctx.trace.decision("freezing", "linears and convolutions", "on oneDNN", f"{count}, {packed} with packed weights")
+    ctx.trace.decision(
+        DecisionKind.FREEZING, "linears and convolutions", "on oneDNN", f"{count}, {packed} with packed weights"
+    )
     return count
 
 

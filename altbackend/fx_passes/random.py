@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..aten.random import is_random
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..runtime import philox as draws
 from .context import Context
 from .graph import aten, insert, is_call, replace, val
@@ -89,7 +89,9 @@ def _from_seeds(gm: GraphModule, random: list[Node], trace: Trace) -> int:
     replaceable: list[Node] = []
     for n in random:
         reason = _refusal(n, device)
-        trace.decision("random", n.name, "library call" if reason else "in kernels", reason or "from its own seed")
+        trace.decision(
+            DecisionKind.RANDOM, n.name, "library call" if reason else "in kernels", reason or "from its own seed"
+        )
         if not reason:
             replaceable.append(n)
     if not replaceable:

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..aten.mutates import writes
 from ..compat import torch_api
+from ..debug.trace import DecisionKind
 from . import cse
 from .context import Context
 from .cse import feeds_output
@@ -26,7 +27,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Apply all rules and record the number of rewrites by rule."""
     counts = apply_rules(gm, exact=ctx.mode == "eager")
     for rule, count in counts.items():
-        ctx.trace.decision("simplify", rule, "applied", f"{count} times")
+        ctx.trace.decision(DecisionKind.SIMPLIFY, rule, "applied", f"{count} times")
     return sum(counts.values())
 
 

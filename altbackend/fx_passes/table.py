@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..debug.trace import DecisionKind
 from . import (
     addcdiv,
     attention_mask,
@@ -53,8 +54,8 @@ def freezes_with_onednn(ctx: Context) -> bool:
 
 
 P = Phase
-_BIASES = ("layout", "convolution biases", "in generated kernels", "{} convolutions")
-_FOLDED = ("freezing", "batch normalisation", "folded", "{} into convolutions")
+_BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
+_FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
 # fmt: off
 PASSES: tuple[Pass, ...] = (
@@ -62,7 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
-        decision=("simplify", "attention masks", "removed", "{} that mask nothing or are causal"),
+        decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),
     ),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
@@ -70,7 +71,7 @@ PASSES: tuple[Pass, ...] = (
     # --- the joint graph
     Pass(
         "normalisations", P.JOINT, BOTH, ANY, statistics.run,
-        decision=("partition", "normalisations", "in parts", "{}: their statistics and pointwise operators"),
+        decision=(DecisionKind.PARTITION, "normalisations", "in parts", "{}: their statistics and pointwise operators"),
     ),
     Pass("dead code", P.JOINT, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds),
@@ -78,16 +79,16 @@ PASSES: tuple[Pass, ...] = (
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
-        decision=("layout", "matmuls", "padded", "{} whose rows the library does not align"),
+        decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
     ),
     Pass("convolution biases", P.JOINT, GPU, FAST, conv_bias.run_joint, decision=_BIASES),
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last.run_joint, when=prefers_channels_last,
-        decision=("layout", "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes"),
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes"),
     ),
     Pass(
         "depthwise gradients", P.JOINT, GPU, FAST, depthwise.run_joint,
-        decision=("layout", "depthwise gradients", "split", "{} convolutions: one generated kernel per gradient"),
+        decision=(DecisionKind.LAYOUT, "depthwise gradients", "split", "{} convolutions: a kernel per gradient"),
     ),
     Pass("restore result layouts", P.JOINT, GPU, ANY, output_layouts.restore_recorded),
     Pass("dead code", P.JOINT, GPU, ANY, housekeeping.eliminate_dead_code),
@@ -102,7 +103,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
-        decision=("simplify", "casts of products", "done by the library", "{} matmuls write float32"),
+        decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
     ),
     # --- inference graphs with parameters
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
@@ -110,25 +111,25 @@ PASSES: tuple[Pass, ...] = (
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
     Pass(
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
-        decision=("layout", "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
+        decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
     ),
     Pass(
         "channels last", P.INFERENCE, BOTH, ANY, channels_last.run, when=prefers_channels_last,
-        decision=("layout", "convolutions", "channels-last", "all are 4-D floats with static shapes"),
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D floats with static shapes"),
     ),
     Pass(
         "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
-        decision=("layout", "depthwise weights", "channel fastest", "{} for generated kernels"),
+        decision=(DecisionKind.LAYOUT, "depthwise weights", "channel fastest", "{} for generated kernels"),
     ),
     Pass("constants first", P.INFERENCE, BOTH, ANY, housekeeping.move_constants_up, when=has_onednn),
     Pass(
         "linears of one input", P.INFERENCE, CPU, ANY, shared_input.run, when=freezes_with_onednn,
-        decision=("freezing", "linears of one input", "concatenated", "{} groups"),
+        decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
     ),
     Pass("oneDNN", P.INFERENCE, CPU, ANY, onednn.run, when=has_onednn),
     Pass(
         "pad matmuls", P.INFERENCE, GPU, ANY, pad_matmul.run,
-        decision=("layout", "matmuls", "padded", "{} whose rows the library does not align"),
+        decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
     ),
     Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),

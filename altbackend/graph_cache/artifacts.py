@@ -1,7 +1,7 @@
-"""Compiled graphs among what `torch.compiler.save_cache_artifacts` saves and `load_cache_artifacts` loads.
+"""Compiled graphs in the files of `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`.
 
-A process that loads before it has compiled anything imports this module first: torch knows only the kinds of artifacts
-that were registered with it.
+A process that loads artifacts before it compiles anything must import this module first: torch knows only the kinds of
+artifacts that are registered with it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import io
 import logging
 
 from ..compat import torch_api
-from ..config.options import resolve
+from ..config.resolve import resolve
 from ..disk_cache.storage import open_store
 from ..errors import AltError
 from . import archive
-from .entry_files import Place
+from .entry_files import EntryPath
 
 KIND = "altbackend"
 logger = logging.getLogger(__name__)
-# Graphs that this process has bound. Their files are read when they are saved, if they ever are.
-_bound: dict[str, Place] = {}
+# Entries that this process has loaded. Their files are read when the user saves artifacts.
+_loaded: dict[str, EntryPath] = {}
 
 
 class GraphArtifact(torch_api.CacheArtifact):
-    """A graph's entry with the machine code that it needs: a bundle of one graph."""
+    """An artifact of torch with one graph: its entry and the machine code that it needs, as an archive."""
 
     def __init__(self, key: str, content: bytes) -> None:
         object.__setattr__(self, "key", key)  # the base is frozen
@@ -33,11 +33,11 @@ class GraphArtifact(torch_api.CacheArtifact):
 
     @property
     def content(self) -> bytes:
-        """The bundle; one without a graph where that was removed since it was bound."""
+        """Return the archive. It holds no graph if the entry was removed after the graph was loaded."""
         if self.loaded:
             return self.loaded
         with io.BytesIO() as out:
-            archive.pack([_bound[self.key]], out)
+            archive.pack([_loaded[self.key]], out)
             return out.getvalue()
 
     def __eq__(self, other: object) -> bool:
@@ -51,17 +51,20 @@ class GraphArtifact(torch_api.CacheArtifact):
         return KIND
 
     def populate_cache(self) -> None:
-        """Put the graph into the cache folder of this process's environment; what is wrong with it is only logged."""
+        """Write the graph into the cache folder that this process's environment names.
+
+        Log errors instead of raising them.
+        """
         try:
             archive.unpack(open_store(resolve()), io.BytesIO(self.content), f"the artifact {self.key}")
         except (AltError, OSError) as cause:
             logger.warning("%s", cause)
 
 
-def record(place: Place) -> None:
-    """Tell torch of a graph that was bound; torch asks for its content when the user saves."""
-    key = f"{place.family}/{place.key}"
-    _bound[key] = place
+def record(path: EntryPath) -> None:
+    """Tell torch of a graph that was loaded or stored. torch asks for its content when the user saves artifacts."""
+    key = f"{path.family}/{path.key}"
+    _loaded[key] = path
     torch_api.CacheArtifactManager.record_artifact(KIND, key, b"")
 
 

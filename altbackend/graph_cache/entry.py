@@ -1,4 +1,4 @@
-"""A compiled graph's code as a JSON value. Only small constants are in it: others are those of the graph that asks."""
+"""The JSON form of a compiled graph's code. It holds small constants; larger ones come from the graph at hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from ..compile_pool.cuda import Job
-from ..compiled.artifact import Body, Code
+from ..compiled.artifact import Code, Subgraph
 from ..compiled.replay import Facts
 from . import small_constants
 from .json_values import NotCacheable, decode, decode_calls, encode, encode_calls
@@ -18,22 +18,25 @@ from .key import resolve
 
 
 def attributes(gm: GraphModule) -> dict[int, str]:
-    """Identity of what `get_attr` nodes of a graph, and of those inside it, give -> its path from the outermost.
+    """Return the path from the outermost graph of each value that a `get_attr` node reads, by the value's `id`.
 
-    To be asked before the graph is compiled.
+    Includes the nodes of graphs inside it. Must be called before the graph is compiled.
     """
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for n in gm.graph.nodes:
         if n.op == "get_attr":
-            held = resolve(gm, path := str(n.target))
-            found[id(held)] = path
-            if isinstance(held, GraphModule):
-                found |= {i: f"{path}.{inner}" for i, inner in attributes(held).items() if i not in found}
-    return found
+            value = resolve(gm, path := str(n.target))
+            paths[id(value)] = path
+            if isinstance(value, GraphModule):
+                paths |= {i: f"{path}.{inner}" for i, inner in attributes(value).items() if i not in paths}
+    return paths
 
 
 def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
-    """The JSON form of `code`; `paths` as `attributes` gives them. Raises NotCacheable."""
+    """Return the JSON form of `code`.
+
+    `paths` comes from `attributes`. Raise NotCacheable if a value has no text form.
+    """
     return {
         "device": str(code.device),
         "python": code.python,
@@ -41,76 +44,76 @@ def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
         "library_calls": code.library_calls,
         "cpp": code.cpp,
         **_write_jobs(code.jobs),
-        "bound": {name: _write_bound(name, held, paths) for name, held in code.bound.items()},
+        "constants": {name: _write_constant(name, value, paths) for name, value in code.constants.items()},
         "names_lines": code.names_lines,
         "recording": None if code.recording is None else asdict(code.recording),
-        "kept": code.kept,
-        "watched": code.watched,
-        "prologue": None if code.prologue is None else encode_calls(code.prologue),
+        "main_inputs": code.main_inputs,
+        "prologue_inputs": code.prologue_inputs,
+        "weight_prologue": None if code.weight_prologue is None else encode_calls(code.weight_prologue),
         "layouts": code.layouts,
-        "bodies": [{"names": body.names, "code": write(body.code, paths)} for body in code.bodies],
+        "subgraphs": [{"names": s.names, "code": write(s.code, paths)} for s in code.subgraphs],
     }
 
 
-def read(held: Any, gm: GraphModule) -> Code:
-    """The code that `write` wrote, with constants of `gm`. Raises ValueError for anything else."""
+def read(stored: Any, gm: GraphModule) -> Code:
+    """Return the code that `write` stored, with constants of `gm`. Raise ValueError for any other value."""
     try:
-        return _read(held, gm)
-    except Exception as cause:  # torch.fx alone has many words for a graph that is none
+        return _read(stored, gm)
+    except Exception as cause:  # torch.fx raises many types of errors for a malformed graph
         raise ValueError(f"not an entry of this version: {type(cause).__name__}: {cause}") from cause
 
 
-def _read(held: Any, gm: GraphModule) -> Code:
-    if set(held) != {f.name for f in fields(Code)} | {"launches"}:
-        raise ValueError(f"an entry with the fields {sorted(held)}")
+def _read(stored: Any, gm: GraphModule) -> Code:
+    if set(stored) != {f.name for f in fields(Code)} | {"launches"}:
+        raise ValueError(f"an entry with the fields {sorted(stored)}")
     return Code(
-        torch.device(_text(held["device"])),
-        _text(held["python"]),
-        _number(held["kernels"]),
-        _number(held["library_calls"]),
-        _text(held["cpp"]),
-        _read_jobs(held["jobs"], held["launches"]),
-        {name: _read_bound(x, gm) for name, x in held["bound"].items()},
-        _of(bool, held["names_lines"]),
-        None if held["recording"] is None else _read_facts(held["recording"]),
-        tuple(map(_number, held["kept"])),
-        tuple(map(_number, held["watched"])),
-        None if held["prologue"] is None else decode_calls(held["prologue"]),
-        tuple(Body(tuple(map(_text, b["names"])), _read(b["code"], gm)) for b in held["bodies"]),
-        tuple((_number(k), tuple(map(_number, strides)), _of(bool, w)) for k, strides, w in held["layouts"]),
+        torch.device(_text(stored["device"])),
+        _text(stored["python"]),
+        _number(stored["kernels"]),
+        _number(stored["library_calls"]),
+        _text(stored["cpp"]),
+        _read_jobs(stored["jobs"], stored["launches"]),
+        {name: _read_constant(x, gm) for name, x in stored["constants"].items()},
+        _of(bool, stored["names_lines"]),
+        None if stored["recording"] is None else _read_facts(stored["recording"]),
+        tuple(map(_number, stored["main_inputs"])),
+        tuple(map(_number, stored["prologue_inputs"])),
+        None if stored["weight_prologue"] is None else decode_calls(stored["weight_prologue"]),
+        tuple(Subgraph(tuple(map(_text, s["names"])), _read(s["code"], gm)) for s in stored["subgraphs"]),
+        tuple((_number(k), tuple(map(_number, strides)), _of(bool, w)) for k, strides, w in stored["layouts"]),
     )
 
 
-def takes_constants(held: Mapping[str, Any]) -> bool:
-    """Whether code as `write` gives it, or a body of it, needs constants that only its graph has."""
-    own = any("attribute" in x for x in held["bound"].values())
-    return own or any(takes_constants(body["code"]) for body in held["bodies"])
+def takes_constants(stored: Mapping[str, Any]) -> bool:
+    """Return whether stored code, or a subgraph of it, reads constants that only its own graph holds."""
+    own = any("attribute" in x for x in stored["constants"].values())
+    return own or any(takes_constants(subgraph["code"]) for subgraph in stored["subgraphs"])
 
 
-def _write_bound(name: str, held: Any, paths: Mapping[int, str]) -> Any:
-    if isinstance(held, torch.Tensor) and (value := small_constants.write(held)) is not None:
-        return {"tensor": value}
-    if id(held) in paths:
-        return {"attribute": paths[id(held)]}
-    if isinstance(held, (torch.Tensor, torch.nn.Module)):
-        raise NotCacheable(f"{name} is a {type(held).__name__} that a pass has made")
-    return encode(held)
+def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> Any:
+    if isinstance(value, torch.Tensor) and (content := small_constants.write(value)) is not None:
+        return {"tensor": content}
+    if id(value) in paths:
+        return {"attribute": paths[id(value)]}
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        raise NotCacheable(f"{name} is a {type(value).__name__} made by a pass")
+    return encode(value)
 
 
-def _read_bound(held: Any, gm: GraphModule) -> Any:
-    if "tensor" in held:
-        return small_constants.read(held["tensor"])
-    return resolve(gm, held["attribute"]) if "attribute" in held else decode(held)
+def _read_constant(stored: Any, gm: GraphModule) -> Any:
+    if "tensor" in stored:
+        return small_constants.read(stored["tensor"])
+    return resolve(gm, stored["attribute"]) if "attribute" in stored else decode(stored)
 
 
-def _write_jobs(jobs: tuple[Job, ...]) -> dict[str, Any]:
-    """Each job once, and per launch its number."""
-    once = dict.fromkeys(jobs)
-    number = {job: k for k, job in enumerate(once)}
-    return {"jobs": [asdict(job) for job in once], "launches": [number[job] for job in jobs]}
+def _write_jobs(jobs: tuple[Job, ...]) -> dict[str, object]:
+    """Return the distinct jobs, and for each launch the number of its job."""
+    distinct = dict.fromkeys(jobs)
+    number = {job: k for k, job in enumerate(distinct)}
+    return {"jobs": [asdict(job) for job in distinct], "launches": [number[job] for job in jobs]}
 
 
-def _read_jobs(held: Any, launches: Any) -> tuple[Job, ...]:
+def _read_jobs(stored: Any, launches: Any) -> tuple[Job, ...]:
     jobs = [
         Job(
             _text(j["source"]),
@@ -123,19 +126,19 @@ def _read_jobs(held: Any, launches: Any) -> tuple[Job, ...]:
             _text(j["name"]),
             _of(bool, j["contract"]),
         )
-        for j in held
+        for j in stored
     ]
     return tuple(jobs[_number(k)] for k in launches)
 
 
-def _read_facts(held: Any) -> Facts:
-    written = tuple(map(_number, held["written"]))
-    return Facts(_text(held["refusal"]), written, _of(bool, held["sized"]), _number(held["device"]))
+def _read_facts(stored: Any) -> Facts:
+    written = tuple(map(_number, stored["written"]))
+    return Facts(_text(stored["refusal"]), written, _of(bool, stored["sized"]), _number(stored["device"]))
 
 
 def _of(kind: type, x: Any) -> Any:
     if type(x) is not kind:
-        raise TypeError(f"{type(x).__name__} where {kind.__name__} belongs")
+        raise TypeError(f"{type(x).__name__} instead of {kind.__name__}")
     return x
 
 
@@ -144,7 +147,7 @@ def _text(x: Any) -> str:
 
 
 def _number(x: Any) -> int:
-    found = int(_of(int, x))
-    if found < 0:
-        raise ValueError("a number below zero")
-    return found
+    number = int(_of(int, x))
+    if number < 0:
+        raise ValueError("a negative number")
+    return number

@@ -14,20 +14,20 @@ from torch.fx import Graph, GraphModule, Node
 from ..runtime import control_flow, philox
 from ..runtime import ops as runtime_ops
 
-# Where functions that are called from a graph may come from.
+# The modules of functions that a graph may call.
 _OWN = (control_flow, runtime_ops, philox)
 _MODULES = {m.__name__: m for m in (builtins, math, operator, torch, *_OWN)} | {"_operator": operator}
-# Their arguments are numbers in a table of one process.
+# The arguments of this operator are numbers in a table of one process.
 _LOCAL_ARGUMENTS = "triton_kernel_wrapper"
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class NotCacheable(Exception):
-    """A graph that cannot be told from others, or kept, by what can be written down of it; the text says why."""
+    """Raised for a graph or value that has no text form that identifies it. The message says why."""
 
 
 def encode(x: Any) -> Any:
-    """`x` as a JSON value that `decode` reads. Equal texts mean equal values. Raises NotCacheable."""
+    """Return `x` as a JSON value that `decode` reads. Equal JSON texts mean equal values. Raise NotCacheable."""
     if x is None or type(x) in (bool, int, str):
         return x
     if type(x) is float:
@@ -61,7 +61,7 @@ def _encode_callable(x: Any) -> Any:
     if isinstance(x, torch._ops.HigherOrderOperator):
         name = str(x._name)
         if name.startswith(_LOCAL_ARGUMENTS) or getattr(torch.ops.higher_order, name, None) is not x:
-            raise NotCacheable(f"{name} has arguments that mean something in one process only")
+            raise NotCacheable(f"{name} has arguments that are valid in one process only")
         return {"higher_order": name}
     module, function = getattr(x, "__module__", None), getattr(x, "__name__", None)
     if isinstance(function, str) and module in _MODULES and getattr(_MODULES[module], function, None) is x:
@@ -70,19 +70,22 @@ def _encode_callable(x: Any) -> Any:
 
 
 def decode(x: Any, nodes: dict[str, Node] | None = None) -> Any:
-    """The value of a JSON form. Raises ValueError, LookupError, TypeError or AttributeError for what is none."""
+    """Return the value of a JSON form.
+
+    Raise ValueError, LookupError, TypeError or AttributeError if it is malformed.
+    """
     if isinstance(x, list):
         return [decode(y, nodes) for y in x]
     if not isinstance(x, dict):
         return x
-    ((kind, held),) = x.items()
+    ((kind, content),) = x.items()
     if kind == "node":
-        return (nodes or {})[held]
+        return (nodes or {})[content]
     if kind == "dict":
-        return {decode(k, nodes): decode(v, nodes) for k, v in held}
+        return {decode(k, nodes): decode(v, nodes) for k, v in content}
     if kind in ("tuple", "slice"):
-        return (tuple if kind == "tuple" else _slice)([decode(y, nodes) for y in held])
-    return _DECODERS[kind](held)
+        return (tuple if kind == "tuple" else _slice)([decode(y, nodes) for y in content])
+    return _DECODERS[kind](content)
 
 
 def _slice(parts: list[Any]) -> slice:
@@ -90,18 +93,18 @@ def _slice(parts: list[Any]) -> slice:
 
 
 def _torch_value(name: str) -> Any:
-    found = getattr(torch, name)
-    if not isinstance(found, _NAMED):
-        raise ValueError(f"torch.{name} is no dtype, layout or memory format")
-    return found
+    value = getattr(torch, name)
+    if not isinstance(value, _NAMED):
+        raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
+    return value
 
 
 def _overload(parts: list[str]) -> Any:
     namespace, name, overload = parts
-    found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    if not isinstance(found, torch._ops.OpOverload):
-        raise ValueError(f"{namespace}::{name}.{overload} is no operator")
-    return found
+    operator_ = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    if not isinstance(operator_, torch._ops.OpOverload):
+        raise ValueError(f"{namespace}::{name}.{overload} is not an operator")
+    return operator_
 
 
 def _function(parts: list[str]) -> Any:
@@ -122,30 +125,30 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def encode_calls(gm: GraphModule) -> list[Any]:
-    """A graph of inputs and calls only, each as [name, target, arguments]; the results are last.
+    """Return a row [name, target, arguments] for each node of a graph of inputs and calls; the results are last.
 
-    Raises NotCacheable.
+    Raise NotCacheable if the graph has constants.
     """
     out: list[Any] = []
     for n in gm.graph.nodes:
         if n.op == "get_attr":
-            raise NotCacheable(f"{n.name}, part of what is computed once from parameters, is a constant")
+            raise NotCacheable(f"{n.name}in the weight prologue is a constant")
         target = encode(n.target) if n.op == "call_function" else n.op
         out.append([n.name, target, encode(n.args), encode(n.kwargs)])
     return out
 
 
 def decode_calls(rows: list[Any]) -> GraphModule:
-    """The graph that `encode_calls` wrote. Raises what `decode` and torch.fx do."""
+    """Return the graph that `encode_calls` wrote. Raise the errors of `decode` and torch.fx."""
     graph, nodes = Graph(), dict[str, Node]()
     for name, target, args, kwargs in rows:
-        given = decode(args, nodes)
+        arguments = decode(args, nodes)
         if target == "output":
-            graph.output(*given)
+            graph.output(*arguments)
         elif target == "placeholder":
             nodes[name] = graph.placeholder(name)
         else:
             nodes[name] = graph.create_node(
-                "call_function", decode(target), tuple(given), decode(kwargs, nodes), name=name
+                "call_function", decode(target), tuple(arguments), decode(kwargs, nodes), name=name
             )
     return GraphModule(torch.nn.Module(), graph)

@@ -1,4 +1,4 @@
-"""What the code of a graph depends on, in words: the key of its entry, and why two graphs have different ones."""
+"""The cache key of a functional graph: all that its code depends on, as text, and how two keys differ."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ..config.options import SPECS, Config, uncacheable
 from ..lowering.facts import device_of, user_line
 from .json_values import NotCacheable, encode
 
-Parts = dict[str, dict[str, str]]  # part of the key -> what it holds, by name
-_ALSO_CODE = ("threads",)  # of the options that only affect running, those that a schedule asks for
+Parts = dict[str, dict[str, str]]  # part of the key -> its values by name
+_ALSO_CODE = ("threads",)  # options that only affect running, but that the scheduler reads
 MOST_NAMED = 3  # differences that an explanation lists
-MOST_CHARS = 200  # of each
+MOST_CHARS = 200  # of each value in an explanation
 
 
-def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, Any]) -> Parts:
-    """All that the code of a functional graph depends on. `job`: what it is compiled for, by name.
+def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, object]) -> Parts:
+    """Return all that the code of a functional graph depends on. `job` is the compilation job, by field.
 
-    Names of nodes count, since they are names in the host program; lines of the user do not (`lines_of`). Raises
-    NotCacheable, CompilerMissing.
+    Names of nodes are included, since the host program uses them; lines of the user's code are not (`lines_of`).
+    Raise NotCacheable or CompilerMissing.
     """
     if reason := uncacheable(cfg):
         raise NotCacheable(reason)
@@ -55,21 +55,21 @@ def key_of(parts: Parts) -> str:
 
 
 def family_of(parts: Parts) -> str:
-    """Graphs of one family call the same operators; whichever of them is kept can explain a miss of another."""
+    """Return the digest of the operators that a graph calls. A miss is explained by other graphs of its family."""
     calls = "\n".join(text.partition("(")[0] for text in parts["graph"].values())
     return hashlib.sha256(calls.encode()).hexdigest()[:16]
 
 
-def explain_miss(wanted: Parts, kept: Parts) -> str:
-    """Which parts of the key differ from a kept entry's, and how; "" if none do."""
-    found = [
-        f"{part} {name}: {_short(kept.get(part, {}).get(name))} kept, {_short(wanted.get(part, {}).get(name))} wanted"
-        for part in {**wanted, **kept}
-        for name in {**wanted.get(part, {}), **kept.get(part, {})}
-        if wanted.get(part, {}).get(name) != kept.get(part, {}).get(name)
+def differences(current: Parts, cached: Parts) -> str:
+    """Return the parts of the key that differ from a cached graph's, with both values; "" if none do."""
+    texts = [
+        f"{part} {name}: {_short(cached.get(part, {}).get(name))} cached, {_short(current.get(part, {}).get(name))} now"
+        for part in {**current, **cached}
+        for name in {**current.get(part, {}), **cached.get(part, {})}
+        if current.get(part, {}).get(name) != cached.get(part, {}).get(name)
     ]
-    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return "; ".join(found[:MOST_NAMED]) + more
+    more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return "; ".join(texts[:MOST_NAMED]) + more
 
 
 def _short(text: str | None) -> str:
@@ -79,21 +79,21 @@ def _short(text: str | None) -> str:
 
 
 def lines_of(gm: GraphModule) -> str:
-    """Digest of the user's lines behind the nodes, which errors raised by a compiled call name."""
+    """Return the digest of the user's lines behind the nodes, which errors of a compiled call name."""
     lines = "\n".join(user_line(n) for n in nodes_of(gm) if n.op == "call_function")
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def nodes_of(gm: GraphModule) -> Iterator[Node]:
-    """The nodes of a graph and of the graphs inside it."""
+    """Yield the nodes of a graph and of the graphs inside it."""
     for n in gm.graph.nodes:
         yield n
-        if n.op == "get_attr" and isinstance(held := resolve(gm, str(n.target)), GraphModule):
-            yield from nodes_of(held)
+        if n.op == "get_attr" and isinstance(inner := resolve(gm, str(n.target)), GraphModule):
+            yield from nodes_of(inner)
 
 
 def resolve(gm: GraphModule, path: str) -> Any:
-    """What a graph's `get_attr` of `path` gives."""
+    """Return the value that a graph's `get_attr` of `path` reads."""
     return functools.reduce(getattr, path.split("."), gm)
 
 
@@ -105,7 +105,7 @@ def _call(n: Node) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _target(target: Any) -> str:
+def _target(target: object) -> str:
     return json.dumps(encode(target))
 
 
@@ -113,18 +113,18 @@ def _target(target: Any) -> str:
 
 
 def _meta(n: Node) -> str:
-    late = n.meta.get("unbacked_bindings")
-    return describe(n.meta.get("val")) + (f" decides {[*map(str, late)]}" if late else "")
+    unbacked = n.meta.get("unbacked_bindings")
+    return describe(n.meta.get("val")) + (f" decides {[*map(str, unbacked)]}" if unbacked else "")
 
 
 def _views_of_inputs(gm: GraphModule) -> dict[str, str]:
-    """The results that AOTAutograd makes again of inputs, and where they are in these."""
-    found = gm.graph.output_node().meta.get("of_inputs") or {}
-    return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in found.items()}
+    """Return the results that AOTAutograd rebuilds as views of inputs, with their geometry."""
+    views = gm.graph.output_node().meta.get("of_inputs") or {}
+    return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in views.items()}
 
 
 def describe(x: Any) -> str:
-    """Geometry of a traced value, or the number that it is."""
+    """Return the geometry of a traced tensor, or the text of a traced number. Raise NotCacheable for other types."""
     if isinstance(x, torch.Tensor):
         if x.layout != torch.strided:
             return f"{x.dtype} {x.device} {x.layout} {[*x.shape]}"
@@ -139,20 +139,20 @@ def describe(x: Any) -> str:
     raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
 
 
-def content_of(held: Any) -> str:
-    """A constant by its content."""
-    if isinstance(held, GraphModule):
-        inner = {n.name: f"{_call(n)} {_inner(held, n)}" for n in held.graph.nodes}
+def content_of(value: Any) -> str:
+    """Return a digest of a constant's content: of a tensor, or of a graph. Raise NotCacheable for other types."""
+    if isinstance(value, GraphModule):
+        inner = {n.name: f"{_call(n)} {_inner(value, n)}" for n in value.graph.nodes}
         return f"graph {hashlib.sha256(json.dumps(inner).encode()).hexdigest()}"
-    if type(held) not in (torch.Tensor, torch.nn.Parameter) or held.layout != torch.strided:
-        raise NotCacheable(f"a constant of type {type(held).__name__} has no content that can be compared")
-    return f"{describe(held)} content {hashlib.sha256(bytes_of(held)).hexdigest()}"
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        raise NotCacheable(f"a constant of type {type(value).__name__} cannot be compared by content")
+    return f"{describe(value)} content {hashlib.sha256(bytes_of(value)).hexdigest()}"
 
 
-def bytes_of(held: torch.Tensor) -> bytes:
-    """The elements of a strided tensor on any device, of any dtype and shape, in the order of its dimensions."""
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the elements of a strided tensor of any device, dtype and shape, in row-major order."""
     with torch_api.real_tensors(), torch.no_grad():
-        flat = held.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
@@ -163,22 +163,25 @@ def _inner(gm: GraphModule, n: Node) -> str:
 # --- symbolic sizes --------------------------------------------------------------------------------------------------
 
 
-def sizes_of(values: Iterable[Any]) -> dict[str, str]:
-    """Ranges of the symbols in traced values, and the conditions on them that tracing has met."""
-    found: dict[sympy.Symbol, Any] = {}
+def sizes_of(values: Iterable[object]) -> dict[str, str]:
+    """Return the ranges of the symbols in traced values, and the conditions on them that tracing has met."""
+    environments: dict[sympy.Symbol, Any] = {}
     for value in values:
         for number in numbers_of(value):
-            found.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))
-    out = {str(s): str(torch_api.size_range(env, s)) for s, env in sorted(found.items(), key=lambda item: str(item[0]))}
-    if found:
-        env = next(iter(found.values()))
-        met = [str(c) for c in torch_api.size_conditions(env) if found.keys() & c.free_symbols]
-        out["conditions"] = "; ".join(sorted(set(met)))
+            environments.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))
+    out = {
+        str(s): str(torch_api.size_range(env, s))
+        for s, env in sorted(environments.items(), key=lambda item: str(item[0]))
+    }
+    if environments:
+        env = next(iter(environments.values()))
+        conditions = [str(c) for c in torch_api.size_conditions(env) if environments.keys() & c.free_symbols]
+        out["conditions"] = "; ".join(sorted(set(conditions)))
     return out
 
 
-def numbers_of(x: Any) -> Iterator[Any]:
-    """The symbolic numbers of a traced value."""
+def numbers_of(x: object) -> Iterator[Any]:
+    """Yield the symbolic numbers of a traced value."""
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield x
     elif isinstance(x, torch.Tensor) and torch_api.has_symbolic_geometry(x):
@@ -190,7 +193,7 @@ def numbers_of(x: Any) -> Iterator[Any]:
 
 
 def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
-    """Everything that tracing and compiling have assumed of symbolic sizes so far."""
+    """Return all conditions on symbolic sizes that tracing and compiling have assumed so far."""
     for n in gm.graph.nodes:
         for number in numbers_of(n.meta.get("val")):
             return torch_api.size_assumptions(number.node.shape_env)
@@ -201,7 +204,7 @@ def conditions_on_sizes(gm: GraphModule) -> tuple[str, ...]:
 
 
 def options_of(cfg: Config) -> dict[str, str]:
-    """The options that code depends on, as text."""
+    """Return the options that generated code depends on, as text."""
     names = [name for name, spec in SPECS.items() if spec.affects == "code" or name in _ALSO_CODE]
     return {
         name: repr([p.uuid() for p in getattr(cfg, name)] if SPECS[name].is_pass else getattr(cfg, name))
@@ -211,7 +214,10 @@ def options_of(cfg: Config) -> dict[str, str]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of all that makes code; the package's own is the digest of its files, read once a process."""
+    """Return the versions of all software that makes code. The package's own version is the digest of its files.
+
+    The files are read once per process.
+    """
     return {
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "triton": torch_api.triton_version() or "none",
@@ -232,10 +238,11 @@ def _source_digest(package: Path) -> str:
 
 
 def settings() -> dict[str, str]:
-    """torch's settings of the process that passes and schedules ask for."""
+    """Return torch's process-wide settings that passes and schedules depend on."""
+    mkldnn = torch.backends.mkldnn
     return {
         "threads": str(torch.get_num_threads()),
-        "mkldnn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[no-untyped-call]
+        "mkldnn": str(torch_api.unannotated(mkldnn.is_available)() and mkldnn.enabled),
         "float32 products": torch.get_float32_matmul_precision(),
         "default dtype": str(torch.get_default_dtype()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -243,7 +250,7 @@ def settings() -> dict[str, str]:
 
 
 def gpu(device: torch.device) -> dict[str, str]:
-    """What of a GPU its code depends on."""
+    """Return the properties of a GPU that its code depends on."""
     return {
         "name": torch_api.cuda_name(device),
         "capability": str(torch_api.cuda_capability(device)),

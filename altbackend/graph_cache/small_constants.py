@@ -1,4 +1,4 @@
-"""Small CPU tensors by value: what a graph was traced with, such as a list of numbers in the user's code."""
+"""Small CPU tensors stored by value, such as a list of numbers in the user's code."""
 
 from __future__ import annotations
 
@@ -15,30 +15,35 @@ LARGEST = 1 << 16  # bytes
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
-def write(held: torch.Tensor) -> dict[str, Any] | None:
-    """The JSON form of a plain tensor that is dense and small; None for any other.
+def write(tensor: torch.Tensor) -> dict[str, Any] | None:
+    """Return the JSON form of a plain, dense tensor of at most `LARGEST` bytes on the CPU; None for any other.
 
-    Not of one on a GPU, since an entry may serve another device than the one that it was made on.
+    A GPU tensor is not stored, since an entry may serve another device than the one that it was made on.
     """
-    if type(held) is not torch.Tensor or held.layout != torch.strided or held.is_quantized or held.requires_grad:
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.requires_grad
+    ):
         return None
-    if held.device.type != "cpu" or held.numel() * held.itemsize > LARGEST:
+    if tensor.device.type != "cpu" or tensor.numel() * tensor.itemsize > LARGEST:
         return None
-    if held.is_conj() or held.is_neg() or not held.is_contiguous():
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
         return None
     return {
-        "dtype": str(held.dtype).removeprefix("torch."),
-        "sizes": list(held.shape),
-        "content": base64.b64encode(bytes_of(held)).decode(),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "sizes": list(tensor.shape),
+        "content": base64.b64encode(bytes_of(tensor)).decode(),
     }
 
 
-def read(held: dict[str, Any]) -> torch.Tensor:
-    """The tensor that `write` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-    dtype, sizes = _DTYPES[held["dtype"]], tuple(held["sizes"])
+def read(stored: dict[str, Any]) -> torch.Tensor:
+    """Return the tensor that `write` stored. Raise ValueError, KeyError or TypeError if the form is malformed."""
+    dtype, sizes = _DTYPES[stored["dtype"]], tuple(stored["sizes"])
     if any(type(n) is not int or n < 0 for n in sizes):
-        raise ValueError(f"{sizes} are no sizes")
-    content = bytearray(base64.b64decode(held["content"], validate=True))
+        raise ValueError(f"{sizes} are not sizes")
+    content = bytearray(base64.b64decode(stored["content"], validate=True))
     if len(content) != math.prod(sizes) * dtype.itemsize:
         raise ValueError(f"{len(content)} bytes for {sizes} of {dtype}")
     with torch_api.real_tensors():

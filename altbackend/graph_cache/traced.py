@@ -1,8 +1,8 @@
-"""Graphs as Dynamo captured them: how their compiled parts are called is kept, so that a later process binds them.
+"""The cache of graphs as Dynamo captured them: a hit loads their compiled parts without AOTAutograd.
 
-Without an entry AOTAutograd traces such a graph, and what it makes is compiled. An entry says which compiled graphs
-came of it (`graph_cache/lookup.py` keeps those) and how they are called (`runtime.wrapped.Plan`). Only graphs that need
-nothing else of AOTAutograd are kept; the others take the longer way in every process.
+An entry names the compiled graphs that AOTAutograd made of a captured graph (stored by `graph_cache/lookup.py`) and
+holds the plan to call them (`runtime.aot_wrapper.Plan`). Graphs that need more of AOTAutograd than a plan can express
+are traced in every process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 from torch.fx import GraphModule
 
 from ..compat import torch_api
+from ..compiled.artifact import Code
 from ..config.options import Config
-from ..debug.trace import Trace
+from ..debug.trace import DecisionKind, Trace
 from ..runtime.aot_wrapper import Alias, Plan, Tangent, inference, training
+from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
 from ..runtime.views import OPERATORS, Step
 from . import artifacts, entry, entry_files, lookup, wrapper_plan
@@ -27,16 +29,15 @@ from .json_values import NotCacheable
 from .key import Parts, key_of
 from .traced_key import family_of, lines_of, parts_of
 
-Call = Callable[[list[Any]], Sequence[Any]]
-Bind = Callable[[Any, Mapping[str, Any]], Call]
+Load = Callable[[Code, Mapping[str, object]], BoxedCall]
 
 
 @dataclass(frozen=True)
-class Question:
-    """A captured graph that the cache is asked for."""
+class Query:
+    """A captured graph that is looked up in the cache. `numbers` holds its symbolic inputs."""
 
     cfg: Config
-    place: entry_files.Place
+    path: entry_files.EntryPath
     parts: Parts
     lines: str
     numbers: tuple[Any, ...]
@@ -44,16 +45,16 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Half:
-    """A compiled graph by its entry in the graphs' cache, and what it was compiled for."""
+class GraphRef:
+    """A compiled graph by its entry in the cache of compiled graphs, and the job that it was compiled for."""
 
     family: str
     key: str
     job: Mapping[str, Any]
 
 
-def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
-    """The question, or why the graph is not looked up. Takes the graph as captured, before any pass."""
+def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | str:
+    """Return the query for a graph as captured, before any pass; or the reason why the graph is not looked up."""
     if not cfg.warm_start:
         return "option warm_start is off"
     if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in inputs):
@@ -66,69 +67,76 @@ def ask(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> Question | str:
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
-    place = lookup.place_of(cfg, f"traced-{family_of(gm)}", key_of(parts))
+    path = lookup.entry_path(cfg, f"traced-{family_of(gm)}", key_of(parts))
     numbers = tuple(x for x in inputs if isinstance(x, torch.SymInt))
-    return Question(cfg, place, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
+    return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
 
 
-def find(
-    asked: Question, gm: GraphModule, cfg: Config, trace: Trace, bind: Bind, otherwise: Callable[..., Any]
-) -> Callable[..., Any] | None:
-    """The callable of a graph that is kept, or None. `bind` makes one of a compiled graph's code and its job.
+def load_cached(
+    query: Query, gm: GraphModule, cfg: Config, trace: Trace, load: Load, on_overlap: Function
+) -> Function | None:
+    """Return the callable of a cached graph, or None on a miss. `load` makes a callable of a part's code and job.
 
-    `otherwise` is called with inputs that overlap, if one of them is written.
+    `on_overlap` is called instead with inputs that share memory, if the graph writes one of them.
     """
-    held = entry_files.read(asked.place)
-    if held is None:
-        trace.decision("warm start", trace.graph_name, "miss", lookup.why_missed(asked.parts, asked.place))
+    stored = entry_files.read(query.path)
+    if stored is None:
+        trace.decision(DecisionKind.WARM_START, trace.graph_name, "miss", lookup.miss_reason(query.parts, query.path))
         return None
     try:
-        if held["lines"] and held["lines"] != asked.lines:
+        if stored["lines"] and stored["lines"] != query.lines:
             return None
-        calls = [_bound(half, gm, cfg, bind) for half in held["halves"]]
-        plan = read_plan(held["plan"])
-        if not torch_api.conditions_hold(held["conditions"], asked.numbers):
-            trace.decision("warm start", trace.graph_name, "miss", "conditions on sizes that do not hold here")
+        calls = [_load_part(ref, gm, cfg, load) for ref in stored["graphs"]]
+        plan = read_plan(stored["plan"])
+        if not torch_api.conditions_hold(stored["conditions"], query.numbers):
+            trace.decision(
+                DecisionKind.WARM_START, trace.graph_name, "miss", "conditions on sizes that do not hold here"
+            )
             return None
-    except Exception as cause:  # whatever is wrong with an entry, compiling anew is right
-        trace.decision("warm start", trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
+    except Exception as cause:  # an entry with any defect is a miss
+        trace.decision(DecisionKind.WARM_START, trace.graph_name, "unusable", f"{type(cause).__name__}: {cause}")
         return None
-    artifacts.record(asked.place)
-    trace.decision("warm start", trace.graph_name, "hit", f"{len(calls)} compiled graphs bound")
+    artifacts.record(query.path)
+    trace.decision(DecisionKind.WARM_START, trace.graph_name, "hit", f"{len(calls)} compiled graphs loaded")
     watch, before = Watch(frozenset(plan.changed), torch_api.static_inputs(gm)), tuple(torch_api.lifted(gm).values())
     if len(calls) == 1:
         call = inference(calls[0], plan, torch_api.mark_dynamic, before)
     else:
-        call = training(calls[0], calls[1], plan, torch_api.mark_dynamic, asked.deterministic, before)
-    return watched(call, watch, otherwise, before)
+        call = training(calls[0], calls[1], plan, torch_api.mark_dynamic, query.deterministic, before)
+    return watched(call, watch, on_overlap, before)
 
 
-def _bound(half: Mapping[str, Any], gm: GraphModule, cfg: Config, bind: Bind) -> Call:
-    place = lookup.place_of(cfg, half["family"], half["key"])
-    held = entry_files.read(place)
-    if held is None:
-        raise LookupError(f"the entry of its {half['job']['kind']} graph is gone")
-    artifacts.record(place)
-    return bind(entry.read(held["code"], gm), half["job"])
+def _load_part(ref: Mapping[str, Any], gm: GraphModule, cfg: Config, load: Load) -> BoxedCall:
+    path = lookup.entry_path(cfg, ref["family"], ref["key"])
+    stored = entry_files.read(path)
+    if stored is None:
+        raise LookupError(f"the entry of its {ref['job']['kind']} graph is gone")
+    artifacts.record(path)
+    return load(entry.read(stored["code"], gm), ref["job"])
 
 
 class Recording:
-    """Follows one captured graph through AOTAutograd, and keeps how it is called once all its parts are compiled.
+    """Follows one captured graph through AOTAutograd, and stores its entry once all its parts are compiled.
 
-    A backward is compiled when it first runs, by a thread of autograd perhaps; `asked` a text records nothing.
+    A thread of autograd may compile the backward, when it first runs. If `query` is a reason, nothing is stored.
     """
 
-    def __init__(self, asked: Question | str, trace: Trace) -> None:
-        self.asked, self.trace = asked, trace
+    def __init__(self, query: Query | str, trace: Trace) -> None:
+        self.query, self.trace = query, trace
         self.plan: Plan | None = None
-        self.halves: dict[str, Half] = {}
+        self.graphs: dict[str, GraphRef] = {}
         self.conditions: str | None = None
         self.meta: Any = None
         self._lock = threading.Lock()
 
-    def part(self, kind: str, gm: GraphModule, job: Mapping[str, Any]) -> Callable[[entry_files.Place], None] | None:
-        """To be told where a part's code is kept; asked before it is compiled."""
-        if isinstance(self.asked, str):
+    def part(
+        self, kind: str, gm: GraphModule, job: Mapping[str, Any]
+    ) -> Callable[[entry_files.EntryPath], None] | None:
+        """Return the callback that is told where a part's code is stored.
+
+        Must be called before the part is compiled.
+        """
+        if isinstance(self.query, str):
             return None
         try:
             if kind == "backward":
@@ -138,108 +146,110 @@ class Recording:
             else:
                 self.meta = torch_api.traced_metadata()
                 self.plan = wrapper_plan.plan_of(self.meta, gm, training=kind == "forward")
-        except Exception as cause:  # torch's metadata may change; nothing is kept then
+        except Exception as cause:  # torch's metadata may change between versions; then the graph is not cached
             self._give_up(f"{type(cause).__name__}: {cause}" if not isinstance(cause, NotCacheable) else str(cause))
             return None
-        return lambda place: self._kept(kind, Half(place.family, place.key, dict(job)))
+        return lambda path: self._add(kind, GraphRef(path.family, path.key, dict(job)))
 
     def finish(self) -> None:
-        """AOTAutograd has returned: all conditions on sizes are known."""
-        if isinstance(self.asked, str):
+        """Note all conditions on sizes. Must be called when AOTAutograd has returned."""
+        if isinstance(self.query, str):
             return
         try:
-            self.conditions = torch_api.conditions(self.asked.numbers)
+            self.conditions = torch_api.conditions(self.query.numbers)
         except Exception as cause:
             self._give_up(f"conditions on its sizes cannot be written down: {type(cause).__name__}: {cause}")
         self._write()
 
-    def _kept(self, kind: str, half: Half) -> None:
-        self.halves[kind] = half
+    def _add(self, kind: str, ref: GraphRef) -> None:
+        self.graphs[kind] = ref
         self._write()
 
     def _give_up(self, reason: str) -> None:
-        self.trace.decision("warm start", self.trace.graph_name, "not kept", reason)
-        self.asked, self.plan = reason, None
+        self.trace.decision(DecisionKind.WARM_START, self.trace.graph_name, "not stored", reason)
+        self.query, self.plan = reason, None
 
     def _write(self) -> None:
-        """Keep the entry when its last part has come."""
-        kinds = ("inference",) if "inference" in self.halves else ("forward", "backward")
+        """Write the entry once the last part is compiled."""
+        kinds = ("inference",) if "inference" in self.graphs else ("forward", "backward")
         with self._lock:
-            asked = self.asked
-            if isinstance(asked, str) or self.conditions is None or self.plan is None or not {*kinds} <= {*self.halves}:
+            query = self.query
+            if isinstance(query, str) or self.conditions is None or self.plan is None or not {*kinds} <= {*self.graphs}:
                 return None
-            self.asked = "kept"
+            self.query = "its entry is being stored"
         lines = False
         for kind in kinds:
-            half = self.halves[kind]
-            held = entry_files.read(lookup.place_of(asked.cfg, half.family, half.key))
-            if held is None or entry.takes_constants(held["code"]):
+            ref = self.graphs[kind]
+            stored = entry_files.read(lookup.entry_path(query.cfg, ref.family, ref.key))
+            if stored is None or entry.takes_constants(stored["code"]):
                 return self._give_up(f"constants of its {kind} graph have no name in the captured graph")
-            lines |= bool(held["lines"])
-        entry_ = {
-            "halves": [asdict(self.halves[kind]) for kind in kinds],
+            lines |= bool(stored["lines"])
+        content = {
+            "graphs": [asdict(self.graphs[kind]) for kind in kinds],
             "plan": asdict(self.plan),
             "conditions": self.conditions,
-            "lines": asked.lines if lines else "",
-            "binaries": [],  # the compiled graphs name those
+            "lines": query.lines if lines else "",
+            "binaries": [],  # the entries of the compiled graphs name them
         }
-        reason = entry_files.write(asked.place, entry_, asked.parts)
+        reason = entry_files.write(query.path, content, query.parts)
         if not reason:
-            artifacts.record(asked.place)
-        self.trace.decision("warm start", self.trace.graph_name, "not kept" if reason else "kept", reason)
+            artifacts.record(query.path)
+        self.trace.decision(
+            DecisionKind.WARM_START, self.trace.graph_name, "not stored" if reason else "stored", reason
+        )
         return None
 
 
-def read_plan(held: Mapping[str, Any]) -> Plan:
-    """The plan that `asdict` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+def read_plan(stored: Mapping[str, Any]) -> Plan:
+    """Return the plan that `asdict` wrote. Raise ValueError, KeyError or TypeError if the JSON value is malformed."""
     tangents = tuple(
         Tangent(_number(t["result"]), str(t["format"]), _numbers(t["size"]), _numbers(t["stride"]))
-        for t in held["tangents"]
+        for t in stored["tangents"]
     )
     return Plan(
-        tuple(_number(k, least=-1) for k in held["same"]),
-        tuple(map(_numbers, held["dynamic"])),
-        _numbers(held["written"]),
-        _numbers(held["fixed"]),
-        _numbers(held["unviewed"]),
-        _numbers(held["detached"]),
-        _number(held["unchecked"]),
-        _number(held["sizes"]),
+        tuple(_number(k, least=-1) for k in stored["same"]),
+        tuple(map(_numbers, stored["dynamic"])),
+        _numbers(stored["written"]),
+        _numbers(stored["fixed"]),
+        _numbers(stored["unviewed"]),
+        _numbers(stored["detached"]),
+        _number(stored["unchecked"]),
+        _number(stored["sizes"]),
         tangents,
-        tuple(map(_alias, held["views"])),
-        _numbers(held["changed"]),
+        tuple(map(_alias, stored["views"])),
+        _numbers(stored["changed"]),
     )
 
 
-def _alias(held: Mapping[str, Any]) -> Alias:
-    steps = held["steps"]
-    made = None if steps is None else tuple(map(_step, steps))
-    return Alias(_number(held["result"]), _number(held["base"]), held["requires_grad"] is True, made)
+def _alias(stored: Mapping[str, Any]) -> Alias:
+    steps = stored["steps"]
+    view_steps = None if steps is None else tuple(map(_step, steps))
+    return Alias(_number(stored["result"]), _number(stored["base"]), stored["requires_grad"] is True, view_steps)
 
 
-def _step(held: Mapping[str, Any]) -> Step:
-    name, part = held["name"], _number(held["part"], least=-1)
+def _step(stored: Mapping[str, Any]) -> Step:
+    name, part = stored["name"], _number(stored["part"], least=-1)
     if name not in OPERATORS:
-        raise ValueError(f"{name!r} is no view operator")
-    return Step(name, tuple(map(_argument, held["args"])), part)
+        raise ValueError(f"{name!r} is not a view operator")
+    return Step(name, tuple(map(_argument, stored["args"])), part)
 
 
-def _argument(held: Any) -> Any:
-    """An argument of a view operator."""
-    if held is None or type(held) in (bool, int):
-        return held
-    if isinstance(held, str):
-        if not isinstance(getattr(torch, held), torch.dtype):
-            raise ValueError(f"{held!r} is no dtype")
-        return held
-    return tuple(_number(n, least=-sys.maxsize) for n in held)
+def _argument(stored: Any) -> Any:
+    """Return an argument of a view operator."""
+    if stored is None or type(stored) in (bool, int):
+        return stored
+    if isinstance(stored, str):
+        if not isinstance(getattr(torch, stored), torch.dtype):
+            raise ValueError(f"{stored!r} is not a dtype")
+        return stored
+    return tuple(_number(n, least=-sys.maxsize) for n in stored)
 
 
-def _numbers(held: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(_number, held))
+def _numbers(stored: Values) -> tuple[int, ...]:
+    return tuple(map(_number, stored))
 
 
 def _number(x: Any, least: int = 0) -> int:
     if type(x) is not int or x < least:
-        raise ValueError(f"{x!r} where a number from {least} belongs")
+        raise ValueError(f"{x!r} is not an integer of at least {least}")
     return x

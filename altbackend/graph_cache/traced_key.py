@@ -1,4 +1,4 @@
-"""What the compiled parts of a captured graph depend on, in words."""
+"""The cache key of a captured graph: all that its compiled parts depend on, as text."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ..lowering.facts import user_line
 from . import key
 from .json_values import NotCacheable, encode
 
-# Operators whose meaning is torch's; others bring code of the user's that no key knows.
+# Operators with torch's own meaning; other namespaces hold code of the user that no key can identify.
 _NAMESPACES = ("aten", "prims")
 _LOCAL_ARGUMENTS = "triton_kernel_wrapper"
 _INPUTS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def parts_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> key.Parts:
-    """All that compiling a captured graph depends on. Raises NotCacheable."""
+def parts_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> key.Parts:
+    """Return all that compiling a captured graph depends on. Raise NotCacheable."""
     if reason := uncacheable(cfg) or torch_api.hooks_on_saved_tensors():
         raise NotCacheable(reason)
-    if torch_api.compiled_autograd():  # it traces the backward's own graph, which only AOTAutograd gives
+    if torch_api.compiled_autograd():  # it traces the backward's own graph, which only AOTAutograd provides
         raise NotCacheable("compiled autograd is on")
-    places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    values, held = [_value(n) for n in places], torch_api.lifted(gm)
-    _refuse_shared([*held.values(), *values])
-    if not all(map(_plain, held.values())):
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    values, lifted = [_value(n) for n in placeholders], torch_api.lifted(gm)
+    _refuse_shared([*lifted.values(), *values])
+    if not all(map(_plain, lifted.values())):
         raise NotCacheable("a parameter of a subclass")
-    for given in inputs:
-        if not isinstance(given, (*_INPUTS, int, torch.SymInt)) or not _plain(given):
-            raise NotCacheable(f"an input of type {type(given).__name__}")
+    for value in inputs:
+        if not isinstance(value, (*_INPUTS, int, torch.SymInt)) or not _plain(value):
+            raise NotCacheable(f"an input of type {type(value).__name__}")
     return {
-        "graph": dict(_calls(gm, {name: k for k, name in enumerate(held)})),
-        "inputs": {f"held {k}": _input(None, x, x) for k, x in enumerate(held.values())}
-        | {n.name: _input(n, v, x) for n, v, x in zip(places, values, inputs, strict=True)},
+        "graph": dict(_calls(gm, {name: k for k, name in enumerate(lifted)})),
+        "inputs": {f"lifted {k}": _input(None, x, x) for k, x in enumerate(lifted.values())}
+        | {n.name: _input(n, v, x) for n, v, x in zip(placeholders, values, inputs, strict=True)},
         "sizes": key.sizes_of(n.meta.get("example_value") for n in gm.graph.nodes),
         "options": key.options_of(cfg),
         "versions": key.versions(),
@@ -54,13 +54,13 @@ def parts_of(gm: GraphModule, inputs: Sequence[Any], cfg: Config) -> key.Parts:
 
 
 def family_of(gm: GraphModule) -> str:
-    """Graphs of one family call the same functions."""
+    """Return the digest of the functions that a graph calls."""
     calls = "\n".join(_target(n.target) if callable(n.target) else str(n.target) for n in _called(gm))
     return hashlib.sha256(calls.encode()).hexdigest()[:16]
 
 
 def lines_of(gm: GraphModule) -> str:
-    """Digest of the user's lines behind the calls, which errors raised by a compiled call name."""
+    """Return the digest of the user's lines behind the calls, which errors of a compiled call name."""
     return hashlib.sha256("\n".join(map(user_line, _called(gm))).encode()).hexdigest()
 
 
@@ -71,16 +71,16 @@ def _called(gm: GraphModule) -> list[Node]:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _calls(gm: GraphModule, held: Mapping[str, int], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of every node. `held`: numbers of the parameters and buffers, whose content does not matter.
+def _calls(gm: GraphModule, lifted: Mapping[str, int], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and text of every node. Raise NotCacheable.
 
-    Raises NotCacheable.
+    `lifted` numbers the parameters and buffers, whose content does not matter.
     """
     for n in gm.graph.nodes:
         if n.op == "get_attr":
             path = f"{prefix}{n.target}"
-            known = f"held {held[path]}" if path in held else None
-            yield n.name, known or _attribute(key.resolve(gm, str(n.target)), held, path)
+            text = f"lifted {lifted[path]}" if path in lifted else None
+            yield n.name, text or _attribute(key.resolve(gm, str(n.target)), lifted, path)
         elif n.op in ("call_function", "call_method", "output"):
             target = _target(n.target) if n.op == "call_function" else f"{n.op} {n.target}"
             yield n.name, f"{target}({json.dumps(encode(n.args))}, {json.dumps(encode(n.kwargs))})"
@@ -90,14 +90,14 @@ def _calls(gm: GraphModule, held: Mapping[str, int], prefix: str = "") -> Iterat
             raise NotCacheable(f"{n.name} has a size that only data decides")
 
 
-def _attribute(found: Any, held: Mapping[str, int], path: str) -> str:
-    if isinstance(found, GraphModule):
-        return f"graph {hashlib.sha256(json.dumps(dict(_calls(found, held, f'{path}.'))).encode()).hexdigest()}"
-    return key.content_of(found)
+def _attribute(value: object, lifted: Mapping[str, int], path: str) -> str:
+    if isinstance(value, GraphModule):
+        return f"graph {hashlib.sha256(json.dumps(dict(_calls(value, lifted, f'{path}.'))).encode()).hexdigest()}"
+    return key.content_of(value)
 
 
-def _target(target: Any) -> str:
-    """The name of a called function, if it is torch's or Python's own. Raises NotCacheable."""
+def _target(target: object) -> str:
+    """Return the name of a called function if it belongs to torch or Python. Raise NotCacheable otherwise."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(target)
         if name.split(".")[0] in _NAMESPACES:
@@ -107,10 +107,10 @@ def _target(target: Any) -> str:
         name = str(target._name)
         if not name.startswith(_LOCAL_ARGUMENTS) and getattr(torch.ops.higher_order, name, None) is target:
             return f"higher order {name}"
-        raise NotCacheable(f"{name} has arguments that mean something in one process only")
+        raise NotCacheable(f"{name} has arguments that are valid in one process only")
     module, function = str(getattr(target, "__module__", "")), str(getattr(target, "__name__", ""))
-    known = module.split(".")[0] in ("torch", "builtins", "_operator", "math")
-    if known and getattr(sys.modules.get(module), function, None) is target:
+    importable = module.split(".")[0] in ("torch", "builtins", "_operator", "math")
+    if importable and getattr(sys.modules.get(module), function, None) is target:
         return f"{module}.{function}"
     raise NotCacheable(f"{target!r:.80} is a function of the user")
 
@@ -118,30 +118,30 @@ def _target(target: Any) -> str:
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _value(n: Node) -> Any:
-    held = n.meta.get("example_value")
-    if not isinstance(held, (torch.Tensor, int, torch.SymInt)):
-        raise NotCacheable(f"{n.name}, an input of type {type(held).__name__}")
-    return held
+def _value(n: Node) -> object:
+    value = n.meta.get("example_value")
+    if not isinstance(value, (torch.Tensor, int, torch.SymInt)):
+        raise NotCacheable(f"{n.name}, an input of type {type(value).__name__}")
+    return value
 
 
-def _plain(given: Any) -> bool:
-    """Whether a tensor is no subclass; a parameter may say that it is one of another kind."""
-    return not isinstance(given, torch.Tensor) or (type(given) in _INPUTS or torch_api.is_fake(given))
+def _plain(value: object) -> bool:
+    """Return whether a value is not a tensor subclass. A parameter may be declared as another kind of tensor."""
+    return not isinstance(value, torch.Tensor) or (type(value) in _INPUTS or torch_api.is_fake(value))
 
 
-def _input(n: Node | None, value: Any, given: Any) -> str:
+def _input(n: Node | None, value: object, real: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return f"{type(given).__name__} {key.describe(value)}"
+        return f"{type(real).__name__} {key.describe(value)}"
     flags = [
-        f"{type(given).__name__}",
+        f"{type(real).__name__}",
         f"gradient {value.requires_grad} leaf {value.is_leaf} inference {value.is_inference()} view {value._is_view()}",
-        f"static {(n.meta.get('tensor_dict') or {}).get('_dynamo_static_input_type') if n is not None else 'held'}",
+        f"static {(n.meta.get('tensor_dict') or {}).get('_dynamo_static_input_type') if n is not None else 'lifted'}",
     ]
     return f"{key.describe(value)} {' '.join(flags)}"
 
 
-def _refuse_shared(values: Sequence[Any]) -> None:
+def _refuse_shared(values: Sequence[object]) -> None:
     storages = [x.untyped_storage()._cdata for x in values if isinstance(x, torch.Tensor)]
     if len(set(storages)) != len(storages):
         raise NotCacheable("inputs that share memory")
@@ -151,7 +151,7 @@ def _refuse_shared(values: Sequence[Any]) -> None:
 
 
 def _settings() -> dict[str, str]:
-    """torch's settings of the process that tracing asks for."""
+    """Return torch's process-wide settings that tracing depends on."""
     cuda: Any = torch.backends.cuda
     return {
         "gradients": f"{torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}",
@@ -166,15 +166,15 @@ def _settings() -> dict[str, str]:
 
 
 def _machine(gm: GraphModule, cfg: Config) -> dict[str, str]:
-    """The compiler, and every GPU that a value of the graph is on."""
-    found: dict[str, str] = {}
+    """Return the C++ compiler, and every GPU that holds a value of the graph."""
+    machine: dict[str, str] = {}
     with contextlib.suppress(CompilerMissing):
-        found = cpp.identity(cfg)
-    held = [n.meta.get("example_value") for n in gm.graph.nodes]
-    devices = {str(x.device): x.device for x in held if isinstance(x, torch.Tensor)}
+        machine = cpp.identity(cfg)
+    values = [n.meta.get("example_value") for n in gm.graph.nodes]
+    devices = {str(x.device): x.device for x in values if isinstance(x, torch.Tensor)}
     for name, device in devices.items():
         if device.type == "cuda":
-            found |= {f"{name} {what}": text for what, text in key.gpu(device).items()}
+            machine |= {f"{name} {what}": text for what, text in key.gpu(device).items()}
         elif device.type != "cpu":
             raise NotCacheable(f"a tensor on {device}")
-    return found
+    return machine

@@ -1,4 +1,4 @@
-"""What AOTAutograd found out about a graph, as a `Plan`: for graphs that need no more of it than a plan can say."""
+"""Plans read from AOTAutograd's metadata, for graphs that need no more of it than a plan can express."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..runtime.aot_wrapper import Alias, Plan, Tangent
 from ..runtime.views import OPERATORS, Step
 from .json_values import NotCacheable
 
-_NONE: tuple[Any, ...] = (0, None, False, (), [], {})
-# Attributes of AOTAutograd's metadata that must be empty, and what a graph has where one is not.
+_NONE: tuple[object, ...] = (0, None, False, (), [], {})
+# Attributes of AOTAutograd's metadata that must be empty, with the property of the graph that each one means.
 _REFUSED = {
     "tokens": "effects that are ordered by tokens",
     "num_backward_tokens": "effects that are ordered by tokens",
@@ -30,16 +30,16 @@ _PLAIN, _UNVIEWED, _INPUT, _VIEW = "non_alias", "unsafe_view_alias", "is_input",
 
 
 def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
-    """The plan of an inference or forward graph by AOTAutograd's metadata, before its backward is known.
+    """Return the plan of an inference or forward graph from AOTAutograd's metadata, before its backward is known.
 
-    Raises NotCacheable.
+    Raise NotCacheable.
     """
     for name, what in _REFUSED.items():
         if getattr(meta, name, None) not in _NONE:
             raise NotCacheable(f"the graph has {what}")
     kinds = [info.output_type.name for info in meta.output_info]
-    if strange := set(kinds) - {_PLAIN, _UNVIEWED, _INPUT, _VIEW}:
-        raise NotCacheable(f"the graph has a result that is {' and '.join(sorted(strange))}")
+    if unknown := set(kinds) - {_PLAIN, _UNVIEWED, _INPUT, _VIEW}:
+        raise NotCacheable(f"the graph has a result that is {' and '.join(sorted(unknown))}")
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in meta.input_info):
         raise NotCacheable("the graph changes the geometry of an input")
     _refuse_subclasses(meta)
@@ -56,21 +56,21 @@ def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
 def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     results: Any = gm.graph.output_node().args[0]
-    made, base = results[k].meta["val"], inputs[info.base_idx].meta["val"]
+    view, base = results[k].meta["val"], inputs[info.base_idx].meta["val"]
     steps = torch_api.view_steps(info)
     if steps is not None:
-        if strange := {name for name, _, _ in steps} - {*OPERATORS}:
-            raise NotCacheable(f"the graph has a result that is a view by {' and '.join(sorted(strange))}")
+        if unknown := {name for name, _, _ in steps} - {*OPERATORS}:
+            raise NotCacheable(f"the graph has a result that is a view by {' and '.join(sorted(unknown))}")
         steps_ = tuple(Step(name, _arguments(args), part) for name, args, part in steps)
         return Alias(k, info.base_idx, bool(info.requires_grad), steps_)
-    if made.dtype != base.dtype or any(x.is_conj() or x.is_neg() for x in (made, base)):
+    if view.dtype != base.dtype or any(x.is_conj() or x.is_neg() for x in (view, base)):
         raise NotCacheable("the graph has a result of symbolic sizes that is an input read as another dtype")
     return Alias(k, info.base_idx, bool(info.requires_grad))
 
 
-def _arguments(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of a view operator as `Step` has them. Raises NotCacheable."""
-    out: list[Any] = []
+def _arguments(args: Sequence[object]) -> tuple[Any, ...]:
+    """Return the arguments of a view operator as `Step` stores them. Raise NotCacheable."""
+    out: list[object] = []
     for a in args:
         if isinstance(a, torch.dtype):
             out.append(str(a).removeprefix("torch."))
@@ -84,19 +84,22 @@ def _arguments(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def negative_inputs(gm: GraphModule) -> frozenset[int]:
-    """Numbers of the inputs of a graph that were traced with torch's negative bit; of real numbers only."""
-    held = enumerate(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder"))
-    return frozenset(k for k, x in held if isinstance(x, torch.Tensor) and x.is_neg() and not x.is_complex())
+    """Return the indices of a graph's real inputs that were traced with torch's negative bit."""
+    values = enumerate(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder"))
+    return frozenset(k for k, x in values if isinstance(x, torch.Tensor) and x.is_neg() and not x.is_complex())
 
 
 def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
-    """Inputs that are results of other calls, and that a backward gives no gradient. Raises NotCacheable."""
+    """Return the indices of inputs that other calls computed and that a backward gives no gradient.
+
+    Raise NotCacheable.
+    """
     names = [n.name for n in backward.graph.find_nodes(op="placeholder")]
     if any(names[k].startswith("tangents_") for k in negative_inputs(backward)):
         raise NotCacheable("a gradient that was traced with a negative bit")
     (gradients,) = next(n for n in reversed(backward.graph.nodes) if n.op == "output").args
-    given = zip(meta.input_info, gradients, strict=True)
-    return tuple(k for k, (info, g) in enumerate(given) if g is None and info.requires_grad and not info.is_leaf)
+    pairs = zip(meta.input_info, gradients, strict=True)
+    return tuple(k for k, (info, g) in enumerate(pairs) if g is None and info.requires_grad and not info.is_leaf)
 
 
 def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
@@ -127,17 +130,17 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
     )
 
 
-def _tangent(result: int, wanted: Any) -> Tangent:
-    if wanted is None:
-        raise NotCacheable("a gradient of which no layout is known")
-    if wanted.memory_format is not None:
-        return Tangent(result, str(wanted.memory_format).removeprefix("torch."))
-    if any(type(n) is not int for n in (*wanted.size, *wanted.stride)):
+def _tangent(result: int, layout: Any) -> Tangent:
+    if layout is None:
+        raise NotCacheable("a gradient of unknown layout")
+    if layout.memory_format is not None:
+        return Tangent(result, str(layout.memory_format).removeprefix("torch."))
+    if any(type(n) is not int for n in (*layout.size, *layout.stride)):
         raise NotCacheable("a gradient whose strides vary")
-    return Tangent(result, "", tuple(wanted.size), tuple(wanted.stride))
+    return Tangent(result, "", tuple(layout.size), tuple(layout.stride))
 
 
 def _refuse_subclasses(meta: Any) -> None:
-    held = [*meta.subclass_inp_meta, *meta.subclass_fw_graph_out_meta, *(meta.subclass_tangent_meta or ())]
-    if any(type(x).__name__ not in ("int", "PlainTensorMeta") for x in held):
+    kinds = [*meta.subclass_inp_meta, *meta.subclass_fw_graph_out_meta, *(meta.subclass_tangent_meta or ())]
+    if any(type(x).__name__ not in ("int", "PlainTensorMeta") for x in kinds):
         raise NotCacheable("the graph has a tensor subclass among its inputs or results")

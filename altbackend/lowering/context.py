@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from ..config.options import Config
+from ..debug.trace import DecisionKind
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir import value as va
@@ -52,7 +53,7 @@ class Ctx:
     graph_node: torch.fx.Node | None = None
     shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
     stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
-    decision: Callable[[str, str, str, str], None] = lambda *a: None
+    decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
     returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
 

@@ -14,6 +14,7 @@ from ..aten.mutates import is_write_back
 from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..config.options import Config
+from ..debug.trace import DecisionKind
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
@@ -121,7 +122,7 @@ _SHAPE_ONLY = frozenset(
 def lower_graph(
     gm: torch.fx.GraphModule,
     cfg: Config,
-    decision: Callable[[str, str, str, str], None] = lambda *a: None,
+    decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None,
     on_gpu: bool | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """Return the loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
@@ -265,11 +266,13 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
             if not cpu_beside_gpu(ctx, node) or passes_storage_on(node) or _is_number(result):
                 return result
         except FallBack as reason:
-            ctx.decision("lowering", node.name, "library call", str(reason))
+            ctx.decision(DecisionKind.LOWERING, node.name, "library call", str(reason))
         except TypeError as reason:
             if not any(isinstance(x, (Value, ex.Expr)) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
                 raise
-            ctx.decision("lowering", node.name, "library call", f"an argument is a symbolic number: {reason}")
+            ctx.decision(
+                DecisionKind.LOWERING, node.name, "library call", f"an argument is a symbolic number: {reason}"
+            )
     return extern.call(ctx, node, call_args, dict(call_kwargs))
 
 
@@ -281,7 +284,7 @@ def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
     """Return whether the size of the result depends on data, or an argument is a number of the host program."""
     host_number = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
     if host_number or node.meta.get("unbacked_bindings"):
-        ctx.decision("lowering", node.name, "library call", "its size or an argument depends on data")
+        ctx.decision(DecisionKind.LOWERING, node.name, "library call", "its size or an argument depends on data")
         return True
     return False
 

@@ -14,6 +14,7 @@ import sympy
 import torch
 
 from ..compat import torch_api
+from ..debug.trace import DecisionKind
 from ..errors import Unsupported
 from .context import Ctx
 from .facts import user_line
@@ -54,7 +55,7 @@ class CallSymbols:
 
     def _require(self, symbol: sympy.Symbol, name: str) -> None:
         ctx, env = self.ctx, torch_api.shape_env_of(self.node)
-        facts = torch_api.late_facts(env, symbol)
+        facts = torch_api.unbacked_facts(env, symbol)
         if name != str(symbol):
             self._add(f"{name} == {symbol}", sympy.Eq(symbol, sympy.Symbol(name), evaluate=False))
         self._require_range(symbol, name, facts)
@@ -67,7 +68,7 @@ class CallSymbols:
         ctx.pending += [c for c in facts.conditions if c not in ctx.pending]
         self._flush()
 
-    def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.LateFacts) -> None:
+    def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.UnbackedFacts) -> None:
         least, greatest = facts.least, facts.greatest
         if least is not None and least == greatest:
             self.ctx.verified |= {_canonical(r(symbol, least, evaluate=False)) for r in (sympy.Ge, sympy.Le)}
@@ -86,7 +87,7 @@ class CallSymbols:
                 try:
                     self._add(python_text(condition), condition)
                 except Unsupported as cause:
-                    self.ctx.decision("checks", self.node.name, "not verified", str(cause))
+                    self.ctx.decision(DecisionKind.CHECKS, self.node.name, "not verified", str(cause))
 
     def _add(self, text: str, condition: sympy.Basic) -> None:
         if _canonical(condition) not in self.ctx.verified:

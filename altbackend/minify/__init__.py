@@ -1,1 +1,1 @@
-"""Shrinks a file that rebuilds a graph: `trial` runs one, `worker` and `judge` survive it, `shrink` searches."""
+"""Shrinks a repro file: `trial` runs one, `worker` and `judge` isolate it in a process, `shrink` searches."""

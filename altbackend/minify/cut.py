@@ -1,4 +1,4 @@
-"""Parts of a graph: which results are kept, which calls become inputs, which give one of their operands instead."""
+"""Parts of a graph: the results to compute, the calls that become inputs, the calls replaced by an operand."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..runtime.cuda_graphs import ALL
 class Part:
     """A part of a graph, by names of nodes.
 
-    `roots`: what must be computed. `given`: calls whose results come as inputs. `passed`: calls that are left out,
-    with the operand that stands for each.
+    `roots`: values to compute. `as_inputs`: calls whose results become inputs. `bypassed`: calls that are left out,
+    with the operand that replaces each.
     """
 
     roots: tuple[str, ...]
-    given: frozenset[str] = frozenset()
-    passed: Mapping[str, str] = field(default_factory=dict)
+    as_inputs: frozenset[str] = frozenset()
+    bypassed: Mapping[str, str] = field(default_factory=dict)
 
-    def giving(self, names: Sequence[str]) -> Part:
-        return replace(self, given=self.given | set(names))
+    def with_inputs(self, names: Sequence[str]) -> Part:
+        return replace(self, as_inputs=self.as_inputs | set(names))
 
-    def passing(self, name: str, operand: str) -> Part:
-        return replace(self, passed={**self.passed, name: operand})
+    def bypassing(self, name: str, operand: str) -> Part:
+        return replace(self, bypassed={**self.bypassed, name: operand})
 
 
-def whole(gm: GraphModule) -> Part:
-    """All results, and all calls that change something."""
+def entire(gm: GraphModule) -> Part:
+    """Return the part with all results and all calls with side effects."""
     returned = _results(gm)
     roots = [n.name for n in gm.graph.nodes if n in returned or (n.op == "call_function" and n.is_impure())]
     return Part(tuple(roots))
@@ -44,20 +44,20 @@ def _results(gm: GraphModule) -> set[Node]:
 
 
 def calls(gm: GraphModule, part: Part) -> list[Node]:
-    """The calls that a part makes, in order."""
+    """Return the calls that a part makes, in order."""
     needed = _needed(gm, part)
-    return [n for n in gm.graph.nodes if n.op == "call_function" and n.name in needed and n.name not in part.given]
+    return [n for n in gm.graph.nodes if n.op == "call_function" and n.name in needed and n.name not in part.as_inputs]
 
 
 def can_be_input(n: Node) -> bool:
-    """Whether a call's result can come as an input: a tensor, or a number of known symbols."""
+    """Return whether a call's result can become an input: a tensor, or a number of known symbols."""
     value = n.meta.get("val")
     plain = isinstance(value, (torch.Tensor, torch.SymInt)) and not n.is_impure()
     return plain and not torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(value)
 
 
 def operands_like(n: Node) -> list[Node]:
-    """Operands of the same geometry as the result."""
+    """Return the operands with the geometry of the result."""
     return [a for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor) and _like(a, n)]
 
 
@@ -67,42 +67,42 @@ def _like(a: Node, b: Node) -> bool:
 
 
 def graph_of(gm: GraphModule, part: Part, job: Mapping[str, Any]) -> tuple[GraphModule, dict[str, Any]]:
-    """The part as a graph, and what it is compiled for. Inputs that nothing needs are left out."""
+    """Return the part as a graph, and its compilation job. Inputs that nothing reads are left out."""
     needed, out = _needed(gm, part), Graph()
-    made: dict[str, Node] = {}
+    copies: dict[str, Node] = {}
     names = {n.name: n for n in gm.graph.nodes}
-    inputs = [n for n in gm.graph.nodes if n.name in needed and (n.op == "placeholder" or n.name in part.given)]
+    inputs = [n for n in gm.graph.nodes if n.name in needed and (n.op == "placeholder" or n.name in part.as_inputs)]
     for n in inputs:
-        made[n.name] = out.placeholder(n.name)
-        made[n.name].meta = {k: n.meta[k] for k in ("val", "content") if k in n.meta}
+        copies[n.name] = out.placeholder(n.name)
+        copies[n.name].meta = {k: n.meta[k] for k in ("val", "content") if k in n.meta}
     for n in gm.graph.nodes:
-        if n.name in needed and n.name not in made and n.op in ("call_function", "get_attr"):
-            made[n.name] = out.node_copy(n, lambda a: made[_end(a.name, part)])
+        if n.name in needed and n.name not in copies and n.op in ("call_function", "get_attr"):
+            copies[n.name] = out.node_copy(n, lambda a: copies[_end(a.name, part)])
     results = [_end(r, part) for r in part.roots if not names[r].is_impure() or names[r] in _results(gm)]
-    out.output(tuple(made[r] for r in dict.fromkeys(results)))
-    old = [n.name for n in gm.graph.find_nodes(op="placeholder")]
-    static = {old[k] for k in job["static_inputs"] if k < len(old)}
-    kept = tuple(k for k, n in enumerate(inputs) if n.name in static)
-    users = job["user_outputs"] if part.roots == whole(gm).roots else ALL
-    return GraphModule(gm, out), {**job, "static_inputs": kept, "user_outputs": users}
+    out.output(tuple(copies[r] for r in dict.fromkeys(results)))
+    old_inputs = [n.name for n in gm.graph.find_nodes(op="placeholder")]
+    static = {old_inputs[k] for k in job["static_inputs"] if k < len(old_inputs)}
+    static_inputs = tuple(k for k, n in enumerate(inputs) if n.name in static)
+    user_outputs = job["user_outputs"] if part.roots == entire(gm).roots else ALL
+    return GraphModule(gm, out), {**job, "static_inputs": static_inputs, "user_outputs": user_outputs}
 
 
 def _end(name: str, part: Part) -> str:
-    """The node that stands for another after calls have been passed."""
-    while name in part.passed and name not in part.given:
-        name = part.passed[name]
+    """Return the node that replaces another one after bypassing calls."""
+    while name in part.bypassed and name not in part.as_inputs:
+        name = part.bypassed[name]
     return name
 
 
 def _needed(gm: GraphModule, part: Part) -> set[str]:
     names = {n.name: n for n in gm.graph.nodes}
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = [_end(r, part) for r in part.roots]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in needed:
             continue
-        found.add(name)
-        if name not in part.given:
+        needed.add(name)
+        if name not in part.as_inputs:
             waiting += [_end(a.name, part) for a in names[name].all_input_nodes]
-    return found
+    return needed

@@ -1,4 +1,4 @@
-"""One trial of a file that rebuilds a graph: compile it, run it, compare with eager."""
+"""One trial of a repro file: compile the graph, run it, and compare its results with eager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 
 from ..compiled.load import Job
-from ..config.options import resolve
+from ..config.resolve import resolve
 from ..debug.trace import Trace
 from ..errors import AltError
 from ..fx_passes.graph import snapshot
@@ -21,14 +21,14 @@ from ..pipeline import compile_graph
 from ..repro.rebuild import SEED, Rebuilt, rebuild
 
 Kind = Literal["ok", "invalid", "error", "wrong", "crash", "hang"]
-# Largest |result - eager| / |eager| that is no mistake; other types are compared exactly.
+# Largest |result - eager| / |eager| of a correct result; other dtypes are compared exactly.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 TOLERANCE |= {torch.complex64: 1e-3, torch.complex128: 1e-7}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a trial. `invalid`: eager itself does not run the graph. `name`: the type of an error."""
+    """The outcome of a trial. `invalid`: eager cannot run the graph. `name`: the type of an error."""
 
     kind: Kind
     name: str = ""
@@ -39,14 +39,14 @@ class Verdict:
 
 
 def main(file: str) -> int:
-    """Run a file's trial and print the verdict; the result is the exit status, 1 for a failure."""
+    """Run a file's trial and print the verdict. Return the exit status: 1 for a failure."""
     verdict = examine(Path(file))
     print(verdict)
     return int(verdict.kind != "ok")
 
 
 def examine(path: Path, cache_dir: str = "") -> Verdict:
-    """The verdict on a file. Not survived: crashes and hangs of what is compiled."""
+    """Return the verdict on a file. Crashes and hangs of the compiled code are not caught."""
     rebuilt = rebuild(path)
     options = {**rebuilt.options, "strict": True, "repro": "never", "cache_graphs": False}
     cfg = resolve(options=options | ({"cache_dir": cache_dir} if cache_dir else {}))
@@ -62,42 +62,42 @@ def examine(path: Path, cache_dir: str = "") -> Verdict:
 
 def _raised(cause: Exception) -> Verdict:
     inner = cause.__cause__ if isinstance(cause, AltError) and cause.__cause__ is not None else cause
-    said = inner.headline if isinstance(inner, AltError) else str(inner)
-    return Verdict("error", type(inner).__name__, said.partition("\n")[0][:500])
+    message = inner.headline if isinstance(inner, AltError) else str(inner)
+    return Verdict("error", type(inner).__name__, message.partition("\n")[0][:500])
 
 
 def _compared(rebuilt: Rebuilt, call: Any) -> Verdict:
-    given, own = rebuilt.real_inputs(), rebuilt.real_inputs()
+    eager_args, args = rebuilt.real_inputs(), rebuilt.real_inputs()
     with torch.no_grad():
         try:
             torch.manual_seed(SEED)
-            expected = rebuilt.gm(*given)
+            expected = rebuilt.gm(*eager_args)
         except Exception as cause:
             return Verdict("invalid", type(cause).__name__, str(cause)[:500])
         try:
             torch.manual_seed(SEED)
-            results = call([*own])
+            results = call([*args])
         except Exception as cause:
             return _raised(cause)
     if rebuilt.draws and not rebuilt.options.get("fallback_random"):
         return Verdict("ok", "", "not compared, since it draws random numbers; put 'fallback_random': True in OPTIONS")
-    pairs = [*_pairs(results, expected, "result"), *_pairs(own, given, "input")]
+    pairs = [*_pairs(results, expected, "result"), *_pairs(args, eager_args, "input")]
     for what, a, b in pairs:
         if text := difference(a, b):
             return Verdict("wrong", "", f"{what} {text}")
     return Verdict("ok")
 
 
-def _pairs(mine: Sequence[Any], eager: Sequence[Any], what: str) -> list[tuple[str, Tensor, Tensor]]:
+def _pairs(results: Sequence[object], eager: Sequence[Any], what: str) -> list[tuple[str, Tensor, Tensor]]:
     return [
         (f"{what} {k}", a, b)
-        for k, (a, b) in enumerate(zip(mine, eager, strict=True))
+        for k, (a, b) in enumerate(zip(results, eager, strict=True))
         if isinstance(a, Tensor) and isinstance(b, Tensor)
     ]
 
 
 def difference(result: Tensor, eager: Tensor) -> str:
-    """How a result differs from eager's by more than rounding; "" if it does not."""
+    """Return how a result differs from eager's by more than rounding, or ""."""
     if (result.shape, result.dtype) != (eager.shape, eager.dtype):
         return f"is {result.dtype} {[*result.shape]}, eager's is {eager.dtype} {[*eager.shape]}"
     if eager.numel() == 0:
@@ -110,7 +110,7 @@ def difference(result: Tensor, eager: Tensor) -> str:
 def _relative_error(result: Tensor, eager: Tensor) -> float:
     a, b = _wide(result), _wide(eager)
     finite = b.isfinite()
-    # infinities and NaNs must be the same
+    # infinities and NaNs must be equal
     if not torch.equal(finite, a.isfinite()) or not torch.equal(_special(a[~finite]), _special(b[~finite])):
         return math.inf
     if not bool(finite.any()):

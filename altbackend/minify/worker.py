@@ -1,4 +1,4 @@
-"""The process that runs trials: a line of JSON names a file, a line answers with the verdict."""
+"""The process that runs trials: each line of JSON names a file, and a line with the verdict answers it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 from .trial import Verdict, as_row, examine
 
 
-def serve(questions: Iterable[str], answers: Any) -> None:
-    """Answers every question: {"path", "cache_dir"} by the fields of a Verdict."""
-    for text in questions:
-        question = json.loads(text)
+def serve(requests: Iterable[str], answers: Any) -> None:
+    """Answer every request {"path", "cache_dir"} by the fields of a Verdict."""
+    for text in requests:
+        request = json.loads(text)
         torch._dynamo.reset()
         try:
-            verdict = examine(Path(question["path"]), question["cache_dir"])
-        except Exception as cause:  # a reduced graph that cannot be rebuilt is of no interest
+            verdict = examine(Path(request["path"]), request["cache_dir"])
+        except Exception as cause:  # a reduced graph that cannot be rebuilt does not count as failing
             verdict = Verdict("invalid", type(cause).__name__, str(cause)[:500])
         answers.write(json.dumps(as_row(verdict)) + "\n")
         answers.flush()
@@ -30,7 +30,7 @@ def serve(questions: Iterable[str], answers: Any) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    # What libraries print must not come between the answers.
+    # Output of libraries must not come between the answers.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, channel)

@@ -12,13 +12,14 @@ from ..aten.mutates import is_mutable
 from ..aten.name import operator_name
 from ..aten.random import is_random
 from ..compat import aot_autograd
+from ..debug.trace import DecisionKind
 from ..fx_passes import cse
 from . import cost
 from .choose import Chooser, tagged
 from .liveness import classify, copy_written_inputs, is_tangent
 from .reorder import demand_order
 
-Decision = Callable[[str, str, str, str], None]
+Decision = Callable[[DecisionKind, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
 _EFFECTS = ("copy_", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
 
@@ -36,7 +37,7 @@ def split(
     forward. The joint graph has no dead code; common subexpressions are eliminated in place. Raises Unbounded if the
     backward needs a value that can be neither saved nor recomputed.
     """
-    if aot_autograd.wants_equal_calls_once():
+    if aot_autograd.merges_equal_calls():
         cse.eliminate(joint.graph)
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder" and not is_tangent(n)]
     after = [inputs[k] for k in replaced]
@@ -45,7 +46,7 @@ def split(
     outliving = frozenset(inputs[k] for k in static or () if k < len(inputs))
     choice = Chooser(liveness, outliving).choose()
     for n, (size, reason) in choice.saved.items():
-        decision("partition", n.name, "saved", f"{size} bytes: {reason}")
+        decision(DecisionKind.PARTITION, n.name, "saved", f"{size} bytes: {reason}")
     numbers = [n for n in choice.saved if isinstance(n.meta.get("val"), torch.SymInt)]
     tensors = [n for n in choice.saved if not isinstance(n.meta.get("val"), torch.SymInt)]
     forward, backward = aot_autograd.extract_halves(joint, tensors, numbers, num_fwd_outputs)

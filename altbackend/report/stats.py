@@ -1,4 +1,4 @@
-"""Running totals of what was compiled in this process."""
+"""Totals of all compilations in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraphStats:
     compile_seconds: float = 0.0
 
     def __sub__(self, earlier: GraphStats) -> GraphStats:
-        """What was added since the snapshot `earlier`."""
+        """Return the difference from the earlier snapshot."""
         return GraphStats(
             self.graphs - earlier.graphs,
             self.kernels - earlier.kernels,
@@ -37,7 +37,7 @@ class Totals:
         self._sum = GraphStats()
 
     def record(self, *, kernels: int, library_calls: int, compile_seconds: float) -> None:
-        """Adds one compiled graph."""
+        """Add one compiled graph."""
         with self._lock:
             self._sum = replace(
                 self._sum,
@@ -48,17 +48,17 @@ class Totals:
             )
 
     def snapshot(self) -> GraphStats:
-        """The totals so far."""
+        """Return the totals so far."""
         with self._lock:
             return self._sum
 
     def reset(self) -> None:
-        """Starts again from zero."""
+        """Reset all totals to zero."""
         with self._lock:
             self._sum = GraphStats()
 
 
-# torch.compile offers a backend no place of its own to keep a count, so the process has one.
+# torch.compile gives a backend no object to count in, so the count belongs to the process.
 _PROCESS = Totals()
 record = _PROCESS.record
 snapshot = _PROCESS.snapshot

@@ -1,1 +1,1 @@
-"""Functional graphs as Python files that rebuild them: `text` writes, `file` decides where, `rebuild` reads."""
+"""Functional graphs as Python files that rebuild them: `text` writes them, `file` places them, `rebuild` reads them."""

@@ -1,4 +1,4 @@
-"""Where the file that rebuilds a graph is written: the debug folder, else one of a few in a temporary folder."""
+"""The location of repro files: the debug folder, or a bounded number of files in a temporary folder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..debug.trace import Trace
-from ..disk_cache.folders import make_folder, temporary_folder, why_unusable, write_whole
+from ..debug.trace import DecisionKind, Trace
+from ..disk_cache.folders import make_folder, temporary_folder, unusable_reason, write_atomically
 from .text import NotWritable, text_of
 
-MOST_FILES = 32  # in the temporary folder; the oldest leave it
+MOST_FILES = 32  # files in the temporary folder; the oldest are removed
 
 
-def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path | None:
-    """Write the program that compiles `gm` again; None, with the reason among the decisions, where it cannot be.
+def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, object], title: str) -> Path | None:
+    """Write the program that compiles `gm` again. Return its path, or None with a recorded decision if that fails.
 
-    Nothing is written under `repro="never"`. Never raises: whoever calls this has a failure to report already.
+    Nothing is written under `repro="never"`. Never raises, since the caller already has a failure to report.
     """
     if trace.cfg.repro == "never":
         return None
@@ -32,11 +31,11 @@ def save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: 
         reason = str(cause)
     except Exception as cause:
         reason = f"{type(cause).__name__}: {cause}"
-    trace.decision("repro", trace.graph_name, "not written", reason)
+    trace.decision(DecisionKind.REPRO, trace.graph_name, "not written", reason)
     return None
 
 
-def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title: str) -> Path:
+def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, object], title: str) -> Path:
     if trace.folder:
         path = trace.folder.absolute() / "repro.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,18 +44,18 @@ def _save(gm: torch.fx.GraphModule, trace: Trace, job: Mapping[str, Any], title:
     text = text_of(gm, trace.cfg, job, title, "FILE")
     folder = _temporary() / "repro"
     path = folder / f"{trace.graph_name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
-    write_whole(path, text_of(gm, trace.cfg, job, title, str(path)).encode())
-    _bound(folder)
+    write_atomically(path, text_of(gm, trace.cfg, job, title, str(path)).encode())
+    _remove_oldest(folder)
     return path
 
 
 def _temporary() -> Path:
-    """This user's folder among the temporary ones; a new one where another user could have put something there."""
+    """Return this user's temporary folder; a new one if another user could have written to it."""
     folder = temporary_folder()
-    return Path(tempfile.mkdtemp(prefix="altbackend-")) if folder.is_symlink() or why_unusable(folder) else folder
+    return Path(tempfile.mkdtemp(prefix="altbackend-")) if folder.is_symlink() or unusable_reason(folder) else folder
 
 
-def _bound(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     make_folder(folder)
     files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder) if entry.name.endswith(".py")]
     for _, path in sorted(files)[:-MOST_FILES]:

@@ -1,4 +1,4 @@
-"""Reads the files that `text` writes: the graph with traced values, and real inputs of the same geometry."""
+"""Reader of repro files: it returns the graph with traced values, and real inputs of the same geometry."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from torch.overrides import TorchFunctionMode
 from ..compat import aot_autograd
 
 SEED = 0
+DEFAULT_BOUNDS = (0, 2)  # of random integers: the least, and one past the greatest
+Sizes = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A graph from a file. `modules`: what the file imports besides what its graph needs; `mode` traced the values."""
+    """A graph from a file. `modules`: further modules that the file imports. `mode` traced the values."""
 
     gm: GraphModule
     options: Mapping[str, Any]
@@ -34,26 +36,26 @@ class Rebuilt:
 
     @property
     def draws(self) -> bool:
-        """Whether the graph draws random numbers."""
+        """Return whether the graph draws random numbers."""
         return any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.gm.graph.nodes)
 
 
 def rebuild(path: Path) -> Rebuilt:
-    """The graph that a file describes. Runs the file's code, so the file must be trusted as any program is."""
+    """Return the graph that a file describes. This executes the file, so the file must be trusted."""
     source = path.read_text(encoding="utf-8")
-    held: dict[str, Any] = {"__name__": "altbackend_repro", "__file__": str(path), "constant": constant}
-    exec(compile(source, str(path), "exec"), held)
+    namespace: dict[str, Any] = {"__name__": "altbackend_repro", "__file__": str(path), "constant": constant}
+    exec(compile(source, str(path), "exec"), namespace)
     mode = FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv(), allow_non_fake_inputs=True)
-    gm = _traced(held)
-    _give_values(gm, held["inputs"](Fake(mode)), mode)
+    gm = _traced(namespace)
+    _annotate(gm, namespace["inputs"](Fake(mode)), mode)
     return Rebuilt(
         gm,
-        held["OPTIONS"],
-        held["JOB"],
-        str(held["__doc__"]).partition("\n")[0],
+        namespace["OPTIONS"],
+        namespace["JOB"],
+        str(namespace["__doc__"]).partition("\n")[0],
         tuple(m for m in re.findall(r"^import ([\w.]+)$", source, re.MULTILINE) if m not in ("torch", "math")),
         mode,
-        lambda: held["inputs"](Real()),
+        lambda: namespace["inputs"](Real()),
     )
 
 
@@ -61,23 +63,24 @@ def rebuild(path: Path) -> Rebuilt:
 
 
 class Fake:
-    """Makes inputs as a tracer sees them; sizes are symbols."""
+    """Makes fake inputs with symbolic sizes."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
 
-    def size(self, seen: int) -> Any:
+    def size(self, seen: int) -> int | torch.SymInt:
+        assert self.mode.shape_env is not None
         return aot_autograd.new_size(self.mode.shape_env, seen)
 
-    def tensor(self, shape: Any, strides: Any, dtype: torch.dtype, device: str, low: int = 0, high: int = 2) -> Any:
+    def tensor(self, shape: Sizes, strides: Sizes, dtype: torch.dtype, device: str, *bounds: int) -> torch.Tensor:
         with self.mode:
-            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-        made.repro_content = "" if (low, high) == (0, 2) else f", {low}, {high}"  # type: ignore[attr-defined]
-        return made
+            out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        vars(out)["repro_content"] = "" if bounds in ((), DEFAULT_BOUNDS) else ", {}, {}".format(*bounds)
+        return out
 
 
 class Real:
-    """Makes inputs that can be computed with; integers are from `low` to `high - 1`."""
+    """Makes real inputs with random content. `bounds` of integers: the least, and one past the greatest."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(SEED)
@@ -85,43 +88,43 @@ class Real:
     def size(self, seen: int) -> int:
         return seen
 
-    def tensor(
-        self, shape: Any, strides: Any, dtype: torch.dtype, device: str, low: int = 0, high: int = 2
-    ) -> torch.Tensor:
-        return _random(tuple(shape), tuple(strides), dtype, device, self.generator, low, high)
+    def tensor(self, shape: Sizes, strides: Sizes, dtype: torch.dtype, device: str, *bounds: int) -> torch.Tensor:
+        like = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+        return _random(like, self.generator, bounds or DEFAULT_BOUNDS)
 
 
 def constant(
-    shape: Any, strides: Any, dtype: torch.dtype, device: str, content: Any = None, low: int = 0, high: int = 2
+    shape: Sizes, strides: Sizes, dtype: torch.dtype, device: str, content: object = None, *bounds: int
 ) -> torch.Tensor:
-    """A constant of a graph; random without `content`."""
-    made = _random(shape, strides, dtype, device, torch.Generator().manual_seed(SEED), low, high)
-    return made if content is None else made.copy_(torch.tensor(content, dtype=dtype).reshape(shape))
+    """Return a constant of a graph, with random content if `content` is None."""
+    out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if content is None:
+        return _random(out, torch.Generator().manual_seed(SEED), bounds or DEFAULT_BOUNDS)
+    return out.copy_(torch.tensor(content, dtype=dtype).reshape(tuple(shape)))
 
 
-def _random(
-    shape: Any, strides: Any, dtype: torch.dtype, device: str, generator: torch.Generator, low: int, high: int
-) -> torch.Tensor:
-    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+def _random(like: torch.Tensor, generator: torch.Generator, bounds: Sequence[int]) -> torch.Tensor:
+    """Return random content in the geometry of `like`, which may be an expanded tensor."""
+    shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
     if dtype == torch.bool:
-        values = torch.randint(0, 2, tuple(shape), generator=generator).bool()
+        values = torch.randint(0, 2, shape, generator=generator).bool()
     elif dtype.is_floating_point or dtype.is_complex:
-        values = torch.randn(tuple(shape), generator=generator, dtype=torch.complex64 if dtype.is_complex else None)
+        values = torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else None)
     else:
-        values = torch.randint(low, high, tuple(shape), generator=generator)
+        values = torch.randint(bounds[0], bounds[1], shape, generator=generator)
     if any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True)):  # an expanded tensor cannot be written
         origin = torch.empty_strided([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)], strides)
-        origin = origin.to(dtype=dtype, device=device)
+        origin = origin.to(dtype=dtype, device=like.device)
         first = values[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
         return origin.copy_(first).as_strided(shape, strides)
-    return made.copy_(values)
+    return like.copy_(values)
 
 
 # --- the graph -------------------------------------------------------------------------------------------------------
 
 
 class _Recorded(Tracer):
-    """Records operators as they are written, also those that take no traced value."""
+    """Records operators as they are written, also those without traced operands."""
 
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
         return True
@@ -132,18 +135,18 @@ class _EveryOperator(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if isinstance(func, torch._ops.OpOverload):
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def _traced(held: dict[str, Any]) -> GraphModule:
+def _traced(namespace: dict[str, Any]) -> GraphModule:
     tracer = _Recorded()
-    for name, f in list(held.items()):
+    for name, f in list(namespace.items()):
         if isinstance(f, types.FunctionType) and f.__module__.startswith("altbackend.runtime"):
-            held[name] = _recorder(tracer, f)
-    root = held["Graph"]()
+            namespace[name] = _recorder(tracer, f)
+    root = namespace["Graph"]()
     with _EveryOperator(tracer):
         graph = tracer.trace(root)
     return GraphModule(root, graph)
@@ -153,14 +156,14 @@ def _recorder(tracer: Tracer, f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: tracer.create_proxy("call_function", f, args, kwargs)
 
 
-def _give_values(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> None:
-    """What AOTAutograd notes on the nodes: the value of each as a tracer sees it."""
-    given = iter(inputs)
+def _annotate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Note on each node its value as a tracer sees it, as AOTAutograd does."""
+    values = iter(inputs)
     with mode, torch.no_grad():
         for n in gm.graph.nodes:
             match n.op:
                 case "placeholder":
-                    n.meta["val"] = x = next(given)
+                    n.meta["val"] = x = next(values)
                     n.meta["content"] = getattr(x, "repro_content", "")
                 case "get_attr":
                     n.meta["val"] = mode.from_tensor(getattr(gm, str(n.target)))
@@ -171,7 +174,8 @@ def _give_values(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -
 def _compute(n: Node, mode: FakeTensorMode) -> None:
     args: Any = torch.fx.node.map_arg(n.args, lambda m: m.meta["val"])
     kwargs: Any = torch.fx.node.map_arg(n.kwargs, lambda m: m.meta["val"])
-    n.meta["val"] = value = n.target(*args, **kwargs)  # type: ignore[operator]
-    late = symbolic_shapes.compute_unbacked_bindings(mode.shape_env, value)
-    if late:
-        n.meta["unbacked_bindings"] = late
+    assert callable(n.target)
+    n.meta["val"] = value = n.target(*args, **kwargs)
+    unbacked = symbolic_shapes.compute_unbacked_bindings(mode.shape_env, value)
+    if unbacked:
+        n.meta["unbacked_bindings"] = unbacked

@@ -1,7 +1,7 @@
-"""A functional graph as a Python program that builds it again, with inputs of the same geometry.
+"""A functional graph as a Python program that rebuilds it, with inputs of the same geometry.
 
-The program defines `OPTIONS`, `JOB`, `inputs(make)` and `Graph`, which `altbackend.repro.rebuild` reads, and runs
-itself: it compiles the graph, compares a call with eager and prints what it finds.
+The program defines `OPTIONS`, `JOB`, `inputs(make)` and `Graph`, which `altbackend.repro.rebuild` reads. Run as a
+script, it compiles the graph, compares a call with eager, and prints the verdict.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..compat import aot_autograd, torch_api
 from ..config.options import DEFAULTS, SPECS, Config
 
-LARGEST_CONSTANT = 64  # elements of a constant that is written out; a larger one gets random content
-# options that say where something is written, or what happens at a failure, and not what is compiled
+LARGEST_CONSTANT = 64  # elements of the largest constant that is written by value; a larger one gets random content
+# options that name output folders or the reaction to failures, and do not affect the compiled code
 _NOT_WRITTEN = frozenset(["strict", "repro", "debug_dir", "cache_dir", "cache_key_file", "cache_url", "log"])
 
 HEAD = '''"""{title}
@@ -55,16 +55,16 @@ if __name__ == "__main__":
 
 
 class NotWritable(Exception):
-    """The graph holds something that has no text form; says what."""
+    """Raised for a graph that holds something without a text form; the message says what."""
 
 
 def text_of(
     gm: GraphModule, cfg: Config, job: Mapping[str, Any], title: str, file: str, modules: Sequence[str] = ()
 ) -> str:
-    """The program for a graph whose nodes carry traced values. `modules` are imported first. Raises NotWritable.
+    """Return the program for a graph whose nodes carry traced values. `modules` are imported first. Raise NotWritable.
 
-    Inputs and constants of more than `LARGEST_CONSTANT` elements become random numbers of a fixed seed; sizes that
-    vary keep their symbols, with the value that tracing saw.
+    Inputs, and constants of more than `LARGEST_CONSTANT` elements, become random numbers with a fixed seed. Varying
+    sizes keep their symbols, with the value that tracing saw.
     """
     printed = gm.graph.python_code("self", verbose=True, include_stride=True)
     written = HEAD.format(
@@ -81,7 +81,7 @@ def text_of(
     try:
         compile(written, file, "exec")
     except SyntaxError as cause:
-        raise NotWritable(f"line {cause.lineno}, {(cause.text or '').strip()!r}, is no Python") from None
+        raise NotWritable(f"line {cause.lineno}, {(cause.text or '').strip()!r}, is not Python") from None
     return written
 
 
@@ -90,35 +90,35 @@ def _docstring(text: str) -> str:
 
 
 def _notes(cfg: Config) -> str:
-    given = [name for name, spec in SPECS.items() if spec.is_pass and getattr(cfg, name)]
-    return f"Not in this file: the passes given as {', '.join(given)}.\n\n" if given else ""
+    passes = [name for name, spec in SPECS.items() if spec.is_pass and getattr(cfg, name)]
+    return f"Not in this file: the passes given as {', '.join(passes)}.\n\n" if passes else ""
 
 
-def _options(cfg: Config) -> dict[str, Any]:
-    held = {f.name: getattr(cfg, f.name) for f in fields(cfg) if f.name not in _NOT_WRITTEN}
-    return {name: v for name, v in held.items() if v != DEFAULTS[name] and not SPECS[name].is_pass}
+def _options(cfg: Config) -> dict[str, object]:
+    values = {f.name: getattr(cfg, f.name) for f in fields(cfg) if f.name not in _NOT_WRITTEN}
+    return {name: v for name, v in values.items() if v != DEFAULTS[name] and not SPECS[name].is_pass}
 
 
 def _without_releases(lines: Any) -> list[str]:
-    """Drops the `;  x = None` by which printed graphs let go of values, and the empty lines at both ends."""
+    """Return the lines without the `;  x = None` that release values, and without blank lines at both ends."""
     named = [line for line in lines if "# No stacktrace found" not in line]
     cleaned = [re.sub(r";\s+(\w+ = )+None(\s+#.*)?$", r"\2", line) for line in named]
     return "\n".join(cleaned).strip("\n").split("\n")
 
 
-def _imports(names: Mapping[str, Any], source: str) -> list[str]:
-    found = {"import torch"}
-    for name, held in names.items():
+def _imports(names: Mapping[str, object], source: str) -> list[str]:
+    lines = {"import torch"}
+    for name, value in names.items():
         if not re.search(rf"\b{name}\b", source):
             continue
         if name in _custom_builtins:
-            found.add(_custom_builtins[name].import_str)
+            lines.add(_custom_builtins[name].import_str)
             continue
-        module, attribute = getattr(held, "__module__", ""), getattr(held, "__name__", "")
-        if getattr(sys.modules.get(module), attribute, None) is not held or importlib.util.find_spec(module) is None:
-            raise NotWritable(f"{held!r} cannot be imported by name")
-        found.add(f"from {module} import {attribute} as {name}")
-    return sorted(found, key=lambda line: (line.startswith("from"), line))
+        module, attribute = getattr(value, "__module__", ""), getattr(value, "__name__", "")
+        if getattr(sys.modules.get(module), attribute, None) is not value or importlib.util.find_spec(module) is None:
+            raise NotWritable(f"{value!r} cannot be imported by name")
+        lines.add(f"from {module} import {attribute} as {name}")
+    return sorted(lines, key=lambda line: (line.startswith("from"), line))
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _inputs(gm: GraphModule) -> str:
     return "\n".join([*sizes, "    return [", *rows, "    ]"])
 
 
-def _input(n: Node, x: Any) -> str:
+def _input(n: Node, x: object) -> str:
     if isinstance(x, torch.Tensor):
         return f"make.tensor({geometry(x)}{n.meta.get('content', '')})"
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -142,23 +142,23 @@ def _input(n: Node, x: Any) -> str:
     raise NotWritable(f"the input {n.name} is of type {type(x).__name__}")
 
 
-def symbols(values: Sequence[Any]) -> dict[str, int]:
-    """The symbols in traced values, with the value that tracing saw, or one that their range allows."""
-    found: dict[str, int] = {}
+def symbols(values: Sequence[object]) -> dict[str, int]:
+    """Return the symbols in traced values, with the value that tracing saw or one in their range."""
+    hints: dict[str, int] = {}
     for number in (n for value in values for n in numbers_of(value)):
         for s in sorted(number.node.expr.free_symbols, key=str):
-            found[str(s)] = aot_autograd.size_seen(number.node.shape_env, s)
-    return found
+            hints[str(s)] = aot_autograd.traced_size(number.node.shape_env, s)
+    return hints
 
 
-def numbers_of(x: Any) -> list[Any]:
-    """The symbolic numbers of an input."""
-    held = (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) and x.layout == torch.strided else (x,)
-    return [n for n in held if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool))]
+def numbers_of(x: object) -> list[Any]:
+    """Return the symbolic numbers of an input."""
+    numbers = (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) and x.layout == torch.strided else (x,)
+    return [n for n in numbers if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool))]
 
 
 def geometry(x: torch.Tensor) -> str:
-    """Shape, strides, dtype and device as arguments."""
+    """Return shape, strides, dtype and device as text of arguments."""
     if type(x) is not torch.Tensor and not torch_api.is_fake(x) and not isinstance(x, torch.nn.Parameter):
         raise NotWritable(f"a tensor of type {type(x).__name__}")
     if x.layout != torch.strided or x.is_conj() or x.is_neg():
@@ -182,16 +182,16 @@ def _constants(gm: GraphModule) -> list[str]:
     return [f"self.{name} = {_constant(name, getattr(gm, name, None))}" for name in names]
 
 
-def _constant(name: str, held: Any) -> str:
-    if not isinstance(held, torch.Tensor):
-        raise NotWritable(f"the constant {name} is of type {type(held).__name__}")
-    where = geometry(held)
-    if held.numel() > LARGEST_CONSTANT or torch_api.is_fake(held) or held.dtype not in _EXACT:
-        return f"constant({where})"
+def _constant(name: str, value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        raise NotWritable(f"the constant {name} is of type {type(value).__name__}")
+    geometry_text = geometry(value)
+    if value.numel() > LARGEST_CONSTANT or torch_api.is_fake(value) or value.dtype not in _EXACT:
+        return f"constant({geometry_text})"
     with torch_api.real_tensors(), torch.no_grad():
-        content = held.detach().cpu().tolist()
+        content = value.detach().cpu().tolist()
     text = re.sub(r"\b(inf|nan)\b", r"float('\1')", repr(content))
-    return f"constant({where}, {text})"
+    return f"constant({geometry_text}, {text})"
 
 
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -1,8 +1,8 @@
-"""A traced call made of its compiled graphs: what AOTAutograd wraps around them, for graphs that need little of it.
+"""Wrappers that make a traced call of its compiled graphs, without AOTAutograd.
 
-A compiled graph knows nothing of autograd. `inference` and `training` give the callable that Dynamo puts in the user's
-program: results that are inputs, versions of inputs that the graph writes, and a `torch.autograd.Function` around the
-forward and the backward.
+A compiled graph knows nothing of autograd. `inference` and `training` return the callable that Dynamo puts in the
+user's program. It returns inputs that are results, advances versions of inputs that the graph writes, and puts a
+`torch.autograd.Function` around the forward and the backward.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 
 import torch
 
+from ..compat.torch_api import unannotated
+from .boxed import Args, BoxedCall, Function, Values
 from .gradients import are_batched, one_by_one, plain
 from .views import Step, replay
 
-Call = Callable[[list[Any]], Sequence[Any]]
+Mark = Callable[[object, set[int]], None]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A gradient that the backward takes: of which result, and in a memory format, or with sizes and strides."""
+    """A gradient that the backward takes: the index of its result, and a memory format or sizes and strides."""
 
     result: int
     format: str
@@ -34,10 +36,10 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Alias:
-    """A result that is a view of an input, and is made again of that input.
+    """A result that is a view of an input, and is rebuilt from that input.
 
-    By `steps` from the input to the result; without them by the geometry that the graph gives, which has symbolic
-    sizes then, and the input's dtype.
+    `steps` lead from the input to the result. Without steps, which is the case for symbolic sizes, the view has the
+    geometry that the graph returns and the input's dtype.
     """
 
     result: int
@@ -48,16 +50,16 @@ class Alias:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a traced call is made of compiled graphs. Numbers count the call's inputs and results.
+    """The plan to make a traced call of compiled graphs. Its numbers are indices of the call's inputs and results.
 
-    `same`: per result, the input that it is, or -1. `dynamic`: per result, dimensions that torch marks as varying.
-    `written`: inputs whose version a call advances. `changed`: inputs whose memory a call writes, those included.
-    `views`: results that are views of inputs.
+    `same`: for each result, the input that it is, or -1. `dynamic`: for each result, the dimensions that torch
+    marks as varying. `written`: inputs whose version a call advances. `changed`: all inputs whose memory a call
+    writes. `views`: results that are views of inputs.
 
-    The rest is of training. `fixed`: results without a gradient.
-    `unviewed`: results that autograd must not take for views. `detached`: inputs that no gradient reaches.
-    The forward returns the results, then what the backward takes: tensors whose version must not change meanwhile,
-    `unchecked` tensors, `sizes`; the backward takes the sizes first and the `tangents` last.
+    The further fields are for training. `fixed`: results without a gradient. `unviewed`: results that autograd must
+    not treat as views. `detached`: inputs that no gradient reaches. The forward returns the results, then the
+    values that the backward takes: tensors whose version must not change meanwhile, `unchecked` tensors, and
+    `sizes` numbers. The backward takes the sizes first and the `tangents` last.
     """
 
     same: tuple[int, ...]
@@ -75,68 +77,67 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Hidden:
-    """A tensor that autograd must not see among a function's results."""
+    """A tensor that is hidden from autograd among a function's results."""
 
     tensor: torch.Tensor
 
 
-def inference(
-    call: Call, plan: Plan, mark: Callable[[Any, set[int]], None], before: tuple[Any, ...] = ()
-) -> Callable[..., Any]:
-    """The callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
+def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()) -> Function:
+    """Return the callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
 
-    `before`: what the graph takes before the inputs.
+    `lifted` holds the tensors that the graph takes before the inputs.
     """
-    surroundings, finish = _surroundings(), _finish(plan, mark)
+    autocast_off, finish = _autocast_off(), _finish(plan, mark)
 
-    def run(*args: Any) -> list[Any]:
-        given = [*before, *args]
-        _advance(given, plan)
-        inputs = _returned(given, plan)
-        with torch.no_grad(), surroundings():
-            results = list(call(given))
-        return finish(results, inputs)
+    def run(*args: object) -> Args:
+        inputs = [*lifted, *args]
+        _advance(inputs, plan)
+        bases = _bases(inputs, plan)
+        with torch.no_grad(), autocast_off():
+            results = list(call(inputs))
+        return finish(results, bases)
 
     return _untraced(run)
 
 
 def training(
-    forward: Call,
-    backward: Call,
+    forward: BoxedCall,
+    backward: BoxedCall,
     plan: Plan,
-    mark: Callable[[Any, set[int]], None],
+    mark: Mark,
     deterministic: bool,
-    before: tuple[Any, ...] = (),
-) -> Callable[..., Any]:
-    """The callable of a forward and its backward. `deterministic`: the setting that they were compiled for.
+    lifted: tuple[object, ...] = (),
+) -> Function:
+    """Return the callable of a forward and its backward.
 
-    `before`: what the graph takes before the inputs.
+    `deterministic` is torch's setting that they were compiled for. `lifted` holds the tensors that the graph takes
+    before the inputs.
     """
     function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
     finish = _finish(plan, mark)
 
-    def run(*args: Any) -> list[Any]:
-        given = [*before, *args]
-        _advance(given, plan)
-        inputs = _returned(given, plan)
+    def run(*args: Any) -> Args:
+        inputs = [*lifted, *args]
+        _advance(inputs, plan)
+        bases = _bases(inputs, plan)
         for k in plan.detached:
-            given[k] = given[k].detach()
+            inputs[k] = inputs[k].detach()
         with torch.enable_grad():
-            results = function.apply(*given)  # type: ignore[no-untyped-call]
-        return finish(list(results), inputs)
+            results = unannotated(function.apply)(*inputs)
+        return finish(list(results), bases)
 
     return _untraced(run)
 
 
-def _function(forward: Call, backward: Callable[..., Any], plan: Plan) -> type[torch.autograd.Function]:
-    surroundings, count = _surroundings(), len(plan.same)
+def _function(forward: BoxedCall, backward: Function, plan: Plan) -> type[torch.autograd.Function]:
+    autocast_off, count = _autocast_off(), len(plan.same)
 
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
 
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            with surroundings():
+        def forward(ctx: Any, *args: Any) -> object:
+            with autocast_off():
                 values = list(forward(list(args)))
             end = len(values) - plan.sizes
             results, ctx.sizes = values[:count], values[end:]
@@ -156,31 +157,31 @@ def _function(forward: Call, backward: Callable[..., Any], plan: Plan) -> type[t
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> object:
             return backward(ctx, gradients)
 
     return Compiled
 
 
 class _Once(torch.autograd.Function):
-    """What stands behind gradients that are themselves asked for a gradient."""
+    """The autograd function of gradients that are themselves asked for a gradient; its backward raises."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[[], Any], anchor: torch.Tensor) -> Any:
+    def forward(ctx: object, compute: Callable[[], Any], anchor: torch.Tensor) -> object:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: Any) -> object:
         raise RuntimeError(
             "torch.compile with aot_autograd does not currently support double backward; "
             "compute second derivatives outside torch.compile"
         )
 
 
-def _backward_of(backward: Call, plan: Plan, deterministic: bool) -> Callable[[Any, Sequence[Any]], Any]:
-    surroundings = _surroundings()
+def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[object, Values], object]:
+    autocast_off = _autocast_off()
 
-    def run(ctx: Any, gradients: Sequence[Any]) -> Any:
+    def run(ctx: Any, gradients: Values) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
         if torch.are_deterministic_algorithms_enabled() and not deterministic:
@@ -193,76 +194,74 @@ def _backward_of(backward: Call, plan: Plan, deterministic: bool) -> Callable[[A
         args += [gradients[t.result] for t in plan.tangents]
         del gradients
 
-        def laid_out(given: list[Any]) -> Sequence[Any]:
+        def run_laid_out(inputs: Args) -> Values:
             for k, t in enumerate(plan.tangents, first):
-                given[k] = _laid_out(given[k], t)
-            return backward(given)
+                inputs[k] = _with_layout(inputs[k], t)
+            return backward(inputs)
 
         def compute() -> Any:
             ctx.maybe_clear_saved_tensors()
-            with torch.no_grad(), surroundings():
+            with torch.no_grad(), autocast_off():
                 if are_batched(args[first:]):
-                    return one_by_one(laid_out, args, range(first, len(args)))
-                return tuple(laid_out(args))
+                    return one_by_one(run_laid_out, args, range(first, len(args)))
+                return tuple(run_laid_out(args))
 
         if torch.is_grad_enabled():
-            return _Once.apply(compute, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+            return unannotated(_Once.apply)(compute, torch.empty(0, requires_grad=True))
         return compute()
 
     return run
 
 
-def _laid_out(gradient: Any, wanted: Tangent) -> Any:
-    """A gradient as the backward was compiled for. Raises RuntimeError for one that is no plain tensor."""
+def _with_layout(gradient: object, tangent: Tangent) -> Any:
+    """Return a gradient in the layout that the backward was compiled for. Raise RuntimeError for a tensor subclass."""
     if not isinstance(gradient, torch.Tensor):
         return gradient
     if type(gradient) not in (torch.Tensor, torch.nn.Parameter):
         raise RuntimeError(
-            f"the gradient of result {wanted.result} of a compiled graph is a {type(gradient).__name__}, where a plain "
-            "tensor was expected; compile the loss together with what it is computed from"
+            f"the gradient of result {tangent.result} of a compiled graph is a {type(gradient).__name__}, but a plain "
+            "tensor was expected; compile the loss together with its inputs"
         )
     gradient = plain(gradient)
-    if wanted.format:
-        return gradient.contiguous(memory_format=_FORMATS[wanted.format])
-    if gradient.shape == wanted.size and gradient.stride() == wanted.stride:
+    if tangent.format:
+        return gradient.contiguous(memory_format=_FORMATS[tangent.format])
+    if gradient.shape == tangent.size and gradient.stride() == tangent.stride:
         return gradient
-    out = torch.empty_strided(wanted.size, wanted.stride, dtype=gradient.dtype, device=gradient.device)
+    out = torch.empty_strided(tangent.size, tangent.stride, dtype=gradient.dtype, device=gradient.device)
     return out.copy_(gradient)
 
 
-def _surroundings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A graph captured under autocast has its casts in it, and runs without."""
+def _autocast_off() -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """Return the context that a graph runs in: one captured under autocast contains its casts, so it runs without."""
     return torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
 
 
-def _untraced(run: Callable[..., Any]) -> Callable[..., Any]:
-    wrapped: Callable[..., Any] = torch._dynamo.disable(  # type: ignore[no-untyped-call]
-        run, reason="altbackend: a compiled graph"
-    )
-    return wrapped
+def _untraced(run: Function) -> Function:
+    untraced: Function = unannotated(torch._dynamo.disable)(run, reason="altbackend: a compiled graph")
+    return untraced
 
 
-def _advance(args: Sequence[Any], plan: Plan) -> None:
+def _advance(args: Values, plan: Plan) -> None:
     if plan.written:
         torch.autograd.graph.increment_version(tuple(args[k] for k in plan.written))
 
 
-def _returned(args: Sequence[Any], plan: Plan) -> dict[int, Any]:
-    """Per result that is an input or a view of one, that input."""
+def _bases(args: Sequence[object], plan: Plan) -> dict[int, Any]:
+    """Return the input behind each result that is an input or a view of one, by the result's index."""
     bases = {view.result: args[view.base] for view in plan.views}
     return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
 
 
-def _finish(plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[[list[Any], dict[int, Any]], list[Any]]:
-    """What puts inputs and their views among the results, and marks sizes that vary."""
+def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], list[object]]:
+    """Return the function that puts inputs and their views among the results, and marks sizes that vary."""
     views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
     dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
 
-    def finished(results: list[Any], inputs: dict[int, Any]) -> list[Any]:
+    def finished(results: list[object], inputs: dict[int, Any]) -> list[object]:
         for k, view, requires_grad in views:
             inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
-        for k, held in inputs.items():
-            results[k] = held
+        for k, base in inputs.items():
+            results[k] = base
         for k, dims in dynamic:
             mark(results[k], dims)
         return results
@@ -270,16 +269,16 @@ def _finish(plan: Plan, mark: Callable[[Any, set[int]], None]) -> Callable[[list
     return finished
 
 
-def _viewer(view: Alias) -> Callable[[torch.Tensor, Any], torch.Tensor]:
-    """What makes a result of the input that it is a view of, and of what the graph gives for it."""
+def _viewer(view: Alias) -> Callable[[torch.Tensor, object], torch.Tensor]:
+    """Return the function that makes a result of its base input and of the value that the graph returned for it."""
     if view.steps is None:
-        return _placed
-    made = replay(view.steps)
-    return lambda base, _: made(base)
+        return _restrided
+    rebuild = replay(view.steps)
+    return lambda base, _: rebuild(base)
 
 
-def _placed(base: torch.Tensor, found: Any) -> torch.Tensor:
-    like = found.tensor if isinstance(found, _Hidden) else found
+def _restrided(base: torch.Tensor, result: Any) -> torch.Tensor:
+    like = result.tensor if isinstance(result, _Hidden) else result
     return base.as_strided(like.shape, like.stride(), like.storage_offset())
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the `__main__` part of a generated host program."""
+"""Helpers for the `__main__` part of a generated host program."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 
 def rand_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the given layout with small random contents (indices stay valid: integers are 0)."""
+    """Return a tensor of the given layout with small random values. Integers are 0, so that indices are valid."""
     out = torch.empty_strided(sizes, strides, dtype=dtype)
     return out.normal_() if dtype.is_floating_point else out.zero_()
 
 
-def time_calls(call: Callable[[list[Any]], Any], inputs: Callable[[], list[Any]], reps: int = 20) -> str:
-    """Median milliseconds of one call, as text."""
-    made = inputs()
-    call(list(made))
+def time_calls(call: Callable[[list[object]], Any], inputs: Callable[[], list[object]], reps: int = 20) -> str:
+    """Return the median time of one call, as text in milliseconds."""
+    args = inputs()
+    call(list(args))
     spent = []
     for _ in range(reps):
         start = time.perf_counter()
-        call(list(made))
+        call(list(args))
         spent.append(time.perf_counter() - start)
     return f"{median(spent) * 1e3:.3f} ms a call"

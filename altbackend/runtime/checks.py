@@ -1,4 +1,4 @@
-"""What a host program verifies of numbers that data or the user decides, and how it raises as eager does."""
+"""Checks in a host program of numbers that data or the user decides; they raise the errors that eager raises."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..ir.host_functions import slice_begin as slice_begin
 
 
 def failed(message: str, values: Mapping[str, object]) -> None:
-    """Raise RuntimeError with `message` and the values that broke it."""
-    held = ", ".join(f"{name} = {value}" for name, value in values.items())
-    raise RuntimeError(f"{message} ({held})" if held else message)
+    """Raise RuntimeError with `message` and the values that violate it."""
+    values_text = ", ".join(f"{name} = {value}" for name, value in values.items())
+    raise RuntimeError(f"{message} ({values_text})" if values_text else message)
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise RuntimeError with `message` unless `holds`: a check that the traced program makes itself."""
+    """Raise RuntimeError with `message` unless `holds`: a check in the traced program itself."""
     if not holds:
         raise RuntimeError(message)
 

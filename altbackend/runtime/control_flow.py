@@ -1,7 +1,7 @@
-"""Control flow over bodies: what runs in place of `cond`, `while_loop`, `scan`, `map` and `invoke_subgraph`.
+"""Implementations of `cond`, `while_loop`, `scan`, `map` and `invoke_subgraph` on callables for their subgraphs.
 
-A body takes its operands one by one and gives a tuple, or one value. Its results are new tensors, but that `invoke`d
-bodies may give back operands and views of them.
+A subgraph takes its operands one by one and returns a tuple or one value. Its results are new tensors, except that
+subgraphs of `invoke` may return operands and views of them.
 """
 
 from __future__ import annotations
@@ -11,65 +11,70 @@ from typing import Any
 
 import torch
 
-Body = Callable[..., Any]
+from .boxed import Function, Values
+
+Subgraph = Function
 
 
-def unboxed(call: Callable[[list[Any]], Sequence[Any]]) -> Body:
-    """A compiled graph, which empties a list of inputs, as a body."""
+def unboxed(call: Callable[[list[object]], Values]) -> Subgraph:
+    """Return a compiled graph, which takes one list, as a subgraph, which takes operands one by one."""
 
-    def body(*operands: Any) -> Sequence[Any]:
+    def subgraph(*operands: Any) -> Values:
         return call(list(operands))
 
-    return body
+    return subgraph
 
 
-def choose(predicate: Any, if_true: Body, if_false: Body, operands: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """The results of one of two bodies. `predicate`: a bool, or a tensor of one element."""
+def choose(predicate: object, if_true: Subgraph, if_false: Subgraph, operands: Values = ()) -> tuple[object, ...]:
+    """Return the results of one of two subgraphs. `predicate` is a bool, or a tensor of one element."""
     return _several((if_true if predicate else if_false)(*operands))
 
 
-def loop(goes_on: Body, body: Body, carried: Sequence[Any], more: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """carried = body(*carried, *more) while goes_on(*carried, *more); copies of `carried` where it never does."""
-    held = tuple(carried)
+def loop(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Values = ()) -> tuple[object, ...]:
+    """Repeat carried = body(*carried, *more) while goes_on(*carried, *more). Return copies if it never runs."""
+    values = tuple(carried)
     turns = 0
-    while _one(goes_on(*held, *more)):
-        held = _several(body(*held, *more))
+    while _one(goes_on(*values, *more)):
+        values = _several(body(*values, *more))
         turns += 1
-    return held if turns else tuple(_copied(x) for x in held)
+    return values if turns else tuple(_copied(x) for x in values)
 
 
-def loop_stacked(goes_on: Body, body: Body, carried: Sequence[Any], more: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """As `loop`, and what every turn gave, stacked along a new first dimension; `carried` itself without a turn."""
-    held = tuple(carried)
-    turns: list[tuple[Any, ...]] = []
-    while _one(goes_on(*held, *more)):
-        held = _several(body(*held, *more))
-        turns.append(held)
-    return _stacked(turns or [held])
+def loop_stacked(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], more: Values = ()) -> tuple[object, ...]:
+    """Run like `loop`.
+
+    Return the results of all turns, stacked along a new first dimension; `carried` without a turn.
+    """
+    values = tuple(carried)
+    turns: list[tuple[object, ...]] = []
+    while _one(goes_on(*values, *more)):
+        values = _several(body(*values, *more))
+        turns.append(values)
+    return _stacked(turns or [values])
 
 
-def map_rows(body: Body, rows: Sequence[torch.Tensor], more: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """Results of body(*one row of each, *more), stacked. Raises ValueError without a row."""
+def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[object] = ()) -> tuple[Any, ...]:
+    """Return the stacked results of body(*one row of each, *more). Raise ValueError if there are no rows."""
     return _stacked([_several(body(*row, *more)) for row in _rows(rows)])
 
 
 def scan_rows(
-    body: Body, carried: Sequence[Any], rows: Sequence[torch.Tensor], more: Sequence[Any] = ()
-) -> tuple[Any, ...]:
-    """(*carried, *results) = body(*carried, *one row of each, *more), row after row.
+    body: Subgraph, carried: Sequence[object], rows: Sequence[torch.Tensor], more: Values = ()
+) -> tuple[object, ...]:
+    """Repeat (*carried, *results) = body(*carried, *one row of each, *more) for each row.
 
-    Gives what is carried in the end, then the other results stacked. Raises ValueError without a row.
+    Return the last carried values, then the stacked results. Raise ValueError if there are no rows.
     """
-    held, turns = tuple(carried), []
+    values, turns = tuple(carried), []
     for row in _rows(rows):
-        out = _several(body(*held, *row, *more))
-        held = out[: len(held)]
-        turns.append(out[len(held) :])
-    return (*held, *_stacked(turns))
+        out = _several(body(*values, *row, *more))
+        values = out[: len(values)]
+        turns.append(out[len(values) :])
+    return (*values, *_stacked(turns))
 
 
-def invoke(body: Body, identifier: str, *operands: Any) -> tuple[Any, ...]:
-    """The results of a body. `identifier`: torch's name of it."""
+def invoke(body: Subgraph, identifier: str, *operands: object) -> tuple[Any, ...]:
+    """Return the results of a subgraph. `identifier` is torch's name for it."""
     return _several(body(*operands))
 
 
@@ -79,25 +84,25 @@ def _rows(rows: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
     return zip(*(x.unbind() for x in rows), strict=True)
 
 
-def _stacked(turns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[Any, ...]:
     return tuple(torch.stack(xs) if isinstance(xs[0], torch.Tensor) else xs[0] for xs in zip(*turns, strict=True))
 
 
-def _copied(x: Any) -> Any:
+def _copied(x: object) -> Any:
     return x.clone() if isinstance(x, torch.Tensor) else x
 
 
-def _several(out: Any) -> tuple[Any, ...]:
+def _several(out: object) -> tuple[Any, ...]:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
-def _one(out: Any) -> Any:
+def _one(out: object) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
 _HIGHER = torch.ops.higher_order
-# Operators with bodies, and what runs in their place; under the names of torch 2.11 to 2.13.
-FUNCTIONS: dict[Any, Callable[..., tuple[Any, ...]]] = {
+# Operators that take subgraphs, and the functions that replace them; names as in torch 2.11 to 2.13.
+FUNCTIONS: dict[object, Callable[..., tuple[Any, ...]]] = {
     _HIGHER.cond: choose,
     _HIGHER.while_loop: loop,
     _HIGHER.while_loop_stack_output: loop_stacked,
@@ -105,5 +110,5 @@ FUNCTIONS: dict[Any, Callable[..., tuple[Any, ...]]] = {
     _HIGHER.scan: scan_rows,
     _HIGHER.invoke_subgraph: invoke,
 }
-# What reads a number from a tensor to go on.
+# These read a number from a tensor to decide how to go on.
 DATA_DECIDES = (choose, loop, loop_stacked)

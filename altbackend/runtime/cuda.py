@@ -1,7 +1,7 @@
-"""What a generated host program for CUDA runs on: kernels launched through the driver, argument tables, streams.
+"""Runtime of generated CUDA host programs: kernel launches through the driver, argument tables, streams.
 
-A launch is one call of `cuLaunchKernel` whose argument array was laid out beforehand: each entry is the address of a
-place in a table of pointers or of sizes, so that only the table is written between launches.
+A launch is one call of `cuLaunchKernel` with an argument array that was laid out beforehand. Each argument is the
+address of a slot in a table of pointers or sizes, so only the table is written between launches.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Any
 
 import torch
 
+from .boxed import Args
 from .host import wrong_sizes
 
 _guards: Any = torch._C._dynamo.guards
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", torch.empty_strided)
 
-_SHARED_LIMIT = 48 << 10  # bytes a kernel may use without asking
+_SHARED_LIMIT = 48 << 10  # bytes of shared memory that a kernel may use without setting an attribute
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ALIGNMENT = 16
-_EXTRA = 2  # Triton's kernels end with two scratch pointers, null here
+_EXTRA = 2  # Triton's kernels end with two pointers to scratch memory, null here
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code of one kernel, its shared memory in bytes, warps a program, and the function's name."""
+    """The machine code of one kernel, its shared memory in bytes, its warps per program, and its function's name."""
 
     code: bytes
     shared: int
@@ -53,14 +54,14 @@ _thread = threading.local()
 
 
 def bind_context(device: int) -> None:
-    """Give this thread the context of `device` if it has none: unlike torch's own calls, the driver's do not make one.
+    """Give this thread the context of `device` if it has none: unlike torch's calls, the driver's do not make one.
 
-    The threads that run a backward start without. Raises RuntimeError if the driver refuses.
+    autograd's threads, which run backwards, start without a context. Raise RuntimeError if the driver refuses.
     """
     if getattr(_thread, "bound", False):
         return
     driver, context = _driver(), ctypes.c_void_p()
-    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "asking for the context")
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "reading the context")
     if not context.value:
         _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "making a context")
         _check(driver.cuCtxSetCurrent(context), "binding a context")
@@ -68,9 +69,9 @@ def bind_context(device: int) -> None:
 
 
 def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
-    """A function `launch(programs, stream, arguments)` on the current device; `name` is what errors say.
+    """Return a function `launch(programs, stream, arguments)` on the current device. Errors call the kernel `name`.
 
-    Raises RuntimeError if the driver refuses the code.
+    Raise RuntimeError if the driver refuses the code.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     driver = _driver()
@@ -95,16 +96,16 @@ Argument = tuple[str, int]  # ("p", slot of a pointer) or ("s", number of a size
 
 @dataclass
 class Table:
-    """One call's pointers and sizes, and per launch the array of their addresses."""
+    """The pointers and sizes of one call, and for each launch the array of their addresses."""
 
     pointers: Any
     sizes: Any
-    launches: list[Any]
+    launches: Args
     nothing: Any
 
 
 class Tables:
-    """Tables of one graph, one per running call. `launches`: what each launch takes, in order."""
+    """The tables of one graph, one for each running call. `launches` holds the arguments of each launch, in order."""
 
     def __init__(self, slots: int, sizes: int, launches: Sequence[Sequence[Argument]], fixed: dict[int, Any]) -> None:
         self.slots, self.sizes, self.launches, self.fixed = slots, sizes, launches, fixed
@@ -130,30 +131,30 @@ class Tables:
         base = {"p": ctypes.addressof(pointers), "s": ctypes.addressof(sizes)}
         arrays = []
         for arguments in self.launches:
-            places = [base[kind] + 8 * k for kind, k in arguments] + [ctypes.addressof(nothing)] * _EXTRA
-            arrays.append((ctypes.c_void_p * len(places))(*places))
+            addresses = [base[kind] + 8 * k for kind, k in arguments] + [ctypes.addressof(nothing)] * _EXTRA
+            arrays.append((ctypes.c_void_p * len(addresses))(*addresses))
         return Table(pointers, sizes, arrays, nothing)
 
 
 def stream(device: int) -> Any:
-    """The current stream of `device`, as the driver takes it."""
+    """Return the current stream of `device` in the driver's type."""
     return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device))
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
-    """`t`, or a copy with its strides whose address is a multiple of 16, which kernels assume of what they read."""
+    """Return `t`, or a copy with its strides at an address that is a multiple of 16, as kernels assume."""
     if t.data_ptr() % _ALIGNMENT == 0:
         return t
-    if t.is_neg():  # kernels take what is in memory
+    if t.is_neg():  # kernels read memory without the negative bit
         t = torch._neg_view(t)
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
-def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[Any]], Any]:
-    """`call` with `device` current, as allocation and launches need it; `check` is what to do before a replay of it."""
+def on_device(call: Callable[[list[object]], Any], device: int) -> Callable[[list[object]], Any]:
+    """Return `call` with `device` made current, for allocation and launches. Its attribute `check` is copied."""
     current, guard = torch._C._cuda_getDevice, torch.cuda.device(device)
 
-    def run(args: list[Any]) -> Any:
+    def run(args: list[object]) -> Any:
         if current() == device:
             bind_context(device)
             return call(args)
@@ -161,15 +162,15 @@ def on_device(call: Callable[[list[Any]], Any], device: int) -> Callable[[list[A
             bind_context(device)
             return call(args)
 
-    run.check = getattr(call, "check", None)  # type: ignore[attr-defined]
+    vars(run)["check"] = getattr(call, "check", None)
     return run
 
 
 class ErrorFlag:
-    """A number in host memory that kernels set when an index is out of range.
+    """A number in pinned host memory that kernels set when an index is out of range.
 
-    It is read when the next call begins: looking earlier would wait for the device. Eager's own checks on a GPU come
-    as late.
+    The next call reads it, since reading it earlier would wait for the device. Eager's own checks on a GPU are as
+    late.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -189,14 +190,16 @@ class ErrorFlag:
 
 
 def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """A library result with the strides and the alignment that the kernels were generated for.
+    """Return a library result with the strides and the alignment that the kernels were generated for.
 
-    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some. Raises RuntimeError for other sizes
-    than tracing was promised.
+    A zero tensor without memory, such as the gradient of `sgn`, is copied into memory. Raise RuntimeError if its
+    sizes differ from the traced ones.
     """
     if t.shape != sizes:
         raise wrong_sizes(t, sizes)
-    same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
-    if same and not t._is_zerotensor() and t.data_ptr() % _ALIGNMENT == 0:
+    equal_strides = t.stride() == strides or all(
+        n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True)
+    )
+    if equal_strides and not t._is_zerotensor() and t.data_ptr() % _ALIGNMENT == 0:
         return t
     return torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device).copy_(t)

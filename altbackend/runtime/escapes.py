@@ -1,7 +1,7 @@
-"""Sees Python code take a tensor's memory through a door behind which torch counts no writes.
+"""Detection of Python code that takes a tensor's memory by a method after which torch counts no writes.
 
-Needed where the kernel cannot guard memory and the user asks for frozen results all the same (`freezing=True`). `see`
-puts a notice on those doors of `torch.Tensor`. Memory counts as handed out until nothing but its tensors holds it.
+It is needed where the kernel cannot guard memory and the user asks for frozen results anyway (`freezing=True`). `watch`
+wraps those methods of `torch.Tensor`. Memory counts as exposed while anything but its tensors refers to it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-_DOORS = ("numpy", "__array__", "__dlpack__", "untyped_storage", "share_memory_")
+from .boxed import Function
+
+_METHODS = ("numpy", "__array__", "__dlpack__", "untyped_storage", "share_memory_")
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
-_storage: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # before `see` puts a notice there
+_storage: Callable[[torch.Tensor], Any] = (
+    torch.Tensor.untyped_storage
+)  # the original method, before `_install` wraps it
 _lock = threading.Lock()
-_seen = False
-_holders: dict[int, int] = {}  # address of a watched storage -> how many held it when it was first watched
-_out: set[int] = set()  # watched storages that were handed out
-events = 0  # memory handed out, and steps of optimizers, which may write parameters without counting
+_installed = False
+_holders: dict[int, int] = {}  # address of a watched storage -> its references when it was first watched
+_exposed: set[int] = set()  # watched storages that Python code has taken
+events = 0  # counts storages taken, and steps of optimizers, which may write parameters without a version count
 
 
 def watch(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Note from now on who takes these tensors' memory; the storages' numbers, for `handed_out`."""
+    """Watch from now on who takes these tensors' memory. Return the storages' numbers for `is_exposed`."""
     _install()
     numbers = []
     for t in tensors:
@@ -36,23 +40,23 @@ def watch(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         numbers.append(number)
         if number not in _holders:
             weakref.finalize(storage, _forget, number).atexit = False
-            del storage  # it would count as a holder
+            del storage  # this reference would count
             _holders[number] = _use_count(number)
     return tuple(numbers)
 
 
-def handed_out(numbers: Sequence[int]) -> bool:
-    """Whether memory of one of these storages is in the hands of Python code that may write it unseen."""
-    for number in _out.intersection(numbers) if _out else ():
+def is_exposed(numbers: Sequence[int]) -> bool:
+    """Return whether Python code holds memory of one of these storages, which it may write without a version count."""
+    for number in _exposed.intersection(numbers) if _exposed else ():
         if _use_count(number) > _holders[number]:
             return True
-        _out.discard(number)
+        _exposed.discard(number)
     return False
 
 
 def _forget(number: int) -> None:
     _holders.pop(number, None)
-    _out.discard(number)
+    _exposed.discard(number)
 
 
 def _note(t: torch.Tensor) -> None:
@@ -60,19 +64,19 @@ def _note(t: torch.Tensor) -> None:
     if _holders and t.layout == torch.strided and torch._guards.TracingContext.try_get() is None:
         number = int(_storage(t)._cdata)
         if number in _holders:
-            _out.add(number)
+            _exposed.add(number)
             events += 1
 
 
 def _install() -> None:
-    """Put the notices up, once a process."""
-    global _seen
+    """Wrap the methods, once per process."""
+    global _installed
     with _lock:
-        if _seen:
+        if _installed:
             return
-        _seen = True
-    for name in _DOORS:
-        setattr(torch.Tensor, name, _noticed(getattr(torch.Tensor, name)))
+        _installed = True
+    for name in _METHODS:
+        setattr(torch.Tensor, name, _watched_method(getattr(torch.Tensor, name)))
     data: Any = torch.Tensor.data
 
     def get(t: torch.Tensor) -> Any:
@@ -83,19 +87,19 @@ def _install() -> None:
         _note(t)
         data.__set__(t, value)
 
-    torch.Tensor.data = property(get, set_)  # type: ignore[assignment]
+    type.__setattr__(torch.Tensor, "data", property(get, set_))
     register_optimizer_step_post_hook(_stepped)
 
 
-def _stepped(*_: Any) -> None:
+def _stepped(*_: object) -> None:
     global events
     events += 1
 
 
-def _noticed(door: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(door)
-    def through(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _watched_method(method: Function) -> Function:
+    @functools.wraps(method)
+    def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         _note(t)
-        return door(t, *args, **kwargs)
+        return method(t, *args, **kwargs)
 
-    return through
+    return call

@@ -1,8 +1,8 @@
-"""Results that depend only on parameters, kept between calls as long as nothing has written what they came from.
+"""The weight prologue: results that depend only on parameters, cached between calls until a parameter is written.
 
-`Frozen` runs a graph's prologue and keeps its results for each set of parameters. What guards them is a `Watch`:
-`by_pages` has the kernel note every write (page_guard.py); `Versions` (option `freezing=True`, where pages cannot be
-guarded) trusts torch's counters, and what escapes.py sees.
+`Frozen` runs a graph's weight prologue and caches its results for each set of parameters. A `Watch` guards the
+parameters: `by_pages` has the kernel note every write (page_guard.py). `Versions` (option `freezing=True`, where pages
+cannot be guarded) relies on torch's version counters and on escapes.py.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import ctypes
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
 
+from ..compat.torch_api import unannotated
 from . import escapes, page_guard
+from .boxed import Args, BoxedCall, Values, boxed
 
-MOST_SETS = 1024  # sets of parameters whose results one graph keeps
-MOST_CHANGES = 2  # in a row, until guarding no longer pays
-LONGEST_PAUSE = 64  # calls without a guard, when parameters change between all calls
+MOST_SETS = 1024  # sets of parameters whose results one graph caches
+MOST_CHANGES = 2  # changes in a row after which guarding no longer pays
+LONGEST_PAUSE = 64  # calls without a guard, if parameters change between all calls
 
 Sources = Sequence[torch.Tensor]
 Addresses = tuple[int, ...]
@@ -29,35 +31,38 @@ _address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 _alive: WeakSet[Frozen] = WeakSet()
 
 
-class Watched(Protocol):
-    """Guards one set of tensors."""
+class ParameterGuard(Protocol):
+    """A guard of one set of tensors."""
 
     def unchanged(self, sources: Sources) -> bool:
-        """Whether none was written since this was made, or last renewed."""
+        """Return whether no tensor was written since the guard was made or last renewed."""
 
     def renew(self, sources: Sources) -> None:
-        """Take the tensors as they are now for unchanged. Raises NotGuardable."""
+        """Take the tensors' present values as unchanged. Raise NotGuardable."""
 
 
-Watch = Callable[[Sources], Watched]  # raises page_guard.NotGuardable
+Watch = Callable[[Sources], ParameterGuard]  # raises page_guard.NotGuardable
 
 
 def refresh_all() -> None:
-    """Compute everything that depends only on parameters anew at the next call of each compiled graph.
+    """Recompute everything that depends only on parameters at the next call of each compiled graph.
 
-    Needed only with `freezing=True`, after a write that neither torch counts nor Python sees.
+    Needed only with `freezing=True`, after a write that neither torch counts nor escapes.py detects.
     """
-    for each in list(_alive):
-        each.refresh()
+    for frozen in list(_alive):
+        frozen.refresh()
 
 
 def by_pages(library: Callable[[], ctypes.CDLL]) -> Watch:
-    """Guards by the kernel's notes. `library` gives the compiled check; it may raise whatever a build raises."""
+    """Return the watch that uses the kernel's notes of writes.
 
-    def watch(sources: Sources) -> Watched:
+    `library` returns the compiled check; it may raise the errors of a build.
+    """
+
+    def watch(sources: Sources) -> ParameterGuard:
         if any(t.layout != torch.strided or t.device.type != "cpu" for t in sources):
-            raise page_guard.NotGuardable("memory that is not in strides on a CPU")
-        if torch.cuda.is_initialized() and any(t.is_pinned() for t in sources):  # type: ignore[no-untyped-call]
+            raise page_guard.NotGuardable("memory that is not strided memory of a CPU")
+        if unannotated(torch.cuda.is_initialized)() and any(unannotated(t.is_pinned)() for t in sources):
             raise page_guard.NotGuardable("memory that a GPU may write")
         return page_guard.Guard(sources, library())
 
@@ -65,10 +70,9 @@ def by_pages(library: Callable[[], ctypes.CDLL]) -> Watch:
 
 
 class Versions:
-    """Guards by version counters and strides, optimizer steps, and by who has taken the memory.
+    """Guards tensors by version counters, strides, optimizer steps, and detection of code that takes their memory.
 
-    Of tensors that stay at their addresses, in storages that live. Raises NotGuardable for tensors that torch counts
-    nothing of.
+    The tensors must stay at their addresses in living storages. Raise NotGuardable for tensors without a counter.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -81,16 +85,16 @@ class Versions:
         return self.state == _counters(sources)
 
     def renew(self, sources: Sources) -> None:
-        if escapes.handed_out(self.storages):
+        if escapes.is_exposed(self.storages):
             raise page_guard.NotGuardable("a tensor whose memory Python code holds")
         self.state = _counters(sources)
 
 
 def by_pages_or_versions(library: Callable[[], ctypes.CDLL]) -> Watch:
-    """Guards by the kernel's notes where that is possible, else by what torch counts."""
+    """Return the watch that uses the kernel's notes of writes where possible, and version counters elsewhere."""
     pages = by_pages(library)
 
-    def watch(sources: Sources) -> Watched:
+    def watch(sources: Sources) -> ParameterGuard:
         try:
             return pages(sources)
         except page_guard.NotGuardable:
@@ -100,100 +104,102 @@ def by_pages_or_versions(library: Callable[[], ctypes.CDLL]) -> Watch:
 
 
 @dataclass(eq=False)
-class Kept:
-    """Results for one set of parameters. `changes`: in a row, with no call between that found none.
+class CachedResults:
+    """The results for one set of parameters.
 
-    `pause`: calls for which no guard is made. `owners`: references to the parameters' storages.
+    `changes` counts changes in a row, with no unchanged call between them. `pause`: the number of calls for which
+    no guard is made. `owners`: references to the parameters' storages.
     """
 
-    results: Sequence[Any] = ()
-    watched: Watched | None = None
+    results: Values = ()
+    guard: ParameterGuard | None = None
     changes: int = 0
     pause: int = 0
-    owners: tuple[Any, ...] = ()
+    owners: tuple[object, ...] = ()
 
 
 class Frozen:
-    """Calls `main` on the inputs numbered `kept` followed by the prologue's results.
+    """Calls `main` on the inputs numbered `main_inputs`, followed by the results of the weight prologue.
 
-    `watch` guards the inputs numbered `watched`, which the prologue takes; where it raises NotGuardable the prologue
-    runs in every call. `in_place`: new results take the storage of the old ones, whose addresses a CUDA graph holds.
-    `reason`: why results are not kept, or "".
+    `watch` guards the inputs numbered `prologue_inputs`, which the prologue takes. If it raises NotGuardable, the
+    prologue runs in every call. `in_place`: new results take the storage of the old ones, whose addresses a CUDA
+    graph contains. `reason`: why results are not cached, or "".
     """
 
     def __init__(
         self,
-        main: Callable[[list[Any]], Sequence[Any]],
-        prologue: Callable[..., Sequence[Any]],
-        kept: tuple[int, ...],
-        watched: tuple[int, ...],
+        main: BoxedCall,
+        prologue: Callable[..., Sequence[object]],
+        main_inputs: tuple[int, ...],
+        prologue_inputs: tuple[int, ...],
         watch: Watch,
         in_place: bool = False,
     ) -> None:
-        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
-        self.main, self.prologue, self.kept, self.watch, self.in_place = main, prologue, kept, watch, in_place
-        first, *more = watched
+        boxed(self)
+        self.main, self.prologue, self.main_inputs = main, prologue, main_inputs
+        self.watch, self.in_place = watch, in_place
+        first, *more = prologue_inputs
         pick = operator.itemgetter(first, *more)
-        self._pick: Callable[[list[Any]], Sources] = pick if more else lambda args: (pick(args),)
-        self.sets: dict[Addresses, Kept] = {}
+        self._pick: Callable[[Args], Sources] = pick if more else lambda args: (pick(args),)
+        self.sets: dict[Addresses, CachedResults] = {}
         self.reason = ""
         _alive.add(self)
 
     def refresh(self) -> None:
-        """Forget the results; the next call computes them anew."""
-        for each in self.sets.values():
-            each.watched = None
+        """Drop the results; the next call recomputes them."""
+        for cached in self.sets.values():
+            cached.guard = None
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, args: list[object]) -> Values:
         results = self.results(args)
-        inner = [args[k] for k in self.kept]
+        main_args = [args[k] for k in self.main_inputs]
         args.clear()
-        inner += results
-        return self.main(inner)
+        main_args += results
+        return self.main(main_args)
 
-    def results(self, args: list[Any]) -> Sequence[Any]:
-        """The prologue's results for these inputs, computed if they are not kept or may have changed."""
+    def results(self, args: Args) -> Values:
+        """Return the prologue's results for these inputs; recompute them if they are not cached or may have changed."""
         sources = self._pick(args)
         addresses = tuple(map(_address, sources))
-        held = self.sets.get(addresses)
-        if held is None:
-            held = self._new(sources, addresses)
-        elif held.watched is not None and held.watched.unchanged(sources):
-            held.changes = 0
-            return held.results
-        watched = self._guarded(held, sources)
+        cached = self.sets.get(addresses)
+        if cached is None:
+            cached = self._new(sources, addresses)
+        elif cached.guard is not None and cached.guard.unchanged(sources):
+            cached.changes = 0
+            return cached.results
+        guard = self._new_guard(cached, sources)
         with torch.no_grad():
             results = self.prologue(*sources)
             if self.in_place:
-                results = _in_place(held.results, results, sources)
-        held.results, held.watched = results if watched or self.in_place else (), watched
+                results = _in_place(cached.results, results, sources)
+        cached.results, cached.guard = results if guard or self.in_place else (), guard
         return results
 
-    def _new(self, sources: Sources, addresses: Addresses) -> Kept:
-        made = Kept()
+    def _new(self, sources: Sources, addresses: Addresses) -> CachedResults:
+        cached = CachedResults()
         if len(self.sets) >= MOST_SETS:
             self.sets.pop(next(iter(self.sets)), None)
-        self.sets[addresses] = made
-        frozen, kept = ref(self), ref(made)
+        self.sets[addresses] = cached
+        frozen, weak_cached = ref(self), ref(cached)
 
-        def gone(_: object) -> None:
-            """A parameter's memory is freed: results that come from it are freed too."""
-            own = frozen()
-            if own is not None and own.sets.get(addresses) is kept():
-                own.sets.pop(addresses, None)
+        def drop(_: object) -> None:
+            """Drop the cached results once a parameter's memory is freed."""
+            owner = frozen()
+            if owner is not None and owner.sets.get(addresses) is weak_cached():
+                owner.sets.pop(addresses, None)
 
-        made.owners = tuple(ref(t.untyped_storage(), gone) for t in sources if t.layout == torch.strided)
-        return made
+        cached.owners = tuple(ref(t.untyped_storage(), drop) for t in sources if t.layout == torch.strided)
+        return cached
 
-    def _guarded(self, held: Kept, sources: Sources) -> Watched | None:
-        """A guard that holds from now on; None where there is none, or where guarding would not pay."""
-        old, held.watched = held.watched, None
-        if held.pause:
-            held.pause -= 1
+    def _new_guard(self, cached: CachedResults, sources: Sources) -> ParameterGuard | None:
+        """Return a guard that is valid from now on; None if memory cannot be guarded or guarding would not pay."""
+        old, cached.guard = cached.guard, None
+        if cached.pause:
+            cached.pause -= 1
             return None
-        held.changes += 1
-        if held.changes > MOST_CHANGES:
-            held.pause = min(1 << (held.changes - MOST_CHANGES), LONGEST_PAUSE)
+        cached.changes += 1
+        if cached.changes > MOST_CHANGES:
+            cached.pause = min(1 << (cached.changes - MOST_CHANGES), LONGEST_PAUSE)
             return None
         if old is not None:
             with contextlib.suppress(page_guard.NotGuardable):
@@ -202,16 +208,16 @@ class Frozen:
         try:
             return self.watch(sources)
         except page_guard.NotGuardable as cause:
-            self.reason, held.pause = str(cause), LONGEST_PAUSE
+            self.reason, cached.pause = str(cause), LONGEST_PAUSE
             return None
 
 
-def _counters(tensors: Sources) -> tuple[Any, ...]:
+def _counters(tensors: Sources) -> tuple[object, ...]:
     return escapes.events, [t._version for t in tensors], [t.stride() for t in tensors]
 
 
-def _in_place(old: Sequence[Any], new: Sequence[Any], sources: Sources) -> Sequence[Any]:
-    """`new`, moved into the storage of `old` where that is no parameter's own and has the same geometry."""
+def _in_place(old: Values, new: Values, sources: Sources) -> Sequence[object]:
+    """Return `new` moved into the storage of `old`, where that is not a parameter's and has the same geometry."""
     shared = {t.untyped_storage().data_ptr() for t in sources}
 
     def stays(a: torch.Tensor, b: torch.Tensor) -> bool:

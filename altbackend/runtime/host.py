@@ -1,4 +1,4 @@
-"""What a generated host program runs on: the kernel library, workspaces, and tensor views."""
+"""Runtime of generated CPU host programs: the kernel library, workspaces, and tensor views."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ Layout = Callable[..., tuple[Sequence[Block], Sequence[Window]]]
 
 @dataclass
 class Workspace:
-    """Memory of one call's temporaries: the arena, the pointer table, and the tensors that library calls use."""
+    """The memory of one call's temporaries: the arena, the pointer table, and the tensors of library calls."""
 
     arena: torch.Tensor
     pointers: Any
     views: list[torch.Tensor]
-    error: Any  # three integers, of which kernels set the first: see `check_error`
-    error_pointer: Any
-    scalars: Any
+    error: Any  # three integers that kernels set; see `check_error`
+    error_pointer: object
+    scalars: object
 
 
 class Workspaces:
-    """Workspaces of one graph, handed out one per running call, so that concurrent calls never share.
+    """The workspaces of one graph. Each running call takes its own, so that concurrent calls never share one.
 
-    `slots`: length of the pointer table. `fixed`: constants, kept alive here. `keep`: keep workspaces between calls.
-    `others`: how many numbers kernels read beyond the sizes that decide the layout; a call writes them itself.
+    `slots`: length of the pointer table. `fixed`: constants, which this object keeps alive. `keep`: whether
+    workspaces are reused by later calls. `others`: how many numbers, beyond the sizes that decide the layout, a
+    call writes for its kernels.
     """
 
     def __init__(
@@ -96,19 +97,19 @@ def _window(arena: torch.Tensor, at: int, w: Window) -> torch.Tensor:
 
 
 class Library:
-    """A built kernel library; `fn(name)` gives a segment taking (pointers, scalars, threads, error).
+    """A built kernel library. `fn(name)` returns a segment that takes (pointers, scalars, threads, error).
 
-    It stays mapped as long as the library or one of its segments is referred to. Raises OSError.
+    The library stays mapped while it or one of its segments is referenced. Raise OSError.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.dll = ctypes.CDLL(path)
         if _dlclose is not None:
-            # segments refer to `dll`; nothing is closed at exit, when threads may still be in it
+            # segments refer to `dll`; nothing is closed at exit, when threads may still run it
             weakref.finalize(self.dll, _dlclose, self.dll._handle).atexit = False
 
-    def fn(self, name: str) -> Any:
+    def fn(self, name: str) -> object:
         f = getattr(self.dll, name)
         f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         f.restype = None
@@ -116,15 +117,17 @@ class Library:
 
 
 def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """A library result with the strides that the kernels were generated for; copies only when they differ.
+    """Return a library result with the strides that the kernels were generated for; copy only if they differ.
 
-    A tensor of zeros that has no memory, as the gradient of `sgn` is, gets some. Raises RuntimeError for other sizes
-    than tracing was promised: kernels would leave the tensor.
+    A zero tensor without memory, such as the gradient of `sgn`, is copied into memory. Raise RuntimeError if its
+    sizes differ from the traced ones: kernels would read beyond the tensor.
     """
     if t.shape != sizes:
         raise wrong_sizes(t, sizes)
-    same = t.stride() == strides or all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True))
-    if same and not t._is_zerotensor():
+    equal_strides = t.stride() == strides or all(
+        n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True)
+    )
+    if equal_strides and not t._is_zerotensor():
         return t
     out = torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device)
     return out.copy_(t)
@@ -133,47 +136,49 @@ def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, 
 def check_input(
     t: torch.Tensor, name: str, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
-    """Raise AssertionError for an input that kernels were not generated for, or that its storage does not hold."""
-    wanted = f"{dtype} {sizes} by {strides}"
-    found = f"{t.dtype} {tuple(t.shape)} by {t.stride()}"
-    same = all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=False))
-    if t.dtype != dtype or t.shape != sizes or not (same or 0 in sizes):
-        raise AssertionError(f"input {name} of a compiled graph is {found}, and it was compiled for {wanted}")
+    """Raise AssertionError for an input that kernels were not generated for, or that its storage does not contain."""
+    expected = f"{dtype} {sizes} by {strides}"
+    actual = f"{t.dtype} {tuple(t.shape)} by {t.stride()}"
+    equal_strides = all(n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=False))
+    if t.dtype != dtype or t.shape != sizes or not (equal_strides or 0 in sizes):
+        raise AssertionError(f"input {name} of a compiled graph is {actual}, and it was compiled for {expected}")
     last = t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     if t.layout == torch.strided and 0 not in sizes and last * t.itemsize > t.untyped_storage().nbytes():
-        held = t.untyped_storage().nbytes()
-        raise AssertionError(f"input {name} of a compiled graph, {found}, reaches beyond its storage of {held} bytes")
+        storage_bytes = t.untyped_storage().nbytes()
+        raise AssertionError(
+            f"input {name} of a compiled graph, {actual}, reaches beyond its storage of {storage_bytes} bytes"
+        )
 
 
 def retyped(
     t: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """The bytes from the first element of `t` on as a tensor of another dtype; `offset` counts its elements.
+    """Return the bytes from the first element of `t` on as a tensor of another dtype; `offset` counts its elements.
 
-    Raises RuntimeError where the storage of `t` is too small for that.
+    Raise RuntimeError if the storage of `t` is too small.
     """
     begin = t.storage_offset() * t.itemsize // dtype.itemsize + offset
     last = begin + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
     if 0 not in sizes and last * dtype.itemsize > t.untyped_storage().nbytes():
         raise RuntimeError(
-            f"{sizes} of {dtype} by {strides} from {begin} on do not fit into the result they are read of"
+            f"{sizes} of {dtype} by {strides} from {begin} on do not fit into the tensor that they reinterpret"
         )
     out = torch.empty(0, dtype=dtype, device=t.device)
     return out.set_(t.untyped_storage(), begin, sizes, strides)
 
 
 def wrong_sizes(t: torch.Tensor, sizes: tuple[int, ...]) -> RuntimeError:
-    """What is raised for a result of a library call whose sizes are not those that its fake kernel gave."""
+    """Return the error for a library result whose sizes differ from those of its fake kernel."""
     return RuntimeError(
-        f"a library call gave a tensor of size {tuple(t.shape)} where its fake kernel had said {sizes}; the line "
+        f"a library call gave a tensor of size {tuple(t.shape)} but its fake kernel returned {sizes}; the line "
         "of the host program above names the call. What to do: correct the fake (meta) kernel of that operator"
     )
 
 
 def check_error(error: Any, lines: Sequence[str]) -> None:
-    """Raise what eager would for what a kernel met: `error` is (code, index, size), code 0 where there was nothing.
+    """Raise the error of eager for a kernel's error. `error` is (code, index, size); code 0 means no error.
 
-    Raises IndexError (1) or RuntimeError (3) for an index out of range, RuntimeError (2) for a division by zero.
+    Raise IndexError (1) or RuntimeError (3) for an index out of range, RuntimeError (2) for a division by zero.
     """
     code, index, size = error
     if not code:

@@ -1,6 +1,6 @@
-"""Which vector instructions the CPU has, and the compiler flags of generated C++.
+"""The vector instructions of this CPU, and the compiler flags of generated C++.
 
-`detect` reads what the kernel or the CPU already knows; nothing is compiled or run to find out.
+`detect` reads /proc/cpuinfo; it compiles and runs nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Isa = Literal["avx512", "avx2", "generic"]
 ISAS: Final[tuple[Isa, ...]] = get_args(Isa)
 
 INCLUDE_DIR: Final = Path(__file__).parent / "include"
-"""The folder to give the compiler with -I; generated code includes <altbackend/cpu.h>."""
+"""The folder to pass to the compiler with -I; generated code includes <altbackend/cpu.h>."""
 
 PIECE: Final = "#if ALT_PIECE("
-"""What every piece of a long generated text begins with, and then its number and ")"; see <altbackend/kernel.h>."""
+"""The beginning of each piece of a long generated text, before its number and ")"; see <altbackend/kernel.h>."""
 
 # CPU flags (as /proc/cpuinfo spells them) of each instruction set; the compiler's -m options use the same names.
 _CPU_FLAGS: Final[dict[Isa, tuple[str, ...]]] = {
@@ -33,7 +33,7 @@ _LIBRARY_FLAGS: Final = ("-fno-semantic-interposition", "-fPIC", "-fvisibility=h
 
 
 def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """The feature names in the text of /proc/cpuinfo; empty if it lists none."""
+    """Return the feature names in the text of /proc/cpuinfo, or an empty set."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -42,14 +42,14 @@ def cpu_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def best_isa(features: frozenset[str]) -> Isa:
-    """The widest instruction set all of whose features, and those of the narrower ones, are present."""
+    """Return the widest instruction set whose features, and those of the narrower ones, are all present."""
     if not features.issuperset(_CPU_FLAGS["avx2"]):
         return "generic"
     return "avx512" if features.issuperset(_CPU_FLAGS["avx512"]) else "avx2"
 
 
 def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
-    """The instruction set of this machine; "generic" where it is not x86-64 or cannot be read."""
+    """Return the instruction set of this machine; "generic" if it is not x86-64 or cannot be read."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return "generic"
     try:
@@ -58,15 +58,15 @@ def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
         return "generic"
 
 
-def flags(isa: Isa | None = None) -> tuple[str, ...]:
-    """Compiler flags (g++ and clang++) for kernels of `isa`; None compiles for exactly this machine.
+def flags(isa: str | None = None) -> tuple[str, ...]:
+    """Return the compiler flags (g++ and clang++) for kernels of `isa`; None compiles for exactly this machine.
 
-    Raises ValueError for an unknown name. OpenMP and the include folder are the builder's to add.
+    Raise ValueError for an unknown name. The builder adds OpenMP and the include folder.
     """
     return (*_COMMON_FLAGS, *_target_flags(isa), *_FLOAT_FLAGS, *_LIBRARY_FLAGS)
 
 
-def _target_flags(isa: Isa | None) -> tuple[str, ...]:
+def _target_flags(isa: str | None) -> tuple[str, ...]:
     wide = "-mprefer-vector-width=512"
     if isa is None:
         return ("-march=native", wide) if detect() != "generic" else ()

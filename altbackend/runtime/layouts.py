@@ -1,35 +1,33 @@
-"""Parameters in the strides that a graph was compiled for, where torch does not see to that (before torch 2.13)."""
+"""Parameters in the strides that a graph was compiled for, where torch does not guard them (before torch 2.13)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
-Call = Callable[[list[Any]], Sequence[Any]]
+from .boxed import Args, BoxedCall, Values, boxed
+
 Layouts = tuple[tuple[int, tuple[int, ...], bool], ...]  # input, its strides, whether the graph writes it
 
 
-def kept(call: Call, layouts: Layouts) -> Call:
-    """`call` on inputs in the strides given: others are copied. 0.1 us an input and call where they are right.
+def with_traced_strides(call: BoxedCall, layouts: Layouts) -> BoxedCall:
+    """Return `call` with its inputs copied into the given strides if they differ. Costs 0.1 us per input and call.
 
-    Raises RuntimeError for an input that the graph writes, whose copy would get what is meant for it.
+    Raise RuntimeError for an input that the graph writes, since the writes would go to the copy.
     """
     if not layouts:
         return call
 
-    def run(args: list[Any]) -> Sequence[Any]:
+    @boxed
+    def run(args: Args) -> Values:
         for k, strides, written in layouts:
             if args[k].stride() != strides:
-                args[k] = _laid_out(args[k], strides, k, written)
+                args[k] = _restrided(args[k], strides, k, written)
         return call(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
-def _laid_out(t: torch.Tensor, strides: tuple[int, ...], k: int, written: bool) -> torch.Tensor:
+def _restrided(t: torch.Tensor, strides: tuple[int, ...], k: int, written: bool) -> torch.Tensor:
     if all(n <= 1 or a == b for n, a, b in zip(t.size(), t.stride(), strides, strict=True)):
         return t
     if written:

@@ -1,4 +1,4 @@
-"""The memory plan: offsets of temporaries in one arena, by lifetime."""
+"""The memory plan: offsets of temporaries in one arena, chosen by their lifetimes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ ALIGN = 64  # bytes: one cache line, and the widest vector
 
 
 def plan(blocks: Sequence[tuple[int, int, int]], reuse: bool = True) -> tuple[list[int], int]:
-    """Offsets in bytes for `(nbytes, first step, last step)` blocks, and the arena's size.
+    """Return offsets in bytes for `(nbytes, first step, last step)` blocks, and the arena's size in bytes.
 
-    Largest first, each at the lowest gap among the blocks already placed whose lifetimes meet its own
+    Blocks are placed largest first, each at the lowest gap between placed blocks with an overlapping lifetime
     (greedy by size; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
     offsets = [0] * len(blocks)
@@ -19,21 +19,21 @@ def plan(blocks: Sequence[tuple[int, int, int]], reuse: bool = True) -> tuple[li
     placed = _Placed([b[1] for b in blocks], [b[2] for b in blocks])
     for k in sorted(range(len(blocks)), key=lambda i: (-blocks[i][0], i)):
         size = -(-blocks[k][0] // ALIGN) * ALIGN
-        at = 0 if reuse else top
+        offset = 0 if reuse else top
         for start, end in placed.meeting(k) if reuse else ():
-            if start - at >= size:
+            if start - offset >= size:
                 break
-            at = max(at, end)
-        offsets[k] = at
-        placed.add(k, at, at + size)
-        top = max(top, at + size)
+            offset = max(offset, end)
+        offsets[k] = offset
+        placed.add(k, offset, offset + size)
+        top = max(top, offset + size)
     return offsets, top
 
 
 class _Placed:
-    """Blocks placed so far, found by lifetime: by their first step, and in a tree of spans of steps.
+    """Placed blocks, indexed by their first step and by an interval tree of steps.
 
-    Span `s` of the tree covers the spans 2s and 2s + 1; a lifetime is held by the fewest spans that make it up.
+    Span `s` of the tree covers the spans 2s and 2s + 1. A lifetime is stored in the fewest spans that cover it.
     """
 
     def __init__(self, first: Sequence[int], last: Sequence[int]) -> None:
@@ -43,24 +43,24 @@ class _Placed:
         self.begun: list[tuple[int, tuple[int, int, int]]] = []
 
     def add(self, k: int, start: int, end: int) -> None:
-        held = (start, end, k)
-        insort(self.begun, (self.first[k], held))
+        block = (start, end, k)
+        insort(self.begun, (self.first[k], block))
         low, high = self.first[k] + self.leaves, self.last[k] + self.leaves + 1
         while low < high:
             if low & 1:
-                self.spans.setdefault(low, []).append(held)
+                self.spans.setdefault(low, []).append(block)
                 low += 1
             if high & 1:
                 high -= 1
-                self.spans.setdefault(high, []).append(held)
+                self.spans.setdefault(high, []).append(block)
             low, high = low >> 1, high >> 1
 
     def meeting(self, k: int) -> list[tuple[int, int]]:
-        """(start, end) in bytes of the blocks that are alive at some step of block `k`'s life, by start."""
+        """Return (start, end) in bytes of the blocks whose lifetime overlaps that of block `k`, in order of start."""
         after = bisect_left(self.begun, (self.first[k] + 1,))
-        found = [held for _, held in self.begun[after : bisect_left(self.begun, (self.last[k] + 1,))]]
+        blocks = [block for _, block in self.begun[after : bisect_left(self.begun, (self.last[k] + 1,))]]
         span = self.first[k] + self.leaves
         while span:
-            found += self.spans.get(span, ())
+            blocks += self.spans.get(span, ())
             span >>= 1
-        return [(start, end) for start, end, _ in sorted(found)]
+        return [(start, end) for start, end, _ in sorted(blocks)]

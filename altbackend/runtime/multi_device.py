@@ -1,33 +1,35 @@
-"""Compiled parts of a graph over several devices, run one after the other."""
+"""A graph over several devices: its compiled parts run one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .boxed import BoxedCall, boxed
 
 
 @dataclass(frozen=True)
 class Step:
-    """`call` takes a list of the values named by `inputs`, which it empties, and returns those named by `outputs`.
+    """A part of the graph. `call` takes a list of the values `inputs`, which it empties, and returns `outputs`.
 
-    `dropped`: values that nothing needs after it.
+    `dropped`: values that no later step reads.
     """
 
-    call: Callable[[list[Any]], Sequence[Any]]
+    call: BoxedCall
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     dropped: tuple[str, ...] = ()
 
 
-class Several:
-    """`inputs`: names of the graph's inputs. `results`: names of what it returns, or constants in a tuple of one."""
+class MultiDevice:
+    """Runs the steps of a graph. `inputs` names its inputs; `results` holds names, or constants in 1-tuples."""
 
-    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], results: Sequence[str | tuple[Any]]) -> None:
-        self._boxed_call = True  # of the instance: what wraps a call copies its attributes
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], results: Sequence[str | tuple[object]]) -> None:
+        boxed(self)
         self.inputs, self.steps, self.results = tuple(inputs), tuple(steps), tuple(results)
 
-    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+    def __call__(self, args: list[object]) -> tuple[Any, ...]:
         """Run all steps. Kernels of different devices overlap as far as the copies between them allow."""
         values = dict(zip(self.inputs, args, strict=True))
         args.clear()
@@ -39,11 +41,11 @@ class Several:
         return tuple(values[r] if isinstance(r, str) else r[0] for r in self.results)
 
 
-def with_drops(steps: Sequence[Step], results: Sequence[str | tuple[Any]]) -> list[Step]:
-    """Every value is dropped by the last step that takes it, unless it is a result."""
-    kept, out = {r for r in results if isinstance(r, str)}, []
+def with_drops(steps: Sequence[Step], results: Sequence[str | tuple[object]]) -> list[Step]:
+    """Return the steps with `dropped` set: the last step that reads a value drops it, unless it is a result."""
+    needed, out = {r for r in results if isinstance(r, str)}, []
     for step in reversed(steps):
-        last = tuple(name for name in dict.fromkeys(step.inputs) if name not in kept)
-        kept.update(step.inputs)
+        last = tuple(name for name in dict.fromkeys(step.inputs) if name not in needed)
+        needed.update(step.inputs)
         out.append(Step(step.call, step.inputs, step.outputs, last))
     return out[::-1]

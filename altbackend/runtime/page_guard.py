@@ -1,11 +1,12 @@
-"""Guards memory against writes with the kernel's help, so that what was computed from it is never used afterwards.
+"""Guards of memory against writes, with the kernel's help, so that results computed from it are never stale.
 
-Linux can note, for a page of private memory, that it was written since it was last write-protected
-(`userfaultfd` with UFFD_FEATURE_WP_ASYNC, and the ioctl PAGEMAP_SCAN; Linux 6.7). The note is made by the page tables:
-no door to the memory goes around it, no signal is raised, and the writer goes on after one page fault.
+Linux can note that a page of private memory was written since it was last write-protected (`userfaultfd` with
+UFFD_FEATURE_WP_ASYNC, and the ioctl PAGEMAP_SCAN; Linux 6.7). The page tables hold the note, so no kind of access
+avoids it. No signal is raised, and the writer continues after one page fault.
 
-A `Guard` covers some tensors. Large ones are protected by whole pages. Small ones are compared with a copy. A page that
-a large tensor shares with other memory is protected too, until a neighbour has written it: then its part is compared.
+A `Guard` covers some tensors. Large tensors are protected by whole pages; small ones are compared with a copy. A page
+that a large tensor shares with other memory is protected until a neighbour writes it. From then on, the tensor's part
+of that page is compared.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 
 import torch
 
-SMALL_PAGES = 2  # tensors below this size are compared: as fast as asking the kernel, and no neighbour pays a fault
+from .boxed import Function
 
-Span = tuple[int, int]  # first address, and the one behind the last
+SMALL_PAGES = 2  # smaller tensors are compared: as fast as asking the kernel, and no neighbour pays a page fault
+
+Span = tuple[int, int]  # first address, and one past the last
 
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
@@ -36,12 +39,12 @@ _PAGEMAP_SCAN = 0xC0606610
 _UFFDIO_API, _UFFDIO_REGISTER, _UFFDIO_UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
 _PROTECT_MATCHING, _CHECK_WP_ASYNC = 1, 2
 _WRITTEN, _PRESENT = 2, 8
-_REGIONS = 256  # that one scan returns at most
+_REGIONS = 256  # the most regions that one scan returns
 _UNCHANGED = -1
 
 
 class NotGuardable(Exception):
-    """Memory cannot be guarded; the text says why."""
+    """Raised for memory that cannot be guarded; the message says why."""
 
 
 class _Api(ctypes.Structure):
@@ -61,7 +64,7 @@ class _Piece(ctypes.Structure):
 
 
 class _Scan(ctypes.Structure):
-    """struct pm_scan_arg of linux/fs.h."""
+    """The struct pm_scan_arg of linux/fs.h."""
 
     _fields_ = (
         ("size", ctypes.c_uint64),
@@ -84,7 +87,7 @@ class _Region(ctypes.Structure):
 
 
 class _Checked(ctypes.Structure):
-    """What the compiled check reads; `alt_guard::Guard` of page_guard.h."""
+    """The input of the compiled check; `alt_guard::Guard` of page_guard.h."""
 
     _fields_ = (
         ("pid", ctypes.c_int64),
@@ -104,17 +107,17 @@ def _libc() -> Any:
 
 
 def _ioctl(fd: int, request: int, argument: ctypes.Structure) -> int:
-    """Raises OSError."""
-    found = int(_libc().ioctl(fd, request, ctypes.addressof(argument)))
-    if found < 0:
+    """Return the result of an ioctl. Raise OSError."""
+    result = int(_libc().ioctl(fd, request, ctypes.addressof(argument)))
+    if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    return found
+    return result
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes that are compared: where they lie, and a copy of them."""
+    """Bytes that are compared: their address, and a copy of them."""
 
     at: int
     copy: ctypes.Array[Any]
@@ -124,7 +127,7 @@ class Piece:
 
 
 class Pages:
-    """Write protection of this process's memory. Raises OSError where the kernel does not offer or allow it."""
+    """Write protection of this process's memory. Raise OSError if the kernel does not offer or allow it."""
 
     def __init__(self) -> None:
         self.pid, self.page = os.getpid(), os.sysconf("SC_PAGE_SIZE")
@@ -140,45 +143,46 @@ class Pages:
         _ioctl(fd, _UFFDIO_API, _Api(_API_VERSION, _WP_UNPOPULATED | _WP_ASYNC))
         self.pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.pagemap).atexit = False
-        self.lock = threading.RLock()  # a collection of garbage may release a guard while another is renewed
+        self.lock = threading.RLock()  # garbage collection may release a guard while another is renewed
         self.changes = 0  # odd while pages are being protected
         self.guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
     def register(self, span: Span) -> None:
-        """Let the kernel note writes to whole pages from now on. Raises OSError."""
+        """Have the kernel note writes to whole pages from now on. Raise OSError."""
         _ioctl(self._uffd, _UFFDIO_REGISTER, _Register(span[0], span[1] - span[0], _REGISTER_WP))
 
     def unregister(self, span: Span) -> None:
-        """Undo `register`, as far as the memory is still there."""
+        """Undo `register` for memory that still exists."""
         try:
             _ioctl(self._uffd, _UFFDIO_UNREGISTER, _Register(span[0], span[1] - span[0]))
         except OSError:
             return
 
     def changed(self, span: Span, protect: bool = False) -> Iterator[Span]:
-        """The pages of a span that were written since they were protected, or are missing; with `protect`, protect
-        them again in the same step. Raises OSError where the kernel does not note writes.
+        """Yield the pages of a span that were written since they were protected, or are missing.
+
+        With `protect`, protect them again in the same step. Raise OSError if the kernel does not note writes.
         """
         regions = (_Region * _REGIONS)()
         flags = _CHECK_WP_ASYNC | (_PROTECT_MATCHING if protect else 0)
-        wanted = _WRITTEN | _PRESENT
+        reported = _WRITTEN | _PRESENT
         at, end = span
         while at < end:
             vec = ctypes.addressof(regions)
-            scan = _Scan(ctypes.sizeof(_Scan), flags, at, end, 0, vec, _REGIONS, 0, _PRESENT, 0, wanted, wanted)
+            scan = _Scan(ctypes.sizeof(_Scan), flags, at, end, 0, vec, _REGIONS, 0, _PRESENT, 0, reported, reported)
             for k in range(_ioctl(self.pagemap, _PAGEMAP_SCAN, scan)):
                 yield regions[k].start, regions[k].end
             at = scan.walk_end
 
     def protect(self, ranges: Sequence[Span], owner: Guard) -> None:
-        """Protect whole pages. Every other guard that covers one which was written is told so. Raises OSError."""
+        """Protect whole pages, and tell every other guard of them which ones were written. Raise OSError."""
         with self.lock:
             self.changes += 1
             try:
-                written = [found for span in ranges for found in self.changed(span, protect=True)]
+                written = [region for span in ranges for region in self.changed(span, protect=True)]
                 for other in self.guards:
                     if other is not owner:
-                        other.told(written)
+                        other.pages_written(written)
             finally:
                 self.changes += 1
 
@@ -192,78 +196,78 @@ def _pages_of(pid: int) -> Pages | str:
 
 
 def pages() -> Pages | str:
-    """The write protection of this process, or why there is none. A fork starts with one of its own."""
+    """Return the write protection of this process, or why there is none. A fork makes its own."""
     return _pages_of(os.getpid())
 
 
 class Guard:
-    """Says whether some tensors' memory is as it was when the guard was made or renewed.
+    """Detects writes to some tensors' memory since the guard was made or renewed.
 
-    `library` holds the compiled check. Raises NotGuardable. Not for tensors whose memory is gone.
+    `library` holds the compiled check. The memory must exist. Raise NotGuardable.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], library: ctypes.CDLL) -> None:
-        held = pages()
-        if isinstance(held, str):
-            raise NotGuardable(held)
-        self.pages = held
+        protection = pages()
+        if isinstance(protection, str):
+            raise NotGuardable(protection)
+        self.pages = protection
         self._check: Callable[[Any], int] = library.alt_guard_changed
-        self._touch: Callable[..., Any] = library.alt_guard_touch
+        self._touch: Function = library.alt_guard_touch
         spans = spans_of(tensors)
         if reason := why_not_private(spans):
             raise NotGuardable(reason)
-        limit = SMALL_PAGES * held.page
+        limit = SMALL_PAGES * protection.page
         self._small = [s for s in spans if s[1] - s[0] < limit]
         self._large = [s for s in spans if s[1] - s[0] >= limit]
-        self.ranges = merged((_down(s[0], held.page), -_down(-s[1], held.page)) for s in self._large)
+        self.ranges = merged((_down(s[0], protection.page), -_down(-s[1], protection.page)) for s in self._large)
         self._shared: dict[int, list[Span]] = {}  # page -> the parts of tensors that do not fill it
         for first, last in self._large:
-            for page in {_down(first, held.page), _down(last - 1, held.page)}:
-                part = max(first, page), min(last, page + held.page)
-                if part != (page, page + held.page):
+            for page in {_down(first, protection.page), _down(last - 1, protection.page)}:
+                part = max(first, page), min(last, page + protection.page)
+                if part != (page, page + protection.page):
                     self._shared.setdefault(page, []).append(part)
         self._noisy: set[int] = set()
         self._parts: dict[int, list[Piece]] = {}
         self.stale = False
         try:
             for span in self.ranges:
-                held.register(span)
-        except OSError as cause:  # the limit on mappings, locked or special memory
+                protection.register(span)
+        except OSError as cause:  # for example the limit on mappings, or locked memory
             raise NotGuardable(f"the kernel refuses to guard some memory: {cause}") from None
-        with held.lock:
-            held.guards.add(self)
-        weakref.finalize(self, _released, held, tuple(self.ranges)).atexit = False
+        with protection.lock:
+            protection.guards.add(self)
+        weakref.finalize(self, _release, protection, tuple(self.ranges)).atexit = False
         self.renew()
 
     def renew(self, sources: object = None) -> None:
-        """Take the memory as it is now for unchanged. Raises NotGuardable."""
+        """Take the present content of the memory as unchanged. Raise NotGuardable."""
         quiet = list(_without(self.ranges, self._noisy, self.pages.page))
-        self.stale = False  # before protecting: another guard may protect these pages from then on
+        self.stale = False  # before protecting: from then on, another guard may protect these pages
         try:
             for first, last in quiet:
                 self._touch(ctypes.c_uint64(first), ctypes.c_uint64(last), ctypes.c_uint64(self.pages.page))
             self.pages.protect(quiet, self)
         except OSError as cause:
-            raise NotGuardable(f"memory is guarded no more: {cause}") from None
+            raise NotGuardable(f"memory is no longer guarded: {cause}") from None
         self._parts = {page: [_copy(p) for p in parts] for page, parts in self._shared.items()}
-        self._whole = [_copy(s) for s in self._small]
-        self._print(quiet)
+        self._compared = [_copy(s) for s in self._small]
+        self._describe(quiet)
 
-    def _print(self, quiet: Sequence[Span]) -> None:
-        """Write down for the compiled check what is protected and what is compared."""
-        compared = [*self._whole, *(p for page in sorted(self._noisy) for p in self._parts[page])]
+    def _describe(self, quiet: Sequence[Span]) -> None:
+        """Write the protected ranges and the compared pieces into the structure of the compiled check."""
+        pieces_ = [*self._compared, *(p for page in sorted(self._noisy) for p in self._parts[page])]
         ranges = (_Range * len(quiet))(*(_Range(*span) for span in quiet))
-        pieces = (_Piece * len(compared))(*(_Piece(p.at, ctypes.addressof(p.copy), len(p.copy)) for p in compared))
-        self._checked = _Checked(self.pages.pid, self.pages.pagemap, len(quiet), len(compared), ranges, pieces)
+        pieces = (_Piece * len(pieces_))(*(_Piece(p.at, ctypes.addressof(p.copy), len(p.copy)) for p in pieces_))
+        self._checked = _Checked(self.pages.pid, self.pages.pagemap, len(quiet), len(pieces_), ranges, pieces)
         self._argument = ctypes.byref(self._checked)
 
     def unchanged(self, sources: object = None) -> bool:
-        """Whether nothing was written since; False too where that cannot be told, as in a forked child."""
+        """Return whether nothing was written since; False also where that is unknown, as in a forked child."""
         while True:
             before = self.pages.changes
-            found = self._check(self._argument)
-            if found != _UNCHANGED:
-                if self._only_neighbours(found):
+            changed_range = self._check(self._argument)
+            if changed_range != _UNCHANGED:
+                if self._only_neighbours(changed_range):
                     continue
                 return False
             if before == self.pages.changes and not before & 1:
@@ -271,9 +275,9 @@ class Guard:
             with self.pages.lock:  # another guard was being renewed
                 pass
 
-    def _only_neighbours(self, found: int) -> bool:
-        """Whether all that was written lies beside the tensors. Such pages are compared from now on."""
-        if not 0 <= found < self._checked.ranges or self.pages.pid != os.getpid():
+    def _only_neighbours(self, changed_range: int) -> bool:
+        """Return whether all written bytes lie beside the tensors. Such pages are compared from now on."""
+        if not 0 <= changed_range < self._checked.ranges or self.pages.pid != os.getpid():
             return False
         quiet = list(_without(self.ranges, self._noisy, self.pages.page))
         try:
@@ -283,21 +287,21 @@ class Guard:
         if not self._beside(written):
             return False
         self._noisy |= {page for first, last in written for page in range(first, last, self.pages.page)}
-        self._print(list(_without(self.ranges, self._noisy, self.pages.page)))
+        self._describe(list(_without(self.ranges, self._noisy, self.pages.page)))
         return True
 
     def _beside(self, written: Iterable[Span]) -> bool:
-        """Whether pages of this guard that were written hold what they held of its tensors."""
+        """Return whether the tensors' parts of written pages are unchanged."""
         pages = (page for first, last in written for page in range(first, last, self.pages.page))
         return all(page in self._parts and all(p.same() for p in self._parts[page]) for page in pages)
 
-    def told(self, written: Sequence[Span]) -> None:
-        """Another guard has protected pages anew that were written: whoever else they belong to must know."""
+    def pages_written(self, written: Sequence[Span]) -> None:
+        """Note pages that were written before another guard protected them again."""
         if not self._beside(self.covered(written)):
             self.stale = True
 
     def covered(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """The pages of this guard among spans of whole pages."""
+        """Yield the pages of this guard among spans of whole pages."""
         ends = [r[1] for r in self.ranges]
         for first, last in spans:
             k = bisect.bisect_right(ends, first)
@@ -306,15 +310,15 @@ class Guard:
                 k += 1
 
 
-def _released(held: Pages, ranges: Sequence[Span]) -> None:
+def _release(protection: Pages, ranges: Sequence[Span]) -> None:
     """Stop noting writes to pages that no other guard covers."""
-    if held.pid != os.getpid():
+    if protection.pid != os.getpid():
         return
-    with held.lock:
-        alive = list(held.guards)
+    with protection.lock:
+        alive = list(protection.guards)
         for span in ranges:
             if not any(True for g in alive for _ in g.covered([span])):
-                held.unregister(span)
+                protection.unregister(span)
 
 
 def _down(address: int, page: int) -> int:
@@ -322,12 +326,12 @@ def _down(address: int, page: int) -> int:
 
 
 def spans_of(tensors: Iterable[torch.Tensor]) -> list[Span]:
-    """The addresses of strided tensors' elements, in order and apart."""
+    """Return the addresses of strided tensors' elements as sorted, disjoint spans."""
     return merged(filter(None, map(_span, tensors)))
 
 
 def _span(t: torch.Tensor) -> Span | None:
-    """The addresses of a strided tensor's elements, gaps between them included; None without elements."""
+    """Return the addresses of a strided tensor's elements, gaps included; None if it has no elements."""
     if t.numel() == 0:
         return None
     last = sum((n - 1) * step for n, step in zip(t.size(), t.stride(), strict=True))
@@ -339,7 +343,7 @@ def _copy(span: Span) -> Piece:
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same addresses as few spans, in order: those that meet or overlap are one."""
+    """Return the same addresses as the fewest spans, in order."""
     out: list[Span] = []
     for first, last in sorted(spans):
         if out and first <= out[-1][1]:
@@ -350,7 +354,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(ranges: Iterable[Span], left_out: set[int], page: int) -> Iterator[Span]:
-    """Ranges of whole pages, cut at the pages that are left out."""
+    """Yield ranges of whole pages without the pages in `left_out`."""
     for first, last in ranges:
         for gone in sorted(p for p in left_out if first <= p < last):
             if first < gone:
@@ -361,31 +365,31 @@ def _without(ranges: Iterable[Span], left_out: set[int], page: int) -> Iterator[
 
 
 def why_not_private(spans: Sequence[Span]) -> str:
-    """Why some memory may be written without this process's page tables, or ""; `spans` in order, apart."""
+    """Return why memory may be written without this process's page tables, or "". `spans` are sorted and disjoint."""
     try:
         with open("/proc/self/maps", "rb") as table:
             lines = table.read().splitlines()
     except OSError as cause:
         return f"/proc/self/maps: {cause}"
-    left = 0
+    next_span = 0
     for line in lines:
-        if left == len(spans):
+        if next_span == len(spans):
             return ""
         first, _, rest = line.partition(b"-")
         end, access = rest.split(b" ", 2)[:2]
         start, stop = int(first, 16), int(end, 16)
-        while left < len(spans) and spans[left][0] < stop:
-            if spans[left][1] <= start:
+        while next_span < len(spans) and spans[next_span][0] < stop:
+            if spans[next_span][1] <= start:
                 return "memory that is not mapped"
-            if reason := _why_not(access, line):
+            if reason := _refusal(access, line):
                 return reason
-            if spans[left][1] > stop:
-                break  # goes on in the next mapping
-            left += 1
-    return "" if left == len(spans) else "memory that is not mapped"
+            if spans[next_span][1] > stop:
+                break  # the span continues in the next mapping
+            next_span += 1
+    return "" if next_span == len(spans) else "memory that is not mapped"
 
 
-def _why_not(access: bytes, line: bytes) -> str:
+def _refusal(access: bytes, line: bytes) -> str:
     named = line.split(maxsplit=5)[5:]
     if access[3:4] != b"p":
         return "memory that processes share"

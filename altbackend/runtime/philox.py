@@ -1,6 +1,6 @@
-"""Random numbers of a graph: its seeds, drawn from torch's generator, and what kernels compute from one, as calls.
+"""Library calls for a graph's random numbers: its seeds from torch's generator, and numbers computed from a seed.
 
-The calls run where no kernel can, for tensors whose size only data decides; kernels give the same numbers.
+The calls serve tensors whose size only data decides, where no kernel can run. Kernels produce the same numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from torch import Tensor
 from ..ir import philox
 
 Shape = Tensor | Sequence[int]
-EXACT_BITS = {torch.bfloat16: 8, torch.float16: 11}  # of a uniform number below 1, so that none rounds up to 1
+EXACT_BITS = {torch.bfloat16: 8, torch.float16: 11}  # bits of a uniform number below 1 that do not round up to 1
 
 
 def philox_seeds(count: int, device: torch.device) -> list[Tensor]:
-    """`count` seeds from the device's default generator, which advances: int64 [2] each, the first element counts.
+    """Return `count` seeds, int64 [2] each with the first element used, from the device's default generator.
 
-    Two elements each, since kernels are promised addresses that are multiples of 16 bytes.
+    A seed has two elements because kernels assume addresses that are multiples of 16 bytes.
     """
     return list(torch.randint(-(2**63), 2**63 - 1, (count, 2), device=device).unbind())
 
 
 def philox_uniform(seed: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Uniform in [0, 1), element k from counter k. `shape`: sizes, or a tensor whose sizes and strides it takes."""
+    """Return uniform numbers in [0, 1), element k from counter k.
+
+    `shape`: sizes, or a tensor with sizes and strides.
+    """
     at = _counters(seed, shape)
     if dtype == torch.float64:
         return _like(((philox.bits(seed[0], at) >> 11) & (2**53 - 1)).double() * 2.0**-53, shape, dtype)
@@ -37,7 +40,7 @@ def philox_uniform(seed: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def philox_normal(seed: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Standard normal (Box and Muller, 1958), up to 5.9 deviations."""
+    """Return standard normal numbers (Box and Muller, 1958), up to 5.9 deviations."""
     at = _counters(seed, shape)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     u, turn = philox.radius(seed[0], at).to(wide), philox.turn(seed[0], at).to(wide)
@@ -45,7 +48,7 @@ def philox_normal(seed: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def philox_integers(seed: Tensor, shape: Shape, low: int, high: int, dtype: torch.dtype) -> Tensor:
-    """Uniform integers of [low, high), high - low at most 2^31: the upper half of (32 bits times the range)."""
+    """Return uniform integers in [low, high): the upper half of 32 bits times the range. high - low is at most 2^31."""
     word = philox.bits(seed[0], _counters(seed, shape)) & 0xFFFFFFFF
     return _like(((word * (high - low)) >> 32) + low, shape, dtype)
 

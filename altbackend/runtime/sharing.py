@@ -1,7 +1,6 @@
-"""Memory that inputs share: a graph that writes an input is right only for inputs that overlap as they did when traced.
+"""Checks of inputs that share memory: a graph that writes an input is valid only if inputs overlap as when traced.
 
-torch guards neither overlap nor where an input begins in its storage, unless sizes are symbolic. Graphs that write no
-input need no check.
+torch guards neither overlap nor storage offsets, unless sizes are symbolic. Graphs that write no input need no check.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from typing import Any
 
 import torch
 
-Call = Callable[..., Any]
+from .boxed import Function, Values
+
+Call = Function
 Span = tuple[int, int, int]  # first byte, one past the last byte, number of the input
 _overlapping: Callable[..., set[int]] = torch._C._dynamo.guards.compute_overlapping_tensors
 _address = methodcaller("data_ptr")
@@ -22,51 +23,51 @@ _address = methodcaller("data_ptr")
 
 @dataclass(frozen=True)
 class Watch:
-    """`written`: inputs whose memory the graph writes. `static`: those whose addresses stay, parameters mostly.
+    """The inputs that a graph writes, and how inputs may overlap.
 
-    `relation`: what `relation_of` gave for the inputs that were traced, if some that overlap were merged for the
-    graph; it must be the same then. Otherwise no written input may overlap another one. Two static inputs are taken to
-    lie as they did.
+    `written`: inputs whose memory the graph writes. `static`: those whose addresses do not change, mostly parameters.
+    `relation`: the result of `relation_of` for the traced inputs, if overlapping inputs were merged for the graph;
+    the inputs of a call must have the same one. Without it, no written input may overlap another one. Two static
+    inputs are assumed to lie as they did.
     """
 
     written: frozenset[int]
     static: frozenset[int] = frozenset()
-    relation: tuple[Any, ...] | None = None
+    relation: tuple[object, ...] | None = None
 
 
-def watched(call: Call, watch: Watch, otherwise: Call, before: tuple[Any, ...] = ()) -> Call:
-    """`call`, or `otherwise` for inputs that overlap in another way than those that it was compiled for.
+def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[object, ...] = ()) -> Call:
+    """Return `call`, which gives inputs that overlap in another way than the traced ones to `on_overlap`.
 
-    `before`: what stands before the inputs where these are counted.
-
-    Costs a call some microseconds for each input that is not static, and a fraction of one for each static one.
+    `lifted` holds the tensors that stand before the inputs where inputs are numbered. The check costs some
+    microseconds per input that is not static, and a fraction of one per static input.
     """
     if watch.relation is not None:
         relation = watch.relation
 
-        def related(*args: Any) -> Any:
-            return call(*args) if relation_of((*before, *args)) == relation else otherwise(*args)
+        def related(*args: object) -> Any:
+            return call(*args) if relation_of((*lifted, *args)) == relation else on_overlap(*args)
 
         return related
     static = _Static(watch)
 
-    def run(*args: Any) -> Any:
-        return call(*args) if static.apart((*before, *args)) else otherwise(*args)
+    def run(*args: object) -> Any:
+        return call(*args) if static.apart((*lifted, *args)) else on_overlap(*args)
 
     return run if watch.written else call
 
 
 class _Static:
-    """The check that written inputs overlap no others. What it finds of static ones holds while their addresses do."""
+    """The check that no written input overlaps another. Its result for static inputs is reused while addresses stay."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        # where no other input is written, only those static ones count that are
+        # if the graph writes only static inputs, only these need a check
         self.static = sorted(watch.static if watch.written - watch.static else watch.static & watch.written)
         self.moving: list[int] | None = None
         self.seen: tuple[tuple[int, ...], tuple[Span, ...], list[int], list[int]] = ((), (), [], [])
 
-    def apart(self, args: Sequence[Any]) -> bool:
+    def apart(self, args: Values) -> bool:
         written, static = self.watch.written, self.watch.static
         if self.moving is None:
             self.moving = [k for k, t in enumerate(args) if k not in static and isinstance(t, torch.Tensor)]
@@ -85,21 +86,21 @@ class _Static:
             self._look(addresses, args)
         _, spans, begins, ends = self.seen
         for m in moving:
-            k = bisect_left(begins, m[1])  # those from k on begin behind it
+            k = bisect_left(begins, m[1])  # spans from k on begin behind it
             if k and ends[k - 1] > m[0] and not _fine(m, spans[:k], args, written):
                 return False
         return True
 
-    def _look(self, addresses: tuple[int, ...], args: Sequence[Any]) -> None:
+    def _look(self, addresses: tuple[int, ...], args: Values) -> None:
         spans = tuple(sorted(span(args[k], k) for k in self.static))
         ends: list[int] = []
         for s in spans:
-            ends.append(max(s[1], ends[-1] if ends else 0))  # of all so far
+            ends.append(max(s[1], ends[-1] if ends else 0))  # the largest end so far
         self.seen = addresses, spans, [s[0] for s in spans], ends
 
 
-def _fine(one: Span, others: Sequence[Span], args: Sequence[Any], written: frozenset[int]) -> bool:
-    """Whether an input overlaps none of others of which it, or the other, is written."""
+def _fine(one: Span, others: Sequence[Span], args: Values, written: frozenset[int]) -> bool:
+    """Return whether an input overlaps no other one, except where the graph writes neither."""
     for other in others:
         if other[1] <= one[0] or other[0] >= one[1] or not {one[2], other[2]} & written:
             continue
@@ -110,32 +111,32 @@ def _fine(one: Span, others: Sequence[Span], args: Sequence[Any], written: froze
 
 
 def span(t: torch.Tensor, number: int) -> Span:
-    """The bytes from the first to the last element of a tensor; none without elements or strides."""
+    """Return the bytes from the first to the last element of a tensor; an empty span without elements or strides."""
     if t.layout != torch.strided or not t.numel():
         return 0, 0, number
     begin = t.data_ptr()
     return begin, begin + t.itemsize * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))), number
 
 
-def relation_of(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Per input: the first one with the same storage; if there are several, its place there and what the storage is of.
+def relation_of(args: Values) -> tuple[Any, ...]:
+    """Return, for each input, the first input with the same storage; its offset there and the storage's geometry.
 
-    Works on a tracer's stand-ins too.
+    An input whose storage no other has gives None. Works on fake tensors too.
     """
     keys = [t.untyped_storage()._cdata if _strided(t) else None for t in args]
-    out: list[Any] = []
+    out: list[object] = []
     for t, key in zip(args, keys, strict=True):
         if key is None or keys.count(key) == 1:
             out.append(None)
             continue
         base = t._base
-        whole = t.untyped_storage().nbytes() if base is None else (base.shape, base.stride(), base.storage_offset())
-        out.append((keys.index(key), t.storage_offset(), whole))
+        extent = t.untyped_storage().nbytes() if base is None else (base.shape, base.stride(), base.storage_offset())
+        out.append((keys.index(key), t.storage_offset(), extent))
     return tuple(out)
 
 
-def in_one_storage(args: Sequence[Any]) -> bool:
-    """Whether tensors that overlap in memory are views of one storage, as torch sees it."""
+def in_one_storage(args: Values) -> bool:
+    """Return whether tensors that overlap in memory are views of one torch storage."""
     spans = sorted(span(t, k) for k, t in enumerate(args) if _strided(t))
     last: list[Span] = []
     for s in spans:
@@ -146,5 +147,5 @@ def in_one_storage(args: Sequence[Any]) -> bool:
     return True
 
 
-def _strided(t: Any) -> bool:
+def _strided(t: object) -> bool:
     return isinstance(t, torch.Tensor) and t.layout == torch.strided

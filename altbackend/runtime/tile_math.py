@@ -1,6 +1,8 @@
 # mypy: disable-error-code="misc,no-untyped-def,no-untyped-call,untyped-decorator"
-"""Functions that generated Triton kernels call. The printer copies the text of those that a kernel needs into it,
-so that a kernel's source is complete, and equal sources are equal kernels.
+"""Functions that generated Triton kernels call.
+
+The printer copies the text of the functions that a kernel needs into the kernel's source. A source is complete then,
+and equal sources are equal kernels.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""A captured graph compiled once more for each way in which its inputs overlap that its first form was not made for."""
+"""Variants of a captured graph: it is compiled once more for each new way in which its inputs overlap."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from ..errors import FallbackWarning
+from .boxed import Function, Values
 from .sharing import in_one_storage, relation_of
 
-Call = Callable[..., Any]
-MOST = 8  # forms of one graph; with further ones it runs operator by operator
+Call = Function
+MOST = 8  # variants of one graph; beyond them it runs operator by operator
 
 
 class Variants:
-    """Calls the form of a captured graph for inputs as they are given, sizes included; makes it where there is none.
+    """Calls the variant of a captured graph for the inputs at hand, and compiles it if there is none.
 
-    `graph` gives the graph as it was captured, `compile_` compiles it for real inputs. Where torch does not know that
-    inputs overlap (two tensors on one array), or a form cannot be compiled, the graph runs operator by operator, which
-    is right for all inputs; with one warning, or under `strict` the error of the compilation.
+    `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. If torch does not know
+    that inputs overlap (two tensors on one array), or a variant cannot be compiled, the graph runs operator by
+    operator, which is right for all inputs. One warning says so; under `strict`, the compilation error is raised.
     """
 
     def __init__(
-        self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[Any]], Call], strict: bool
+        self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[object]], Call], strict: bool
     ) -> None:
         self.graph, self.compile, self.strict = graph, compile_, strict
-        self.forms: dict[Any, Call] = {}
+        self.variants: dict[Any, Call] = {}
         self.lock = threading.Lock()
         self.plain: GraphModule | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         key = self._key(args)
-        form = self.forms.get(key)
-        if form is None:
+        variant = self.variants.get(key)
+        if variant is None:
             with self.lock:
-                form = self.forms.get(key) or self._made(key, args)
-        return form(*args)
+                variant = self.variants.get(key) or self._new(key, args)
+        return variant(*args)
 
-    def _key(self, args: Sequence[Any]) -> Any:
-        held = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
-        return held, relation_of(args), torch.is_grad_enabled()
+    def _key(self, args: Values) -> Any:
+        geometry = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
+        return geometry, relation_of(args), torch.is_grad_enabled()
 
-    def _made(self, key: Any, args: Sequence[Any]) -> Call:
-        why = "" if in_one_storage(args) else "torch does not know that they share it"
-        if not why and len(self.forms) >= MOST:
-            why = f"it has been compiled for {MOST} other ways"
-        if why:
-            return self._by_operators(why)
+    def _new(self, key: object, args: Values) -> Call:
+        reason = "" if in_one_storage(args) else "torch does not know that they share it"
+        if not reason and len(self.variants) >= MOST:
+            reason = f"it has been compiled for {MOST} other ways"
+        if reason:
+            return self._by_operators(reason)
         try:
-            form = self.compile(self.graph(), args)
+            variant = self.compile(self.graph(), args)
         except Exception as cause:
             if self.strict:
                 raise
-            form = self._by_operators(f"it cannot be compiled for that way ({type(cause).__name__}: {cause})")
-        self.forms[key] = form
-        return form
+            variant = self._by_operators(f"it cannot be compiled for that way ({type(cause).__name__}: {cause})")
+        self.variants[key] = variant
+        return variant
 
-    def _by_operators(self, why: str) -> Call:
+    def _by_operators(self, reason: str) -> Call:
         return self.by_operators(
-            f"a compiled graph writes inputs that share memory in another way than it was compiled for, and {why}",
+            f"a compiled graph writes inputs that share memory in another way than it was compiled for, and {reason}",
             "give it tensors of their own, or always the same views",
         )
 
     def by_operators(self, what: str, todo: str) -> GraphModule:
-        """The graph as it was captured; the first time with a warning of what makes that necessary."""
+        """Return the graph as it was captured. The first time, warn with the reason."""
         if self.plain is None:
             self.plain = self.graph()
             warnings.warn(f"{what}: it runs operator by operator; {todo}", FallbackWarning, stacklevel=3)
@@ -83,18 +84,19 @@ _TEXTS = frozenset({"stack_trace", "nn_module_stack", "source_fn_stack", "tensor
 
 @dataclass(frozen=True)
 class _Result:
-    """Stands for what node `number` of a graph gives."""
+    """Stands for the result of node `number` of a graph."""
 
     number: int
 
 
 def without_values(gm: GraphModule) -> Callable[[], GraphModule]:
-    """What makes a captured graph again. Nothing of its traced values is held: those hold on to all of its inputs.
+    """Return a function that rebuilds a captured graph.
 
-    Takes about 4 us a node.
+    It keeps no traced values, since those keep all inputs of the graph alive. Building it takes about 4 us per
+    node.
     """
     numbers: dict[Node, Any] = {n: _Result(k) for k, n in enumerate(gm.graph.nodes)}
-    held = [
+    rows = [
         (n.op, n.target, map_arg((n.args, n.kwargs), numbers.__getitem__), n.name, n.type, _texts(n))
         for n in gm.graph.nodes
     ]
@@ -102,16 +104,16 @@ def without_values(gm: GraphModule) -> Callable[[], GraphModule]:
     root = {name: functools.reduce(getattr, name.split("."), gm) for name in sorted(named)}
     codegen = gm.graph._codegen
 
-    def again() -> GraphModule:
-        graph, made = Graph(), list[Node]()
-        for op, target, inputs, name, kind, meta in held:
-            args, kwargs = map_aggregate(inputs, lambda x: made[x.number] if isinstance(x, _Result) else x)
-            made.append(graph.create_node(op, target, args, kwargs, name, kind))
-            made[-1].meta = dict(meta)
+    def rebuild() -> GraphModule:
+        graph, nodes = Graph(), list[Node]()
+        for op, target, inputs, name, kind, meta in rows:
+            args, kwargs = map_aggregate(inputs, lambda x: nodes[x.number] if isinstance(x, _Result) else x)
+            nodes.append(graph.create_node(op, target, args, kwargs, name, kind))
+            nodes[-1].meta = dict(meta)
         graph.set_codegen(codegen)
         return GraphModule(root, graph)
 
-    return again
+    return rebuild
 
 
 def _texts(n: Node) -> dict[str, Any]:
@@ -119,13 +121,13 @@ def _texts(n: Node) -> dict[str, Any]:
 
 
 def transformed(call: Call, variants: Variants) -> Call:
-    """`call`, or the graph operator by operator for inputs with forward-mode tangents, or under a functorch transform.
+    """Return `call`, which runs operator by operator under functorch transforms and for inputs with tangents.
 
-    Compiled code sees neither. Costs a call an eighth of a microsecond.
+    Compiled code supports neither. The check costs an eighth of a microsecond per call.
     """
     stack = torch._C._functorch.peek_interpreter_stack
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         if forward_ad._current_level >= 0 and _has_tangent(args):
             what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
             return variants.by_operators(what, todo)(*args)
@@ -140,7 +142,7 @@ def transformed(call: Call, variants: Variants) -> Call:
     return run
 
 
-def _has_tangent(args: Sequence[Any]) -> bool:
+def _has_tangent(args: Sequence[object]) -> bool:
     unpack: Any = forward_ad.unpack_dual
     duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
     return any(d.tangent is not None for d in duals)

@@ -1,4 +1,4 @@
-"""Views made again: the view operators between a tensor and a view of it, applied to another tensor."""
+"""Views rebuilt on another tensor: the view operators between a tensor and a view of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from .boxed import Function
+
 _aten = torch.ops.aten
-# By the names that torch's functionalization has for them.
-OPERATORS: dict[str, Callable[..., Any]] = {
+# The names are those of torch's functionalization.
+OPERATORS: dict[str, Function] = {
     "_conj": _aten._conj.default,
     "_neg_view": _aten._neg_view.default,
     "_reshape_alias": _aten._reshape_alias.default,
@@ -38,12 +40,12 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "view_as_real": _aten.view_as_real.default,
     "view_dtype": _aten.view.dtype,
 }
-_IMPLICIT = {"expand": ("implicit",)}  # arguments that only keywords give
+_IMPLICIT = {"expand": ("implicit",)}  # arguments that are keyword-only
 
 
 @dataclass(frozen=True)
 class Step:
-    """A view operator by its name in `OPERATORS`. `part`: which of its several results is meant, -1 for the only one.
+    """A view operator by its name in `OPERATORS`. `part`: the index among several results, or -1 for a single result.
 
     `args` follow the tensor: numbers, lists of numbers, None, and dtypes by name.
     """
@@ -54,22 +56,22 @@ class Step:
 
 
 def replay(steps: Sequence[Step]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes of a tensor the view that the steps lead to. Raises KeyError for a step that is no view operator."""
+    """Return the function that applies the steps to a tensor. Raise KeyError for an unknown operator."""
     calls = [_call(s) for s in steps]
 
-    def made(base: torch.Tensor) -> torch.Tensor:
+    def apply(base: torch.Tensor) -> torch.Tensor:
         for call in calls:
             base = call(base)
         return base
 
-    return made
+    return apply
 
 
 def _call(s: Step) -> Callable[[torch.Tensor], torch.Tensor]:
     op = OPERATORS[s.name]
     args = [getattr(torch, a) if isinstance(a, str) else a for a in s.args]
     names = _IMPLICIT.get(s.name, ())
-    given = {name: args.pop() for name in names}
+    keywords = {name: args.pop() for name in names}
     if s.part >= 0:
-        return lambda base: op(base, *args, **given)[s.part]
-    return lambda base: op(base, *args, **given)
+        return lambda base: op(base, *args, **keywords)[s.part]
+    return lambda base: op(base, *args, **keywords)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..debug.trace import DecisionKind
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -24,7 +25,7 @@ MOST_BYTES = 128 << 20  # results that a bundle makes at a time: what is made ea
 MOST_POINTS = 1 << 24  # a larger kernel gains nothing
 AHEAD = 600  # steps that are searched for more
 
-Decision = Callable[[str, str, str, str], None]
+Decision = Callable[[DecisionKind, str, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,12 @@ class _Order:
             return
         made = bundle(self.p, [q for k in ks if (q := self.parts[k]) is not None])
         first = self.p.nodes[made.parts[0].members[0]]
-        self.decision("bundle", writes(first)[0], "bundled", f"{len(ks)} kernels that do the same to other tensors")
+        self.decision(
+            DecisionKind.HORIZONTAL_FUSION,
+            writes(first)[0],
+            "bundled",
+            f"{len(ks)} kernels that do the same to other tensors",
+        )
         self.out.append(made)
 
 

@@ -1,4 +1,4 @@
-"""Choosing by measurement: what is measured, kept and re-used, and what happens when measuring fails."""
+"""Tuning of products: measured, stored and reused times, and failures of measuring."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.autotune import measure, products, trial, worker
+from altbackend.autotune import tuner as tuning
 from altbackend.autotune.measure import Measurer, MeasurerDied, TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
-from altbackend.autotune.products import LIBRARY, Tuner
+from altbackend.autotune.products import LIBRARY, ProductTuner
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda as compile_cuda
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.ir.loops import Extern, Program
 from altbackend.runtime.cuda import Cubin
@@ -64,8 +65,8 @@ class Clock:
         return self.fastest if len(self.trials) - 2 == SEARCH.index(FAST) and self.fastest else self.tiles
 
 
-def choose_with(tuner: Tuner, rows: int = 512) -> list[Chosen]:
-    """What the tuner chooses for the products of linear + GELU."""
+def choose_with(tuner: ProductTuner, rows: int = 512) -> list[Chosen]:
+    """Return the tuner's choices for the products of linear + GELU."""
     out: list[Chosen] = []
 
     def choose(p: Program, deps: Deps, c: Candidate) -> Chosen:
@@ -78,21 +79,21 @@ def choose_with(tuner: Tuner, rows: int = 512) -> list[Chosen]:
     return out
 
 
-def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> Tuner:
+def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> ProductTuner:
     fields: dict[str, Any] = {
         "compiled": compiled,
         "store": MeasuredTimes(tmp_path, lock_s=5),
         "machine": "a GPU",
         **changes,
     }
-    return Tuner(target=GPU, measured=measured, **fields)
+    return ProductTuner(target=GPU, measured=measured, **fields)
 
 
 def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -> None:
     clock = Clock(100, 90, 50)
-    (chosen,) = choose_with(tuner(tmp_path, clock))
-    assert not isinstance(chosen, Refusal)
-    assert chosen == (FAST, "50.0 us measured, 100.0 us apart")
+    (choice,) = choose_with(tuner(tmp_path, clock))
+    assert not isinstance(choice, Refusal)
+    assert choice == (FAST, "50.0 us measured, 100.0 us apart")
     assert len(clock.trials) == 1 + len(SEARCH)
     apart, described, fused = clock.trials[:3]
     assert [s.get("operator", "kernel") for s in apart["steps"]] == ["addmm", "kernel"]
@@ -106,9 +107,9 @@ def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -
 
 
 def test_the_library_call_stays_where_it_is_as_fast(tmp_path: Path) -> None:
-    (chosen,) = choose_with(tuner(tmp_path, Clock(100, 99)))
-    assert isinstance(chosen, Refusal)
-    assert chosen.reason.startswith("not faster: 99.0 us measured, 100.0 us apart")
+    (choice,) = choose_with(tuner(tmp_path, Clock(100, 99)))
+    assert isinstance(choice, Refusal)
+    assert choice.reason.startswith("not faster: 99.0 us measured, 100.0 us apart")
 
 
 def test_times_are_kept_for_other_processes_and_other_shapes_measured(tmp_path: Path) -> None:
@@ -125,19 +126,19 @@ def test_times_are_kept_for_other_processes_and_other_shapes_measured(tmp_path: 
 def test_a_damaged_entry_is_measured_again_and_replaced(tmp_path: Path, damage: str) -> None:
     choose_with(tuner(tmp_path, Clock(100, 90, 50)))
     (entry,) = tmp_path.rglob("*.json")
-    whole = entry.read_text()
-    entry.write_text(whole.replace("50", "5000") if damage == "changed" else damage)
-    again = Clock(100, 90, 50)
-    (chosen,) = choose_with(tuner(tmp_path, again))
-    assert not isinstance(chosen, Refusal)
-    assert len(again.trials) == 1 + len(SEARCH)
-    assert entry.read_text() == whole
+    content = entry.read_text()
+    entry.write_text(content.replace("50", "5000") if damage == "changed" else damage)
+    clock = Clock(100, 90, 50)
+    (choice,) = choose_with(tuner(tmp_path, clock))
+    assert not isinstance(choice, Refusal)
+    assert len(clock.trials) == 1 + len(SEARCH)
+    assert entry.read_text() == content
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_next_measurement(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (chosen,) = choose_with(tuner(tmp_path / "file" / "folder", Clock(100, 90, 50)))
-    assert not isinstance(chosen, Refusal)
+    (choice,) = choose_with(tuner(tmp_path / "file" / "folder", Clock(100, 90, 50)))
+    assert not isinstance(choice, Refusal)
 
 
 def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
@@ -155,10 +156,10 @@ def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
             raise TrialFailed("CUDA error 1")
         return clock(t)
 
-    (chosen,) = choose_with(tuner(tmp_path, failing_run, compiled=failing_compiler))
-    assert not isinstance(chosen, Refusal)
-    assert chosen[0].stages != FAST.stages
-    assert chosen[0].warps == 4
+    (choice,) = choose_with(tuner(tmp_path, failing_run, compiled=failing_compiler))
+    assert not isinstance(choice, Refusal)
+    assert choice[0].stages != FAST.stages
+    assert choice[0].warps == 4
     left = sum(t.stages != FAST.stages and t.warps == 4 for t in SEARCH)
     assert len(clock.trials) == 1 + left
 
@@ -167,11 +168,11 @@ def test_no_times_at_all_give_the_default_choice(tmp_path: Path) -> None:
     def fails(t: trial.Trial) -> float:
         raise TrialFailed("out of memory")
 
-    (chosen,) = choose_with(tuner(tmp_path, fails))
-    assert isinstance(chosen, Refusal)
-    assert chosen.reason == "not measured: no candidate could be measured"
-    (chosen,) = choose_with(tuner(tmp_path, fails, default=ALWAYS))
-    assert not isinstance(chosen, Refusal)
+    (choice,) = choose_with(tuner(tmp_path, fails))
+    assert isinstance(choice, Refusal)
+    assert choice.reason == "not measured: no candidate could be measured"
+    (choice,) = choose_with(tuner(tmp_path, fails, default=ALWAYS))
+    assert not isinstance(choice, Refusal)
 
 
 # --- the measuring process -------------------------------------------------------------------------------------------
@@ -195,9 +196,9 @@ for line in sys.stdin:
 
 @pytest.fixture
 def measurer() -> Iterator[Measurer]:
-    made = Measurer((sys.executable, "-c", ANSWERS), start_s=20, trial_s=1)
-    yield made
-    made.stop()
+    measurer_ = Measurer((sys.executable, "-c", ANSWERS), start_s=20, trial_s=1)
+    yield measurer_
+    measurer_.stop()
 
 
 def test_one_process_answers_many_questions(measurer: Measurer) -> None:
@@ -227,16 +228,16 @@ def test_a_killed_process_gives_the_default_choice_and_one_log_line(
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr(products, "_said", set())
-    products.logger.addHandler(handler)
+    monkeypatch.setattr(tuning, "_warned", set())
+    tuning.logger.addHandler(handler)
     try:
         killed = tuner(tmp_path, lambda t: measurer({"kind": "dies"}), default=ALWAYS)
-        (chosen,) = choose_with(killed)
+        (choice,) = choose_with(killed)
         choose_with(killed, rows=256)
     finally:
-        products.logger.removeHandler(handler)
-    assert not isinstance(chosen, Refusal)
-    assert "predicted" in chosen[1]
+        tuning.logger.removeHandler(handler)
+    assert not isinstance(choice, Refusal)
+    assert "predicted" in choice[1]
     assert len(said) == 1
     assert said[0].startswith("max_autotune chooses without measuring: the measuring process failed: it ended")
     assert not list(tmp_path.rglob("*.json"))
@@ -272,8 +273,8 @@ def test_the_library_call_that_is_timed_is_the_graphs(fn: Callable[..., Any], sh
     json.dumps(t)
     buffers = {name: torch.randn(n, dtype=getattr(torch, dtype)) for name, (dtype, n) in t["buffers"].items()}
     worker.library_call(t["steps"][0], buffers)()
-    given = [buffers[v.buffer].as_strided(v.sizes, v.strides, v.offset) for v in call.args]
-    got, want = buffers[t["steps"][0]["out"]], call.target(*given, **dict(call.kwargs))
+    operands = [buffers[v.buffer].as_strided(v.sizes, v.strides, v.offset) for v in call.args]
+    got, want = buffers[t["steps"][0]["out"]], call.target(*operands, **dict(call.kwargs))
     assert torch.allclose(got.view_as(want), want, atol=1e-4)
 
 
@@ -301,7 +302,7 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
     b = next(iter(p.buffers.values()))
     on_gpu = Program({"x": type(b)("x", b.dtype, b.sizes, b.strides, torch.device("cuda", 0))}, (), (), ())
     choose = products.chooser(resolve(None, {"cache_dir": str(tmp_path), **options}), GPU, on_gpu)
-    measures = isinstance(getattr(choose, "__self__", None), Tuner)
+    measures = isinstance(getattr(choose, "__self__", None), ProductTuner)
     assert kind == (None if choose is None else "measures" if measures else "model")
     if measures:
         tuned = choose.__self__  # type: ignore[union-attr]

@@ -73,7 +73,7 @@ def test_every_variant_is_right(name: str) -> None:
     count = 0
     for at, (kernel, *_) in enumerate(first := emitted(s)):
         for b in blocks.variants(blocks.choose(s.program, kernel, GPU), GPU):
-            steps: list[Any] = [(made, buffers) for _, made, buffers in first]
+            steps: list[Any] = [(printed, buffers) for _, printed, buffers in first]
             steps[at] = print_triton.emit(s.program, kernel, GPU, b)
             got = triton_run.run(s.program, steps, [x], s.constants)
             torch.testing.assert_close(tuple(got), want if isinstance(want, tuple) else (want,))
@@ -115,7 +115,7 @@ def large(layers: int = 1) -> Scheduled:
 
 
 def warps_of(es: list[Emitted]) -> list[int]:
-    return [made.num_warps for _, made, _ in es]
+    return [printed.num_warps for _, printed, _ in es]
 
 
 def test_the_fastest_is_taken_and_equal_kernels_are_measured_once(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_the_fastest_is_taken_and_equal_kernels_are_measured_once(tmp_path: Path
     assert all("20.0 us measured, 50.0 us as the rules choose" in reason for *_, reason in said)
     asked = len(clock.trials)
     assert asked == len({(str(t["steps"][0]["grid"]), t["steps"][0]["warps"]) for t in clock.trials})
-    again = Clock({})
-    assert warps_of(tuner(tmp_path, again).tuned(s.program, es, lambda *a: None)) == warps_of(out)
-    assert again.trials == []
+    second_clock = Clock({})
+    assert warps_of(tuner(tmp_path, second_clock).tuned(s.program, es, lambda *a: None)) == warps_of(out)
+    assert second_clock.trials == []
 
 
 def test_the_rules_stay_where_nothing_is_faster(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_partial_results_are_buffers_of_the_trial(tmp_path: Path) -> None:
     clock = Clock({})
     s = scheduled(weights, torch.empty(4096, 512))
     es = emitted(s)
-    assert any(made.finish for _, made, _ in es)
+    assert any(printed.finish for _, printed, _ in es)
     tuner(tmp_path, clock).tuned(s.program, es, lambda *a: None)
     several = [t for t in clock.trials if len(t["steps"]) > 1]
     assert several

@@ -15,7 +15,7 @@ from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda
 from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from test.graphs import trace
 

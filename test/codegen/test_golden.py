@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from altbackend.codegen.cpp import emit, print_cpp
 from altbackend.codegen.host import cpu_program
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, show_program
 from altbackend.schedule.kernel import show_kernel
 from test.graphs import schedule, trace

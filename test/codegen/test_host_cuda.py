@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp
 from altbackend.codegen.host import cuda_program
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, Loop
 from test import triton_run
 from test.graphs import Scheduled, schedule

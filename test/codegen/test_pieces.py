@@ -8,7 +8,7 @@ import torch
 
 from altbackend.codegen.cpp import translation_units
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from altbackend.codegen.cpp import emit, print_cpp
 from altbackend.codegen.host import cpu_program
 from altbackend.codegen.triton import print_triton
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
 from test import seeded
 from test.graphs import Scheduled

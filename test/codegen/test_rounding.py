@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Extern
 from altbackend.schedule import device

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.triton import print_triton
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.errors import Unsupported
 from altbackend.ir.loops import Extern
 from altbackend.schedule import device

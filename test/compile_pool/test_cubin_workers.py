@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from altbackend.compile_pool import cuda, workers
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 
 pytest.importorskip("triton")
@@ -41,9 +42,9 @@ def entries(folder: Path) -> list[Path]:
 
 
 def test_a_job_and_its_entry(cfg: Config, tmp_path: Path) -> None:
-    made = cuda.submit(job(2), cfg).result(timeout=100)
-    assert made.code.startswith(b"\x7fELF")
-    assert made.name == "double_it"
+    cubin = cuda.submit(job(2), cfg).result(timeout=100)
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.name == "double_it"
     assert len(entries(tmp_path)) == 1
 
 
@@ -122,11 +123,11 @@ def test_an_error_names_its_reason_and_the_source(cfg: Config) -> None:
 
 
 def test_what_is_kept_waits_for_no_thread(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = cuda.submit(job(9), cfg).result(timeout=100)
+    cubin = cuda.submit(job(9), cfg).result(timeout=100)
     cuda._submit.cache_clear()
 
     def no_queue(*args: object) -> None:
         raise AssertionError("queued")
 
     monkeypatch.setattr(workers.Pool, "submit", no_queue)
-    assert cuda.submit(job(9), cfg).result(timeout=0) == made
+    assert cuda.submit(job(9), cfg).result(timeout=0) == cubin

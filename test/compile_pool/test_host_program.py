@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from altbackend.compiled import bytecode
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
 

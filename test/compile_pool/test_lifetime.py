@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from altbackend.compile_pool import children, cores, cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import folders
 from altbackend.errors import CompilerFailed, NoRoom
 
@@ -47,7 +47,7 @@ print(made[0].process.pid, flush=True)
 BUSY_COMPILER = """
 import pathlib, sys, threading
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 cfg = resolve(None, {"cxx": sys.argv[1], "cache_dir": sys.argv[2]})
 def build():
     try:
@@ -88,10 +88,10 @@ def slow_compiler(tmp_path: Path) -> str:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    made: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def start_(code: str, *args: str, **more: object) -> subprocess.Popen[str]:
-        made.append(
+        processes.append(
             subprocess.Popen(
                 [sys.executable, "-c", code, *args],
                 stdout=subprocess.PIPE,
@@ -104,10 +104,10 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 **more,  # type: ignore[call-overload]
             )
         )
-        return made[-1]
+        return processes[-1]
 
     yield start_
-    for p in made:
+    for p in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(p.pid, signal.SIGKILL)
         p.communicate()
@@ -115,19 +115,19 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def members(group: int) -> list[int]:
     """The processes of a group that run; one that has ended and that nobody has waited for does not."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
         except OSError:
             continue
         if int(pgrp) == group and state not in "ZX":
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids
 
 
 def become(group: int, count: int, seconds: float) -> bool:
-    """Whether a group comes to have `count` members."""
+    """Return whether a group reaches `count` members in time."""
     limit = time.monotonic() + seconds
     while len(members(group)) != count:
         if time.monotonic() > limit:

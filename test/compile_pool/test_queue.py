@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from altbackend.compile_pool import children, cpp, cuda, workers
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 
@@ -145,8 +146,8 @@ def cfg(tmp_path: Path) -> Callable[[str], Config]:
 @needs_triton
 def test_all_give_the_same_code(cfg: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # which "inline" reads: what lies there names an older file
-    made = [cuda.submit(job(30), cfg(start)).result(timeout=100) for start in ("subprocess", "spawn", "inline")]
-    assert made[0] == made[1] == made[2]
+    cubins = [cuda.submit(job(30), cfg(start)).result(timeout=100) for start in ("subprocess", "spawn", "inline")]
+    assert cubins[0] == cubins[1] == cubins[2]
 
 
 @needs_triton
@@ -196,7 +197,7 @@ def test_workers_that_were_expected_end_where_other_options_hold(
     pool, before = expected
     waiting = pool.idle.get(timeout=100)  # one is ready, others are being started
     pool.idle.put(waiting)
-    cuda.settle(cfg(start))
+    cuda.end_unneeded_early_workers(cfg(start))
     pool.submit(lambda: None).result(timeout=100)
     limit = time.monotonic() + 60
     while children._children - before:
@@ -211,8 +212,8 @@ def test_workers_that_were_expected_end_where_other_options_hold(
 def test_workers_that_were_expected_stay_where_their_options_hold(
     expected: tuple[workers.Pool, set[children.Child]],
 ) -> None:
-    cuda.settle(resolve(None, {"compile_threads": 3}))
-    cuda.settle(resolve(None, {"compile_threads": 1}))  # of another call; the first has settled it
+    cuda.end_unneeded_early_workers(resolve(None, {"compile_threads": 3}))
+    cuda.end_unneeded_early_workers(resolve(None, {"compile_threads": 1}))  # of another call; the first has settled it
     for _ in range(3):
         worker = expected[0].idle.get(timeout=100)
         assert worker.alive
@@ -223,9 +224,9 @@ def test_cores_are_counted_once(cfg: Callable[[str], Config], monkeypatch: pytes
     """Every kernel asks for the pool; where the system's files are slow to read, counting took 30 ms."""
     counted: list[int] = []
 
-    def count(wanted: int) -> int:
-        counted.append(wanted)
-        return wanted
+    def count(requested: int) -> int:
+        counted.append(requested)
+        return requested
 
     monkeypatch.setattr(workers.cores, "workers", count)
     workers._count.cache_clear()
@@ -258,7 +259,7 @@ def test_inline_runs_compilers_in_the_calling_thread(
         threads.append(threading.get_ident())
         return reason(*args)
 
-    monkeypatch.setattr(cpp, "_reason", noted)
+    monkeypatch.setattr(cpp, "_compile", noted)
     assert cpp.load(CPP % 36, cfg("inline")).dll.answer() == 36
     cpp.load(long_text(3), cfg("inline"))
     assert threads == [threading.get_ident()] * 5
@@ -289,7 +290,7 @@ def test_a_fork_of_a_process_that_has_built_builds_too(tmp_path: Path) -> None:
     code = f"""
 import os
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 cfg = resolve(None, {{"cache_dir": {str(tmp_path)!r}}})
 text = {CPP!r}
 assert cpp.load(text % 1, cfg).dll.answer() == 1

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from altbackend import decomp, pipeline
 from altbackend.compat import torch_api
 from altbackend.compiled.load import Job, bind
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.graph_cache.key import nodes_of
 from altbackend.report import stats
@@ -87,7 +87,7 @@ def inputs(rows: int = 6) -> tuple[T, T]:
 
 def decisions(folder: Path) -> list[str]:
     lines = [line for f in sorted(folder.glob("*/decisions.txt")) for line in f.read_text().splitlines()]
-    return [line for line in lines if line.startswith("body: ")]
+    return [line for line in lines if line.startswith("subgraph: ")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -161,7 +161,7 @@ def test_equal_bodies_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     two = made(lambda x, w: layer(layer(x, w), w))
     four = made(lambda x, w: layer(layer(layer(layer(x, w), w), w), w))
-    assert two[1] == ["forward", "body", "backward", "body"]
+    assert two[1] == ["forward", "subgraph", "backward", "subgraph"]
     assert four == two
 
 
@@ -268,7 +268,7 @@ def test_a_body_that_fails_to_compile_is_left(monkeypatch: pytest.MonkeyPatch) -
     translate = pipeline.translate
 
     def failing(*a: Any) -> Any:
-        if a[3].kind == "body":
+        if a[3].kind == "subgraph":
             raise RuntimeError("a defect")
         return translate(*a)
 
@@ -287,7 +287,7 @@ def test_operands_in_other_strides_than_were_traced() -> None:
     with FakeTensorMode():
         gm = make_fx(lambda x: (x.exp() + 1,), decomposition_table=decomp.table())(torch.empty(3, 4))
     trace = Trace("body", cfg)
-    call = bind(pipeline.translate(gm, cfg, trace, Job("body")), cfg, trace, Job("body"))
+    call = bind(pipeline.translate(gm, cfg, trace, Job("subgraph")), cfg, trace, Job("subgraph"))
     x = torch.randn(4, 3).t()
     torch.testing.assert_close(call([x])[0], x.exp() + 1)
 
@@ -315,8 +315,8 @@ def test_replay_from_cuda_graphs(monkeypatch: pytest.MonkeyPatch, fn: Callable[.
     for n in nodes_of(graph):
         n.meta["val"] = torch.utils._pytree.tree_map(_on_a_gpu, n.meta.get("val"))
     code = pipeline.translate(graph, cfg, Trace("graph", cfg), Job("inference"))
-    assert code.bodies
-    assert all(body.code.jobs for body in code.bodies)
+    assert code.subgraphs
+    assert all(body.code.jobs for body in code.subgraphs)
     assert code.recording is not None
     assert code.recording.refusal == why
 

@@ -1,4 +1,4 @@
-"""A cache folder that cannot be written is served from: what it holds is found, what is new goes elsewhere."""
+"""A read-only cache folder: its files are used, and new files go to another folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from altbackend.autotune.measured_times import MeasuredTimes as Times
 from altbackend.cli import cache as cli
 from altbackend.compile_pool import cpp
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import folders, storage
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import CacheFolderWarning
@@ -35,16 +36,16 @@ def forget() -> Iterator[None]:
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that refuses what is new, as far as this process asks; the temporary folder is the test's own."""
-    folder, unusable = tmp_path / "kept", folders.why_unusable
+    folder, unusable = tmp_path / "kept", folders.unusable_reason
     folder.mkdir(mode=0o700)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(folders, "why_unusable", lambda f: "it cannot be written" if f == folder else unusable(f))
+    monkeypatch.setattr(folders, "unusable_reason", lambda f: "it cannot be written" if f == folder else unusable(f))
     return folder
 
 
 def opened(folder: Path) -> Store:
-    with pytest.warns(CacheFolderWarning, match="reading what the other holds"):
+    with pytest.warns(CacheFolderWarning, match="reading files of the other"):
         return open_store(resolve(None, {"cache_dir": str(folder)}))
 
 
@@ -57,16 +58,16 @@ def test_what_is_there_is_read_and_what_is_new_goes_elsewhere(read_only: Path) -
     there.write("cpp/a/a.so", b"there")
     os.utime(there.path("cpp/a/a.so"), (0, 0))
     before = files(read_only)
-    kept = opened(read_only)
-    assert kept.folder != read_only
-    assert kept.read("cpp/a/a.so") == b"there"
-    kept.write("cpp/a/b.so", b"new")
-    assert kept.read("cpp/a/b.so") == b"new"
-    kept.write("cpp/a/a.so", b"newer")
-    assert kept.read("cpp/a/a.so") == b"newer"
-    kept.path("cpp/a/a.so").write_bytes(b"damaged")
-    found = kept.find("cpp/a/a.so")
-    assert found == storage.Found(read_only / "cpp/a/a.so", b"there")
+    store = opened(read_only)
+    assert store.folder != read_only
+    assert store.read("cpp/a/a.so") == b"there"
+    store.write("cpp/a/b.so", b"new")
+    assert store.read("cpp/a/b.so") == b"new"
+    store.write("cpp/a/a.so", b"newer")
+    assert store.read("cpp/a/a.so") == b"newer"
+    store.path("cpp/a/a.so").write_bytes(b"damaged")
+    file = store.find("cpp/a/a.so")
+    assert file == storage.StoredFile(read_only / "cpp/a/a.so", b"there")
     assert files(read_only) == before
 
 
@@ -74,11 +75,11 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
     cfg = resolve(None, {"cache_dir": str(read_only)})
     folders.usable_folder.cache_clear()
     with monkeypatch.context() as m:
-        m.setattr(folders, "why_unusable", lambda _: "")
+        m.setattr(folders, "unusable_reason", lambda _: "")
         built = cpp.load(SOURCE % 41, cfg)
     assert built.path.startswith(str(read_only))
     folders.usable_folder.cache_clear()
-    monkeypatch.setattr(cpp, "_why_failed", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(cpp, "_failure", lambda *_: pytest.fail("built again"))
     with pytest.warns(CacheFolderWarning):
         assert cpp.load(SOURCE % 41, cfg).path == built.path
 
@@ -95,23 +96,23 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
 
 
 def test_entries_below_are_listed_compared_and_left(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = entries.Place(Store(read_only), "f" * 16, "a" * 64)
+    there = entries.EntryPath(Store(read_only), "f" * 16, "a" * 64)
     assert entries.write(there, {"code": 1}, {"x": "1"}) == ""  # type: ignore[arg-type]
-    kept = opened(read_only)
-    mine = entries.Place(kept, "f" * 16, "b" * 64)
-    assert entries.write(mine, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
-    assert {p.key for p in entries.places(kept)} == {"a" * 64, "b" * 64}
-    assert [p.key for p in entries.relatives(mine)] == ["a" * 64]
-    assert cli.stats(kept) == 0
+    store = opened(read_only)
+    own_path = entries.EntryPath(store, "f" * 16, "b" * 64)
+    assert entries.write(own_path, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
+    assert {p.key for p in entries.entry_paths(store)} == {"a" * 64, "b" * 64}
+    assert [p.key for p in entries.family_members(own_path)] == ["a" * 64]
+    assert cli.stats(store) == 0
     assert f"also read: {read_only}" in capsys.readouterr().out
-    assert cli.clear(kept.own) == 0
-    assert [p.key for p in entries.places(kept)] == ["a" * 64]
+    assert cli.clear(store.own) == 0
+    assert [p.key for p in entries.entry_paths(store)] == ["a" * 64]
 
 
 def test_measured_times_below_are_read(tmp_path: Path) -> None:
     Times(tmp_path / "below").write("how long", {"a": 1.0})
     assert Times(tmp_path / "above").read("how long") is None
-    above = Times(tmp_path / "above", beneath=(tmp_path / "below",))
+    above = Times(tmp_path / "above", read_only=(tmp_path / "below",))
     assert above.read("how long") == {"a": 1.0}
     above.write("how long", {"a": 2.0})
     assert above.read("how long") == {"a": 2.0}
@@ -124,19 +125,19 @@ def test_whose_folders_are_read(tmp_path: Path) -> None:
     assert not folders.readable(tmp_path / "nothing")
     (tmp_path / "file").touch()
     assert not folders.readable(tmp_path / "file")
-    open_to_all, theirs = tmp_path / "open", tmp_path / "theirs"
+    open_to_all, foreign = tmp_path / "open", tmp_path / "theirs"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     assert not folders.readable(open_to_all)
-    theirs.mkdir()
-    os.chown(theirs, 12345, 12345)
-    assert not folders.readable(theirs)
+    foreign.mkdir()
+    os.chown(foreign, 12345, 12345)
+    assert not folders.readable(foreign)
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == 0 and path.is_relative_to("/tmp/pytest-of-root"):
             path.chmod(0o755)
     code = "import os, sys; from pathlib import Path; from altbackend.disk_cache import folders; os.setuid(12345)"
     ask = "; print(*(folders.readable(Path(p)) for p in sys.argv[1:]))"
-    paths = [str(tmp_path), str(open_to_all), str(theirs)]
+    paths = [str(tmp_path), str(open_to_all), str(foreign)]
     done = subprocess.run(
         [sys.executable, "-c", code + ask, *paths],
         capture_output=True,
@@ -157,7 +158,7 @@ def f(x):
 def refuse(*_):
     raise AssertionError("compiled")
 if sys.argv[1] == "find":
-    pipeline.translate = cpp._why_failed = refuse
+    pipeline.translate = cpp._failure = refuse
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.linspace(0, 1, 128).reshape(8, 16)
@@ -200,5 +201,5 @@ def test_a_process_finds_what_a_mount_holds(tmp_path: Path, mount: str, reason: 
 
 
 def test_a_folder_of_ones_own_is_the_only_one(tmp_path: Path) -> None:
-    kept = open_store(Config(cache_dir=str(tmp_path / "kept")))
-    assert kept.folders == (tmp_path / "kept",)
+    store = open_store(Config(cache_dir=str(tmp_path / "kept")))
+    assert store.folders == (tmp_path / "kept",)

@@ -22,7 +22,7 @@ from altbackend import pipeline
 from altbackend.cli import cache as cli
 from altbackend.cli import options_table
 from altbackend.compile_pool import cpp
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import remote, seal
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import BadOptionValue, SharedStoreWarning
@@ -37,7 +37,7 @@ T = torch.Tensor
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    remote._lines.cache_clear()
+    remote._connections.cache_clear()
     remote.remote.cache_clear()
 
 
@@ -120,7 +120,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def forbid() -> None:
         monkeypatch.setattr(pipeline, "translate", refuse)
-        monkeypatch.setattr(cpp, "_why_failed", refuse)
+        monkeypatch.setattr(cpp, "_failure", refuse)
 
     return forbid
 
@@ -134,15 +134,15 @@ def test_what_one_host_compiles_another_finds(
     server: Server, options: Callable[..., dict[str, Any]], no_compiler: Callable[[], None], warm_start: bool
 ) -> None:
     first = compiled(options(server.url, "a", warm_start=warm_start))
-    held = open_store(resolve(None, options(server.url, "a")))
-    mine = {
-        p.relative_to(held.folder).as_posix()
-        for p in held.folder.rglob("*.*")
+    store = open_store(resolve(None, options(server.url, "a")))
+    names = {
+        p.relative_to(store.folder).as_posix()
+        for p in store.folder.rglob("*.*")
         if p.suffix in cli.SEALED and p.suffix != ".code"
     }
-    assert {bytes(k).decode().split(":", 2)[2] for k in held_by(server)} == mine
-    assert len(mine) == (5 if warm_start else 3)
-    assert all(0 < server.client.ttl(k) <= remote.KEPT_S for k in held_by(server))
+    assert {bytes(k).decode().split(":", 2)[2] for k in held_by(server)} == names
+    assert len(names) == (5 if warm_start else 3)
+    assert all(0 < server.client.ttl(k) <= remote.LIFETIME_S for k in held_by(server))
     no_compiler()
     assert torch.equal(compiled(options(server.url, "b", warm_start=warm_start)), first)
     server.kill()  # what was found is in the folder now
@@ -154,10 +154,10 @@ def test_what_one_host_compiles_another_finds(
 @needs_server
 def test_another_secret_is_another_store(server: Server, options: Callable[..., dict[str, Any]]) -> None:
     compiled(options(server.url, "a"))
-    mine = {k: server.client.get(k) for k in held_by(server)}
+    names = {k: server.client.get(k) for k in held_by(server)}
     compiled(options(server.url, "b", b"another secret of 16 bytes"))
-    assert len(held_by(server)) == 2 * len(mine)
-    assert {k: server.client.get(k) for k in mine} == mine
+    assert len(held_by(server)) == 2 * len(names)
+    assert {k: server.client.get(k) for k in names} == names
 
 
 @needs_server
@@ -184,7 +184,7 @@ def test_what_others_have_put_there_is_not_used_and_replaced(
             k: v[-seal.BYTES :] for k, v in right.items() if k != library
         }
         store = open_store(resolve(None, options(server.url, "nobody")))
-        assert seal.holds(name, server.client.get(library), store.secret)
+        assert seal.is_valid(name, server.client.get(library), store.secret)
     for k in right:
         server.client.delete(k)
         server.client.lpush(k, "a list")
@@ -205,8 +205,8 @@ def test_a_server_that_is_killed_and_comes_back(
     server.start()  # empty
     compiled(options(server.url, next(host)))
     assert held_by(server) == []  # it is left alone
-    line = remote._line(server.url)
-    line.again = dict.fromkeys(line.again, 0.0)  # time has passed
+    line = remote._connection(server.url)
+    line.resume = dict.fromkeys(line.resume, 0.0)  # time has passed
     compiled(options(server.url, next(host)))
     assert len(held_by(server)) == 5
 
@@ -233,7 +233,7 @@ def test_a_wrong_password_is_told_and_not_shown(server: Server, tmp_path: Path) 
         store.write("cpp/a/a.so", b"content")
     assert "hunter2" not in str(caught[0].message)
     assert store.read("cpp/a/a.so") == b"content"
-    remote._lines.cache_clear()
+    remote._connections.cache_clear()
     right = Store(tmp_path, SECRET, shared=remote.remote(server.url.replace("//", "//:right@"), SECRET))
     right.write("cpp/a/a.so", b"content")
     right.path("cpp/a/a.so").unlink()
@@ -247,14 +247,14 @@ def test_many_threads_ask_at_once(server: Server, tmp_path: Path) -> None:
     names = [f"cpp/a/{n}.so" for n in range(50)]
     for name in names:
         writer.write(name, name.encode())
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     reader = Store(tmp_path / "b", SECRET, shared=shared)
-    threads = [threading.Thread(target=lambda n=n: found.update({n: reader.read(n)})) for n in names]
+    threads = [threading.Thread(target=lambda n=n: contents.update({n: reader.read(n)})) for n in names]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert found == {name: name.encode() for name in names}
+    assert contents == {name: name.encode() for name in names}
 
 
 # --- servers that do not ---------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from altbackend.compile_pool import cpp, cuda
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import BadOptionValue, CompilerFailed
@@ -22,44 +23,46 @@ MUTATIONS = 3500  # of a library and of a kernel each; test_entry.py changes 3,0
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer(void) { return 42; }\n'
 
 
-def mutated(whole: bytes, other: bytes, dice: random.Random) -> bytes:
-    at, length = dice.randrange(len(whole)), dice.choice((1, 1, 2, 16, 4096))
+def mutated(content: bytes, other: bytes, dice: random.Random) -> bytes:
+    at, length = dice.randrange(len(content)), dice.choice((1, 1, 2, 16, 4096))
     match dice.randrange(8):
         case 0:
-            return whole[:at]
+            return content[:at]
         case 1:
-            return whole[:at] + dice.randbytes(length) + whole[at + length :]
+            return content[:at] + dice.randbytes(length) + content[at + length :]
         case 2:
-            return whole[:at] + whole[at + length :]
+            return content[:at] + content[at + length :]
         case 3:
-            return whole[:at] + bytes([whole[at] ^ (1 << dice.randrange(8))]) + whole[at + 1 :]
+            return content[:at] + bytes([content[at] ^ (1 << dice.randrange(8))]) + content[at + 1 :]
         case 4:
-            return whole[:at] + dice.randbytes(length) + whole[at:]
+            return content[:at] + dice.randbytes(length) + content[at:]
         case 5:  # the seal alone
-            at = len(whole) - 1 - dice.randrange(seal.BYTES)
-            return whole[:at] + bytes([whole[at] ^ (1 << dice.randrange(8))]) + whole[at + 1 :]
+            at = len(content) - 1 - dice.randrange(seal.BYTES)
+            return content[:at] + bytes([content[at] ^ (1 << dice.randrange(8))]) + content[at + 1 :]
         case 6:
-            return dice.choice((b"", bytes(len(whole)), whole + whole, whole[: -seal.BYTES], whole[-seal.BYTES :]))
+            return dice.choice(
+                (b"", bytes(len(content)), content + content, content[: -seal.BYTES], content[-seal.BYTES :])
+            )
         case _:  # two files that were written at once
-            at = dice.randrange(min(len(whole), len(other)))
-            return dice.choice((other, whole[:at] + other[at:], other[:at] + whole[at:]))
+            at = dice.randrange(min(len(content), len(other)))
+            return dice.choice((other, content[:at] + other[at:], other[:at] + content[at:]))
 
 
 def survivors(store: Store, name: str, other: str, secret: bytes) -> int:
-    """How many changed files of the store were taken for whole ones; no mutation that changes nothing counts."""
-    whole, stranger = store.path(name).read_bytes(), store.path(other).read_bytes()
-    assert seal.holds(name, whole, secret)
+    """Return how many changed files of the store were accepted; mutations without effect do not count."""
+    content, stranger = store.path(name).read_bytes(), store.path(other).read_bytes()
+    assert seal.is_valid(name, content, secret)
     dice, found, tried = random.Random(name), 0, 0
     while tried < MUTATIONS:
-        changed = mutated(whole, stranger, dice)
-        if changed != whole:
+        changed = mutated(content, stranger, dice)
+        if changed != content:
             tried += 1
-            found += seal.holds(name, changed, secret)
+            found += seal.is_valid(name, changed, secret)
             if tried % 50 == 0:  # the same through the file
                 store.path(name).write_bytes(changed)
                 found += store.read(name) is not None
-    store.path(name).write_bytes(whole)
-    assert store.read(name) == whole[: -seal.BYTES]
+    store.path(name).write_bytes(content)
+    assert store.read(name) == content[: -seal.BYTES]
     return found
 
 
@@ -106,19 +109,19 @@ def test_a_damaged_library_is_built_anew_and_never_loaded(tmp_path: Path, damage
     other = cpp.load(SOURCE.replace("42", "13"), cfg).path
     assert answer(cfg) == 42
     path = open_store(cfg).path(cpp.name_of(SOURCE, cfg))
-    whole = path.read_bytes()
+    content = path.read_bytes()
     content = {
-        "cut": whole[: len(whole) // 2],
-        "flipped": bytes([whole[0] ^ 1]) + whole[1:],
+        "cut": content[: len(content) // 2],
+        "flipped": bytes([content[0] ^ 1]) + content[1:],
         "another": Path(other).read_bytes(),
-        "unsealed": whole[: -seal.BYTES],
+        "unsealed": content[: -seal.BYTES],
     }.get(damage, damage)  # type: ignore[call-overload]
     fresh = tmp_path / "fresh"  # the same file would be the library that is loaded already
     shutil.copytree(cfg.cache_dir, fresh)
     moved = replace(cfg, cache_dir=str(fresh))
     open_store(moved).path(cpp.name_of(SOURCE, cfg)).write_bytes(content)
     assert answer(moved) == 42
-    assert open_store(moved).read(cpp.name_of(SOURCE, cfg)) == whole[: -seal.BYTES]
+    assert open_store(moved).read(cpp.name_of(SOURCE, cfg)) == content[: -seal.BYTES]
 
 
 def test_only_what_was_sealed_with_the_secret_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +163,14 @@ def test_a_seal_tells_names_from_contents() -> None:
         for name, content in pairs:
             sealed = seal.seal(name, content, secret)
             assert seal.is_keyed(sealed) == bool(secret)
-            assert [n for n, _ in pairs if seal.holds(n, sealed, secret)] == [name] * [n for n, _ in pairs].count(name)
+            assert [n for n, _ in pairs if seal.is_valid(n, sealed, secret)] == [name] * [n for n, _ in pairs].count(
+                name
+            )
 
 
 def test_machine_code_of_another_form_is_a_miss() -> None:
-    for held in ([], {}, {"shared": 0}, {"name": "x"}, {"shared": "many", "name": ""}):
-        assert cuda._read(json.dumps(held).encode() + b"\ncode", 4) is None
+    for header in ([], {}, {"shared": 0}, {"name": "x"}, {"shared": "many", "name": ""}):
+        assert cuda._read(json.dumps(header).encode() + b"\ncode", 4) is None
     assert cuda._read(json.dumps({"shared": 0, "name": "x"}).encode(), 4) is None
     assert cuda._read(b"\xff", 4) is None
     assert cuda._read(None, 4) is None

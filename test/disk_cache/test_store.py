@@ -27,17 +27,17 @@ def forget() -> Iterator[None]:
     eviction._written.clear()
 
 
-def fill(kept: Store, names: list[str], size: int = 1000) -> None:
+def fill(store: Store, names: list[str], size: int = 1000) -> None:
     """Files that were last used one second after another, an hour ago."""
     for n, name in enumerate(names):
-        kept.write(name, bytes(size))
-        os.utime(kept.path(name), (time.time() - 3600 + n,) * 2)
+        store.write(name, bytes(size))
+        os.utime(store.path(name), (time.time() - 3600 + n,) * 2)
 
 
-def names_in(kept: Store) -> set[str]:
+def names_in(store: Store) -> set[str]:
     return {
-        p.relative_to(kept.folder).as_posix()
-        for p in kept.folder.rglob("*")
+        p.relative_to(store.folder).as_posix()
+        for p in store.folder.rglob("*")
         if p.is_file() and eviction.LOCKS not in p.parts
     }
 
@@ -46,89 +46,89 @@ def names_in(kept: Store) -> set[str]:
 
 
 def test_what_was_not_used_for_longest_leaves(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    fill(kept, [f"cpp/a{n}/{n}.so" for n in range(10)])
-    assert kept.read("cpp/a0/0.so") is not None  # it is used again
+    store = Store(tmp_path)
+    fill(store, [f"cpp/a{n}/{n}.so" for n in range(10)])
+    assert store.read("cpp/a0/0.so") is not None  # it is used again
     assert eviction.sweep(tmp_path, 6000) == 6
-    assert names_in(kept) == {"cpp/a0/0.so", *(f"cpp/a{n}/{n}.so" for n in (7, 8, 9))}
+    assert names_in(store) == {"cpp/a0/0.so", *(f"cpp/a{n}/{n}.so" for n in (7, 8, 9))}
     assert {p.name for p in (tmp_path / "cpp").iterdir()} == {"a0", "a7", "a8", "a9"}
     assert eviction.sweep(tmp_path, 6000) == 0
     assert eviction.sweep(tmp_path, 0) == 0
 
 
 def test_the_files_of_an_entry_leave_together(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    fill(kept, ["graphs/f/a.parts", "graphs/f/b.parts", "graphs/f/a.graph", "graphs/f/b.graph"])
-    os.utime(kept.path("graphs/f/b.parts"), (0, 0))  # only entries are read again and again
+    store = Store(tmp_path)
+    fill(store, ["graphs/f/a.parts", "graphs/f/b.parts", "graphs/f/a.graph", "graphs/f/b.graph"])
+    os.utime(store.path("graphs/f/b.parts"), (0, 0))  # only entries are read again and again
     assert eviction.sweep(tmp_path, 3000) == 2
-    assert names_in(kept) == {"graphs/f/b.parts", "graphs/f/b.graph"}
+    assert names_in(store) == {"graphs/f/b.parts", "graphs/f/b.graph"}
 
 
 def test_writing_keeps_the_folder_within_its_limit(tmp_path: Path) -> None:
-    kept = Store(tmp_path, most_bytes=100_000)
+    store = Store(tmp_path, most_bytes=100_000)
     for n in range(300):
-        kept.write(f"cpp/{n % 7}/{n}.so", bytes(2000))
-        assert kept.read(f"cpp/{n % 7}/{n}.so") == bytes(2000)
+        store.write(f"cpp/{n % 7}/{n}.so", bytes(2000))
+        assert store.read(f"cpp/{n % 7}/{n}.so") == bytes(2000)
     assert 80_000 < eviction.size(tmp_path)[1] < 100_000 + 100_000 / eviction.SHARE + 3000
 
 
 def test_a_file_larger_than_the_limit_may_be_used_once(tmp_path: Path) -> None:
-    kept = Store(tmp_path, most_bytes=10)
-    kept.write("cpp/a/a.so", bytes(1000))  # no error
-    assert names_in(kept) == set()
-    kept.write("cpp/a/a.so", bytes(1000))
+    store = Store(tmp_path, most_bytes=10)
+    store.write("cpp/a/a.so", bytes(1000))  # no error
+    assert names_in(store) == set()
+    store.write("cpp/a/a.so", bytes(1000))
 
 
 def test_a_process_that_writes_little_looks_now_and_then(tmp_path: Path) -> None:
     fill(Store(tmp_path), [f"cpp/a/{n}.so" for n in range(20)])
-    kept = Store(tmp_path, most_bytes=10_000)
+    store = Store(tmp_path, most_bytes=10_000)
     eviction._written.clear()  # as in another process
-    kept.write("cpp/b/b.so", b"")
-    assert len(names_in(kept)) == 21  # somebody has looked a moment ago
+    store.write("cpp/b/b.so", b"")
+    assert len(names_in(store)) == 21  # somebody has looked a moment ago
     os.utime(tmp_path / eviction.LOCKS / "swept", (time.time() - 2 * eviction.OFTEN_S,) * 2)
-    kept.write("cpp/b/c.so", b"")
-    assert len(names_in(kept)) < 12
+    store.write("cpp/b/c.so", b"")
+    assert len(names_in(store)) < 12
 
 
 @pytest.mark.parametrize("ahead", [DAY, 400 * DAY])
 def test_a_clock_that_was_set_back(tmp_path: Path, ahead: float) -> None:
-    """What was written in the future counts as used now, and grows old from now on."""
-    kept = Store(tmp_path)
-    fill(kept, ["cpp/a/old.so", "cpp/a/new.so", "cpp/a/ahead.so"])
+    """A file with a time in the future counts as used now, and ages from then on."""
+    store = Store(tmp_path)
+    fill(store, ["cpp/a/old.so", "cpp/a/new.so", "cpp/a/ahead.so"])
     (tmp_path / eviction.LOCKS).mkdir(exist_ok=True)
     stamp = tmp_path / eviction.LOCKS / "swept"
-    for path in (kept.path("cpp/a/ahead.so"), stamp):
+    for path in (store.path("cpp/a/ahead.so"), stamp):
         path.touch()
         os.utime(path, (time.time() + ahead,) * 2)
     assert not eviction._recent(stamp)
     eviction.sweep(tmp_path, 3000)
-    assert kept.path("cpp/a/ahead.so").stat().st_mtime <= time.time()
-    assert names_in(kept) == {"cpp/a/new.so", "cpp/a/ahead.so"}
-    assert kept.read("cpp/a/ahead.so") is not None
+    assert store.path("cpp/a/ahead.so").stat().st_mtime <= time.time()
+    assert names_in(store) == {"cpp/a/new.so", "cpp/a/ahead.so"}
+    assert store.read("cpp/a/ahead.so") is not None
 
 
 def test_what_a_killed_writer_has_left_is_removed_and_a_writer_at_work_left_alone(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    fill(kept, ["cpp/a/a.so", "cpp/a/old.tmp", "cpp/a/new.tmp"])
-    os.utime(kept.path("cpp/a/old.tmp"), (0, 0))
-    os.utime(kept.path("cpp/a/new.tmp"))
+    store = Store(tmp_path)
+    fill(store, ["cpp/a/a.so", "cpp/a/old.tmp", "cpp/a/new.tmp"])
+    os.utime(store.path("cpp/a/old.tmp"), (0, 0))
+    os.utime(store.path("cpp/a/new.tmp"))
     assert eviction.sweep(tmp_path, 0) == 1
-    assert names_in(kept) == {"cpp/a/a.so", "cpp/a/new.tmp"}
+    assert names_in(store) == {"cpp/a/a.so", "cpp/a/new.tmp"}
 
 
 def test_two_processes_do_not_look_at_once(tmp_path: Path) -> None:
-    kept = Store(tmp_path, most_bytes=1000)
+    store = Store(tmp_path, most_bytes=1000)
     (tmp_path / eviction.LOCKS).mkdir()
     with eviction.FileLock(tmp_path / eviction.LOCKS / "swept.lock"):
-        fill(kept, [f"cpp/a/{n}.so" for n in range(5)])
-        assert len(names_in(kept)) == 5
-    kept.write("cpp/a/last.so", b"")
-    assert len(names_in(kept)) < 3
+        fill(store, [f"cpp/a/{n}.so" for n in range(5)])
+        assert len(names_in(store)) == 5
+    store.write("cpp/a/last.so", b"")
+    assert len(names_in(store)) < 3
 
 
 def test_locks_do_not_pile_up(tmp_path: Path) -> None:
     for n in range(500):
-        with folders.one_at_a_time(tmp_path / "locks" / f"{n % 256:02x}.lock", 1):
+        with folders.exclusive(tmp_path / "locks" / f"{n % 256:02x}.lock", 1):
             assert len(list((tmp_path / "locks").iterdir())) <= 256
 
 
@@ -138,7 +138,7 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
 def test_folders_are_for_one_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert folders.why_unusable(tmp_path / "a" / "b") == ""
+        assert folders.unusable_reason(tmp_path / "a" / "b") == ""
         Store(tmp_path / "a" / "b").write("cpp/c/d.so", b"x")
     finally:
         os.umask(before)
@@ -148,9 +148,9 @@ def test_folders_are_for_one_user(tmp_path: Path) -> None:
 
 def test_a_folder_that_every_user_may_write_to_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert folders.why_unusable(tmp_path) == "every user may write to it (chmod o-w)"
+    assert folders.unusable_reason(tmp_path) == "every user may write to it (chmod o-w)"
     tmp_path.chmod(0o775)
-    assert folders.why_unusable(tmp_path) == ""
+    assert folders.unusable_reason(tmp_path) == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be two users")
@@ -159,12 +159,12 @@ def test_two_users(tmp_path: Path) -> None:
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == 0 and path.is_relative_to("/tmp/pytest-of-root"):
             path.chmod(0o755)
-    theirs, shared = tmp_path / "theirs", tmp_path / "shared"
-    theirs.mkdir()
-    os.chown(theirs, 12345, 12345)
+    foreign, shared = tmp_path / "theirs", tmp_path / "shared"
+    foreign.mkdir()
+    os.chown(foreign, 12345, 12345)
     shared.mkdir()
     shared.chmod(0o1777)
-    assert folders.why_unusable(theirs) == "it belongs to another user"
+    assert folders.unusable_reason(foreign) == "it belongs to another user"
     code = """
 import os, sys, tempfile, warnings
 from pathlib import Path
@@ -175,19 +175,19 @@ tempfile.tempdir = sys.argv[2]
 os.setgid(12345); os.setuid(12345)
 warnings.simplefilter("ignore")
 mine, other = Path(sys.argv[1]), Path(sys.argv[1]).parent
-print(folders.why_unusable(mine))
+print(folders.unusable_reason(mine))
 print(folders.usable_folder(other))
 Store(folders.usable_folder(other)).write("cpp/a/a.so", b"x")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(theirs), str(shared)],
+        [sys.executable, "-c", code, str(foreign), str(shared)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.splitlines() == ["", str(shared / "altbackend-12345")], done.stderr
     assert (shared / "altbackend-12345").stat().st_mode & 0o777 == 0o700
-    assert folders.why_unusable(shared / "altbackend-12345") == "it belongs to another user"
+    assert folders.unusable_reason(shared / "altbackend-12345") == "it belongs to another user"
 
 
 def test_a_link_in_the_place_of_the_temporary_folder_is_not_followed(
@@ -215,14 +215,14 @@ def test_a_folder_that_is_removed_while_it_is_written(tmp_path: Path, monkeypatc
             path.rmdir()
 
     monkeypatch.setattr(folders, "make_folder", make_and_remove)
-    kept = Store(tmp_path / "kept")
-    kept.write("cpp/a/a.so", b"x")
-    assert kept.read("cpp/a/a.so") == b"x"
+    store = Store(tmp_path / "kept")
+    store.write("cpp/a/a.so", b"x")
+    assert store.read("cpp/a/a.so") == b"x"
 
 
 def test_reading_touches_now_and_then_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Store(tmp_path)
-    kept.write("cpp/a/a.so", b"x")
+    store = Store(tmp_path)
+    store.write("cpp/a/a.so", b"x")
     touched: list[Path] = []
 
     def refuse(path: Path, *_: object) -> None:
@@ -230,11 +230,11 @@ def test_reading_touches_now_and_then_only(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(1, "read only")
 
     monkeypatch.setattr(storage.os, "utime", refuse)
-    assert kept.read("cpp/a/a.so") == b"x"
+    assert store.read("cpp/a/a.so") == b"x"
     assert touched == []
     monkeypatch.setattr(storage, "TOUCH_S", -1.0)
-    assert kept.read("cpp/a/a.so") == b"x"
-    assert touched == [kept.path("cpp/a/a.so")]
+    assert store.read("cpp/a/a.so") == b"x"
+    assert touched == [store.path("cpp/a/a.so")]
 
 
 # --- file systems that refuse, for a whole compilation ---------------------------------------------------------------
@@ -272,7 +272,7 @@ def mounted(options: str) -> str:
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Callable[..., list[str]]:
-    """What a process says that compiles a graph twice with a folder of its own."""
+    """Return the output of a process that compiles a graph twice with a folder of its own."""
 
     def run(shell: str = "", before: str = "") -> list[str]:
         (tmp_path / "kept").mkdir()
@@ -298,7 +298,7 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
     ("options", "expected"),
     [
         pytest.param("size=100m", ["miss hit", ""], id="nothing wrong"),
-        pytest.param("size=8k", ["miss not kept miss not kept", ""], id="full"),
+        pytest.param("size=8k", ["miss not stored miss not stored", ""], id="full"),
         pytest.param("size=100m,noexec", ["miss hit", "it is on a file system mounted noexec"], id="noexec"),
         pytest.param("ro", ["miss hit", "it cannot be written (Read-only file system)"], id="read only"),
     ],
@@ -311,16 +311,16 @@ def test_a_limit_on_file_sizes_is_a_full_disk(compiled: Callable[..., list[str]]
     """Entries are larger than the limit, as is a library: both are refused while they are written."""
     before = """
 import altbackend.disk_cache.folders, resource
-whole = altbackend.disk_cache.folders._write_whole
+whole = altbackend.disk_cache.folders._write_atomically
 def limited(path, content):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
     try:
         whole(path, content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-altbackend.disk_cache.folders._write_whole = limited
+altbackend.disk_cache.folders._write_atomically = limited
 """
-    assert compiled(before=before) == ["miss not kept miss not kept", ""]
+    assert compiled(before=before) == ["miss not stored miss not stored", ""]
 
 
 def test_a_folder_that_is_gone_at_every_step(compiled: Callable[..., list[str]]) -> None:

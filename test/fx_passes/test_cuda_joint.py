@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import backend
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.fx_passes import channels_last, output_layouts, pad_matmul, table, wide_products

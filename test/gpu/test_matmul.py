@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from altbackend import alt
 from altbackend.autotune import measure, products, trial
 from altbackend.autotune.measure import TrialFailed
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.schedule.device import cuda
 from altbackend.schedule.products import cost
 from altbackend.schedule.products.matmul import Tiles
@@ -111,7 +111,7 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:
     """A grid that reads and writes far outside its buffers; the next trial runs in a new process."""
-    tuner = products.tuner(resolve(None, {"cache_dir": str(tmp_path)}), cuda(), torch.device("cuda", 0))
+    tuner = products.product_tuner(resolve(None, {"cache_dir": str(tmp_path)}), cuda(), torch.device("cuda", 0))
     plain = Tiles(64, 64, 64, 4, 4)  # every program reads where its number says
     case = matmul_fit.make_case((512, 512, 256), "relu", tuner, (plain,))
     kernel, buffers = case.emitted[str(plain)]

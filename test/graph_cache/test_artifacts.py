@@ -30,7 +30,7 @@ Trace.decision = decision
 if sys.argv[1] == "load":
     info = torch.compiler.load_cache_artifacts(open(sys.argv[2], "rb").read())
     assert len(info.altbackend_artifacts) == 5, info  # three compiled graphs and two captured ones
-    cpp._why_failed = None  # nothing may be compiled
+    cpp._failure = None  # nothing may be compiled
 x = torch.linspace(0, 1, 128).reshape(8, 16).requires_grad_()
 call = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="alt", options={"strict": True, "cache_graphs": True})
 y = call(x)
@@ -63,13 +63,13 @@ def test_graphs_travel_with_torchs_artifacts(tmp_path: Path) -> None:
 
 def test_an_artifact_of_a_graph_that_is_gone_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.compiler._cache.CacheArtifactManager.with_fresh_cache():  # type: ignore[attr-defined]
-        artifacts.record(entry_files.Place(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
-        found = torch.compiler.save_cache_artifacts()
-        assert found is not None
+        artifacts.record(entry_files.EntryPath(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "other"))
-    info = torch.compiler.load_cache_artifacts(found[0])
+    info = torch.compiler.load_cache_artifacts(saved[0])
     assert info is not None
-    assert entry_files.places(Store(tmp_path / "other")) == []
+    assert entry_files.entry_paths(Store(tmp_path / "other")) == []
 
 
 def test_a_bad_artifact_is_logged_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What autograd can ask of a compiled function beside one gradient: cold, and from the cache."""
+"""Autograd requests to a compiled function besides one gradient: compiled, and loaded from the cache."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_gradients_of_several_cotangents_at_once(forms: Any, rows: int) -> None:
     want = torch.autograd.grad(fn(x), x, cotangents, is_grads_batched=True)
     for compiled in forms(fn, strict=True):
         y = compiled(x)
-        found = torch.autograd.grad(y, x, cotangents, is_grads_batched=True, retain_graph=True)
-        torch.testing.assert_close(found, want)
+        results = torch.autograd.grad(y, x, cotangents, is_grads_batched=True, retain_graph=True)
+        torch.testing.assert_close(results, want)
         once = torch.autograd.grad(y, x, cotangents[0])  # and one by itself afterwards
         torch.testing.assert_close(once[0], want[0][0])
 
@@ -72,6 +72,6 @@ def test_forward_mode_tangents_are_kept(forms: Any, needs_grad: bool) -> None:
             dual = forward_ad.make_dual(x.clone().requires_grad_(needs_grad), tangent)
             want = forward_ad.unpack_dual(fn(dual))
             with pytest.warns(FallbackWarning, match="forward-mode tangents"):
-                found = forward_ad.unpack_dual(compiled(dual))
-            torch.testing.assert_close(found, want)
+                results = forward_ad.unpack_dual(compiled(dual))
+            torch.testing.assert_close(results, want)
             assert not forward_ad.unpack_dual(compiled(x.clone().requires_grad_(needs_grad))).tangent

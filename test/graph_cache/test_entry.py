@@ -19,11 +19,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp, pipeline
 from altbackend.compat import torch_api
-from altbackend.compiled.artifact import Body, Code
-from altbackend.config.options import resolve
+from altbackend.compiled.artifact import Code, Subgraph
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache.storage import Store
-from altbackend.graph_cache import entry, entry_files, key, lookup, small_constants
+from altbackend.graph_cache import entry, entry_files, key, small_constants
 from altbackend.graph_cache.json_values import NotCacheable, decode, encode
 from altbackend.pipeline import Job
 
@@ -46,14 +46,16 @@ SHAPES = ((6, 8), (10, 8), (10,))
 STATIC = Job("inference", (1, 2))
 
 
-def made(gm: GraphModule, job: Job = STATIC, **options: Any) -> Code:
+def code_of(gm: GraphModule, job: Job = STATIC, **options: Any) -> Code:
     cfg = resolve(options={"strict": True, "freezing": True, **options})
     return pipeline.translate(gm, cfg, Trace("graph", cfg), job)
 
 
 def alike(a: Code, b: Code) -> bool:
-    prologues = [None if c.prologue is None else (c.prologue.code, _calls(c.prologue)) for c in (a, b)]
-    return replace(a, prologue=None) == replace(b, prologue=None) and prologues[0] == prologues[1]
+    prologues = [
+        None if c.weight_prologue is None else (c.weight_prologue.code, _calls(c.weight_prologue)) for c in (a, b)
+    ]
+    return replace(a, weight_prologue=None) == replace(b, weight_prologue=None) and prologues[0] == prologues[1]
 
 
 def _calls(gm: GraphModule) -> list[Any]:
@@ -61,49 +63,49 @@ def _calls(gm: GraphModule) -> list[Any]:
 
 
 def test_a_file_that_was_changed_anywhere_is_no_entry(tmp_path: Path) -> None:
-    code = made(traced(network, *SHAPES))
-    assert code.prologue is not None
-    place = entry_files.Place(Store(tmp_path), "family", "k" * 64)
-    held = {"code": entry.write(code, {}), "lines": ""}
-    assert entry_files.write(place, held, {}) == ""
-    whole = place.entry.read_bytes()
-    kept = entry_files.read(place)
-    assert kept is not None
+    code = code_of(traced(network, *SHAPES))
+    assert code.weight_prologue is not None
+    path = entry_files.EntryPath(Store(tmp_path), "family", "k" * 64)
+    stored = {"code": entry.write(code, {}), "lines": ""}
+    assert entry_files.write(path, stored, {}) == ""
+    content = path.file.read_bytes()
+    entry_read = entry_files.read(path)
+    assert entry_read is not None
     dice = random.Random(0)
     for _ in range(FILE_MUTATIONS):
-        changed = _mutated(whole, dice)
-        place.entry.write_bytes(changed)
-        assert (entry_files.read(place) is None) == (changed != whole)
-    other = replace(place, key="j" * 64)
-    other.entry.write_bytes(whole)
+        changed = _mutated(content, dice)
+        path.file.write_bytes(changed)
+        assert (entry_files.read(path) is None) == (changed != content)
+    other = replace(path, key="j" * 64)
+    other.file.write_bytes(content)
     assert entry_files.read(other) is None
-    place.entry.write_bytes(whole)
-    assert entry_files.read(place) == kept
+    path.file.write_bytes(content)
+    assert entry_files.read(path) == entry_read
 
 
-def _mutated(whole: bytes, dice: random.Random) -> bytes:
-    at, length = dice.randrange(len(whole)), dice.choice((1, 1, 2, 16, 4096))
+def _mutated(content: bytes, dice: random.Random) -> bytes:
+    at, length = dice.randrange(len(content)), dice.choice((1, 1, 2, 16, 4096))
     match dice.randrange(5):
         case 0:
-            return whole[:at]
+            return content[:at]
         case 1:
-            return whole[:at] + dice.randbytes(length) + whole[at + length :]
+            return content[:at] + dice.randbytes(length) + content[at + length :]
         case 2:
-            return whole[:at] + whole[at + length :]
+            return content[:at] + content[at + length :]
         case 3:
-            return whole[:at] + bytes([whole[at] ^ (1 << dice.randrange(8))]) + whole[at + 1 :]
+            return content[:at] + bytes([content[at] ^ (1 << dice.randrange(8))]) + content[at + 1 :]
         case _:
-            return whole[:at] + dice.randbytes(length) + whole[at:]
+            return content[:at] + dice.randbytes(length) + content[at:]
 
 
 def test_an_entry_of_another_structure_raises_what_a_hit_expects(tmp_path: Path) -> None:
     """Entries of a writer that had other ideas: their checksum holds, their fields do not."""
     gm = traced(network, *SHAPES)
-    held = json.loads(json.dumps(entry.write(made(traced(network, *SHAPES)), {})))
+    stored = json.loads(json.dumps(entry.write(code_of(traced(network, *SHAPES)), {})))
     dice = random.Random(1)
     refused = 0
     for _ in range(TREE_MUTATIONS):
-        changed = copy.deepcopy(held)
+        changed = copy.deepcopy(stored)
         _change_somewhere(changed, dice)
         try:
             assert isinstance(entry.read(changed, gm), Code)
@@ -130,27 +132,24 @@ def _change_somewhere(tree: Any, dice: random.Random) -> None:
             tree.append(tree[where])
 
 
-def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
-    gm, cfg = traced(network, *SHAPES), resolve(options={"cache_graphs": True, "cache_dir": str(tmp_path)})
-    asked: list[Code] = []
+def test_an_entry_that_cannot_be_loaded_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = resolve(options={"cache_graphs": True, "cache_dir": str(tmp_path)})
+    loads: list[Code] = []
 
-    def bind(code: Code) -> int:
-        asked.append(code)
-        if len(asked) == 2:
+    def bind(code: Code, *_: Any) -> int:
+        loads.append(code)
+        if len(loads) == 2:
             raise OSError("a library that cannot be opened")
-        return len(asked)
+        return len(loads)
 
-    def build(code: Code, around: Any) -> int:
-        with around:
-            return bind(code)
+    monkeypatch.setattr(pipeline, "bind", bind)
 
-    def through(trace: Trace) -> int:
-        fresh = traced(network, *SHAPES)
-        return lookup.through_cache(fresh, cfg, trace, {}, lambda: made(gm), bind, build)
+    def compile_(trace: Trace) -> Any:
+        return pipeline.compile_graph(traced(network, *SHAPES), cfg, trace, STATIC)
 
-    assert through(Trace("first", cfg)) == 1
+    assert compile_(Trace("first", cfg)) == 1
     trace = Trace("second", cfg)
-    assert through(trace) == 3  # once more by a hit of the second look, after the lock is had
+    assert compile_(trace) == 3  # the second look-up, under the lock, is a hit
     assert [d.verdict for d in trace.decisions if d.kind == "cache"] == ["unusable", "hit"]
 
 
@@ -183,17 +182,17 @@ def test_an_entry_that_cannot_be_bound_is_compiled_anew(tmp_path: Path) -> None:
     ids=lambda x: getattr(x, "__name__", str(x)) if callable(x) else str(x),
 )
 def test_values_come_back_as_they_were(x: Any) -> None:
-    again = decode(json.loads(json.dumps(encode(x))))
-    assert (type(again), repr(again)) == (type(x), repr(x))
+    decoded = decode(json.loads(json.dumps(encode(x))))
+    assert (type(decoded), repr(decoded)) == (type(x), repr(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)
 @pytest.mark.parametrize("sizes", [(), (3, 2), (0, 4)], ids=str)
 def test_small_tensors_come_back_as_they_were(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.tensor(torch.arange(math.prod(sizes)).reshape(sizes).tolist(), dtype=dtype).reshape(sizes)
-    again = small_constants.read(json.loads(json.dumps(small_constants.write(x))))
-    assert (again.dtype, again.shape, again.stride()) == (x.dtype, x.shape, x.stride())
-    assert torch.equal(again, x)
+    decoded = small_constants.read(json.loads(json.dumps(small_constants.write(x))))
+    assert (decoded.dtype, decoded.shape, decoded.stride()) == (x.dtype, x.shape, x.stride())
+    assert torch.equal(decoded, x)
 
 
 def test_tensors_that_are_not_written_down() -> None:
@@ -225,32 +224,26 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("kind", ["inference", "forward", "backward"])
-def test_code_of_a_gpu_comes_back_as_it_was(tmp_path: Path, kind: str) -> None:
+def test_code_of_a_gpu_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     cfg = resolve(options={"strict": True, "cache_graphs": True, "cache_dir": str(tmp_path), "cudagraphs": True})
     job = Job(kind, (1, 2))
-    found: list[Code] = []
+    monkeypatch.setattr(pipeline, "bind", lambda code, *_: code)
+    monkeypatch.setattr(pipeline, "_translate_and_submit", lambda gm, _: code_of(gm, job, cudagraphs=True))
+    codes: list[Any] = []
     verdicts = []
     for _ in range(2):
         gm, trace = traced(scaled, (64, 72), (9, 72), (9,), device="cuda"), Trace("graph", cfg)
-
-        def make(gm: GraphModule = gm) -> Code:
-            return made(gm, job, cudagraphs=True)
-
-        def build(code: Code, around: Any) -> Code:
-            with around:
-                return code
-
-        found.append(lookup.through_cache(gm, cfg, trace, {"kind": kind}, make, lambda code: code, build))
+        codes.append(pipeline.compile_graph(gm, cfg, trace, job))
         verdicts += [d.verdict for d in trace.decisions if d.kind == "cache"]
     assert verdicts == ["miss", "hit"]
-    assert alike(*found)
-    code = found[1]
+    assert alike(*codes)
+    code = codes[1]
     assert code.device == torch.device("cuda", 0)
     assert code.jobs
-    assert all(j.key == k.key and j.source in code.kernel_text() for j, k in zip(code.jobs, found[0].jobs, strict=True))
+    assert all(j.key == k.key and j.source in code.kernel_text() for j, k in zip(code.jobs, codes[0].jobs, strict=True))
     assert code.recording is not None
     assert code.recording.refusal == ""
-    assert (code.prologue is None) == (kind != "inference")
+    assert (code.weight_prologue is None) == (kind != "inference")
 
 
 def scaled(x: T, w: T, b: T) -> tuple[T, T]:
@@ -260,16 +253,18 @@ def scaled(x: T, w: T, b: T) -> tuple[T, T]:
 
 
 def test_code_with_bodies_comes_back_as_it_was() -> None:
-    inner = Code(torch.device("cpu"), "text", 1, 0, "kernels", names_lines=True, kept=(0,))
-    middle = Code(torch.device("cpu"), "more", 0, 1, bodies=(Body(("const_b",), inner),))
-    code = Code(torch.device("cpu"), "outer", 2, 1, "kernels too", bodies=(Body(("const_a", "const_c"), middle),))
-    held = json.loads(json.dumps(entry.write(code, {})))
-    again = entry.read(held, GraphModule(torch.nn.Module(), torch.fx.Graph()))
-    assert again == code
-    assert [c.python for c in again.whole()] == ["outer", "more", "text"]
-    assert not entry.takes_constants(held)
-    held["bodies"][0]["code"]["bodies"][0]["code"]["bound"]["const_d"] = {"attribute": "table"}
-    assert entry.takes_constants(held)
+    inner = Code(torch.device("cpu"), "text", 1, 0, "kernels", names_lines=True, main_inputs=(0,))
+    middle = Code(torch.device("cpu"), "more", 0, 1, subgraphs=(Subgraph(("const_b",), inner),))
+    code = Code(
+        torch.device("cpu"), "outer", 2, 1, "kernels too", subgraphs=(Subgraph(("const_a", "const_c"), middle),)
+    )
+    stored = json.loads(json.dumps(entry.write(code, {})))
+    decoded = entry.read(stored, GraphModule(torch.nn.Module(), torch.fx.Graph()))
+    assert decoded == code
+    assert [c.python for c in decoded.with_subgraphs()] == ["outer", "more", "text"]
+    assert not entry.takes_constants(stored)
+    stored["subgraphs"][0]["code"]["subgraphs"][0]["code"]["constants"]["const_d"] = {"attribute": "table"}
+    assert entry.takes_constants(stored)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -279,4 +274,4 @@ def test_another_gpu_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_api, "cuda_name", lambda device: "another GPU")
     after = key.parts_of(gm, resolve(), {})
     assert key.key_of(before) != key.key_of(after)
-    assert key.explain_miss(after, before) == "machine name: a GPU kept, another GPU wanted"
+    assert key.differences(after, before) == "machine name: a GPU cached, another GPU now"

@@ -1,4 +1,4 @@
-"""Compiled graphs kept on disk: what is found gives what compiling gives, and what differs is not found."""
+"""Cached compiled graphs: a hit gives the results of compiling, and a different graph is a miss."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ class Watch:
 
     def verdicts(self) -> list[str]:
         """Since the last call."""
-        found = [verdict for verdict, _ in self.seen]
+        verdicts_ = [verdict for verdict, _ in self.seen]
         self.last = [reason for _, reason in self.seen]
         self.seen.clear()
-        return found
+        return verdicts_
 
     def compile(self, fn: Callable[..., Any], **more: Any) -> Callable[..., Any]:
         """As a process that starts does: Dynamo knows nothing."""
         torch._dynamo.reset()
-        kept = {"strict": True, "cache_graphs": True, "warm_start": False, "cache_dir": str(self.folder)}
-        options = {**kept, **more.pop("options", {})}
+        defaults = {"strict": True, "cache_graphs": True, "warm_start": False, "cache_dir": str(self.folder)}
+        options = {**defaults, **more.pop("options", {})}
         return torch.compile(fn, backend="alt", options=options, **more)
 
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    made, record = Watch(tmp_path / "kept"), Trace.decision
+    watch_, record = Watch(tmp_path / "kept"), Trace.decision
 
     def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "cache":
-            made.seen.append((verdict, reason))
+            watch_.seen.append((verdict, reason))
 
     monkeypatch.setattr(Trace, "decision", decision)
-    return made
+    return watch_
 
 
 class Net(nn.Module):
@@ -88,9 +88,9 @@ def same(a: list[T], b: list[T]) -> bool:
 def test_training_from_the_cache_is_bit_for_bit(watch: Watch) -> None:
     first = training_step(watch)
     assert watch.verdicts() == ["miss", "miss"]
-    again = training_step(watch)
+    second = training_step(watch)
     assert watch.verdicts() == ["hit", "hit"]
-    assert same(first, again)
+    assert same(first, second)
 
 
 def test_a_hit_compiles_nothing(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +131,10 @@ def test_dynamic_sizes_are_found_with_other_hints(watch: Watch) -> None:
     first = [call(x) for x in inputs]
     assert watch.verdicts() == ["miss"]
     call = watch.compile(fn, dynamic=True)
-    again = [call(x) for x in reversed(inputs)][::-1]
+    second = [call(x) for x in reversed(inputs)][::-1]
     assert watch.verdicts() == ["hit"]
-    assert same([a for a, _ in first], [a for a, _ in again])
-    assert [n for _, n in again] == [s[1] * 2 for s in sizes]
+    assert same([a for a, _ in first], [a for a, _ in second])
+    assert [n for _, n in second] == [s[1] * 2 for s in sizes]
 
 
 def test_conditions_on_sizes_are_part_of_the_key(watch: Watch) -> None:
@@ -180,13 +180,13 @@ def test_constants_are_those_of_the_graph_at_hand(watch: Watch) -> None:
 
 
 def test_branches_are_kept_by_their_content(watch: Watch) -> None:
-    def chosen(factor: float) -> Callable[[T], T]:
+    def scaled_by(factor: float) -> Callable[[T], T]:
         return lambda x: torch.cond(x.sum() > 0, lambda y: y * factor, lambda y: y - 1, (x,))
 
     x = torch.ones(3)
     for factor, verdict in ((2.0, "miss"), (3.0, "miss"), (2.0, "hit")):
         with torch.no_grad():
-            assert watch.compile(chosen(factor))(x).tolist() == [factor] * 3
+            assert watch.compile(scaled_by(factor))(x).tolist() == [factor] * 3
         assert watch.verdicts() == [verdict]
 
 
@@ -276,11 +276,11 @@ def given(**more: Any) -> list[T]:
     [
         pytest.param([torch.ones(6, 2), torch.ones(6, 2)], {}, "inputs arg0_1", id="shape"),
         pytest.param(given(dtype=torch.float64), {}, "inputs arg0_1: torch.float32", id="dtype"),
-        pytest.param([torch.ones(2, 4).t(), torch.ones(4, 2)], {}, "strides [1, 4] offset 0 wanted", id="stride"),
-        pytest.param([torch.ones(8, 2)[4:], torch.ones(4, 2)], {}, "offset 8 wanted", id="offset"),
-        pytest.param(given(), {"numerics": "eager"}, "options numerics: 'fast' kept, 'eager' wanted", id="numerics"),
+        pytest.param([torch.ones(2, 4).t(), torch.ones(4, 2)], {}, "strides [1, 4] offset 0 now", id="stride"),
+        pytest.param([torch.ones(8, 2)[4:], torch.ones(4, 2)], {}, "offset 8 now", id="offset"),
+        pytest.param(given(), {"numerics": "eager"}, "options numerics: 'fast' cached, 'eager' now", id="numerics"),
         pytest.param(given(), {"fuse": False}, "options fuse", id="fuse"),
-        pytest.param(given(), {"threads": 3}, "options threads: 0 kept, 3 wanted", id="threads"),
+        pytest.param(given(), {"threads": 3}, "options threads: 0 cached, 3 now", id="threads"),
         pytest.param(given(), {"isa": "generic"}, "options isa", id="isa"),
     ],
 )
@@ -367,20 +367,20 @@ def entries(watch: Watch) -> list[Path]:
 def test_a_damaged_entry_is_replaced(watch: Watch) -> None:
     watch.compile(f)(*given())
     (path,) = entries(watch)
-    whole = path.read_bytes()
-    for damaged in (b"", whole[: len(whole) // 2], whole.replace(b"relu", b"rela"), b"\0" * len(whole)):
+    content = path.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], content.replace(b"relu", b"rela"), b"\0" * len(content)):
         path.write_bytes(damaged)
         assert torch.equal(watch.compile(f)(*given()), f(*given()))
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
     assert watch.verdicts() == ["miss"] * 5
 
 
 def test_an_entry_of_another_graph_is_none(watch: Watch) -> None:
     watch.compile(f)(*given())
-    (mine,) = entries(watch)
+    (own,) = entries(watch)
     watch.compile(f)(torch.ones(2, 2), torch.ones(2, 2))
-    (other,) = set(entries(watch)) - {mine}
-    shutil.copy(other, mine)
+    (other,) = set(entries(watch)) - {own}
+    shutil.copy(other, own)
     assert torch.equal(watch.compile(f)(*given()), f(*given()))
     assert watch.verdicts() == ["miss"] * 3
 
@@ -400,10 +400,10 @@ def test_a_disk_that_takes_nothing_costs_the_caching_only(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(folders, "write_whole", refuse)
+    monkeypatch.setattr(folders, "write_atomically", refuse)
     monkeypatch.setattr(folders, "FileLock", refuse)
     assert torch.equal(watch.compile(f)(*given()), f(*given()))
-    assert watch.verdicts() == ["miss", "not kept"]
+    assert watch.verdicts() == ["miss", "not stored"]
     assert os.strerror(code) in watch.last[1]
 
 
@@ -412,7 +412,7 @@ def test_a_file_in_the_place_of_the_folder(watch: Watch) -> None:
     (watch.folder / "graphs").write_text("not a folder")
     for _ in range(2):
         assert torch.equal(watch.compile(f)(*given()), f(*given()))
-    assert watch.verdicts() == ["miss", "not kept"] * 2
+    assert watch.verdicts() == ["miss", "not stored"] * 2
 
 
 def test_a_folder_removed_while_compiling(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

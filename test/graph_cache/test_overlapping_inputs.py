@@ -101,8 +101,8 @@ def test_training_with_inputs_that_begin_to_overlap(tmp_path: Path) -> None:
         return (w * b).sin() + a
 
     def inputs(by: int | None) -> list[Any]:
-        given = apart() if by is None else overlapping(by)
-        return [torch.ones(6, requires_grad=True), *given]
+        args = apart() if by is None else overlapping(by)
+        return [torch.ones(6, requires_grad=True), *args]
 
     program = Program(
         "", fn, (lambda: inputs(None), lambda: inputs(3), lambda: inputs(1), lambda: inputs(None)), grad=True
@@ -117,8 +117,8 @@ def test_memory_that_only_addresses_tell_of_is_warned_about() -> None:
     fn = torch.compile(first_written, backend="alt", dynamic=False)
     fn(*apart())
     with pytest.warns(FallbackWarning, match="torch does not know that they share it"):
-        found = fn(*of_an_array())
-    assert torch.equal(found, first_written(*of_an_array()))
+        result = fn(*of_an_array())
+    assert torch.equal(result, first_written(*of_an_array()))
 
 
 def test_which_overlaps_count() -> None:
@@ -135,10 +135,10 @@ def test_which_overlaps_count() -> None:
         (({0}, set()), [x.view(10, 4)[:, :2], x.view(10, 4)[:, 2:], x[:0], torch.tensor(1.0)], True),  # side by side
         (({0}, set()), [x[:4], 7, x[3:5], None], False),
     ]
-    for (written, static), given, right in cases:
+    for (written, static), args, right in cases:
         call = watched(lambda *_: True, Watch(frozenset(written), frozenset(static)), lambda *_: False)
-        assert call(*given) is right, given
-        assert call(*given) is right, given  # with what is known of the static ones
+        assert call(*args) is right, args
+        assert call(*args) is right, args  # with what is known of the static ones
 
 
 def pack(x: T) -> T:
@@ -156,8 +156,8 @@ def test_hooks_may_give_saved_tensors_other_strides() -> None:
     fn = torch.compile(lambda x, w: (x * w).sin(), backend="alt", options=STRICT)
     with torch.autograd.graph.saved_tensors_hooks(pack, turned):
         out = fn(x, w)
-    (found,) = torch.autograd.grad(out.sum(), w)
-    torch.testing.assert_close(found, torch.autograd.grad((x * w).sin().sum(), w)[0])
+    (result,) = torch.autograd.grad(out.sum(), w)
+    torch.testing.assert_close(result, torch.autograd.grad((x * w).sin().sum(), w)[0])
 
 
 def test_size_asserts_looks_at_what_no_guard_knows() -> None:

@@ -1,4 +1,4 @@
-"""Bundles: what one folder has compiled is found in another, whole or not at all."""
+"""Archives: graphs that one folder has compiled are found in another, all of them or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch import nn
 from altbackend.cli.main import main
 from altbackend.compile_pool import children, cpp, cuda, workers
 from altbackend.compiled.artifact import Code
-from altbackend.config.options import Config, resolve
+from altbackend.config.options import Config
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
@@ -91,7 +92,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: Any) -> str:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(cpp, "_why_failed", refuse)
+    monkeypatch.setattr(cpp, "_failure", refuse)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_with_one_option_changed_nothing_is_hit_and_the_option_is_named(
     assert verdicts == ["miss"] * GRAPHS
     assert main(["cache", "explain-miss"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    named = [line for line in lines if line.endswith(": options inline_limit: 400 kept, 399 wanted")]
+    named = [line for line in lines if line.endswith(": options inline_limit: 400 cached, 399 now")]
     assert len(named) == GRAPHS
 
 
@@ -211,10 +212,10 @@ def damage(suffix: str) -> Callable[[dict[str, bytes]], None]:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        pytest.param(lambda m: m.pop(archive.LIST), "it is no bundle", id="no list"),
+        pytest.param(lambda m: m.pop(archive.LIST), "it is not a bundle", id="no list"),
         pytest.param(lambda m: m.update({archive.LIST: b"{"}), "damaged", id="a list that is no JSON"),
-        pytest.param(lambda m: m.update({archive.LIST: b"[]"}), "not of the form", id="a list of another kind"),
-        pytest.param(lambda m: listed(m, format="altbackend-bundle-0"), "not of the form", id="another format"),
+        pytest.param(lambda m: m.update({archive.LIST: b"[]"}), "its format is not", id="a list of another kind"),
+        pytest.param(lambda m: listed(m, format="altbackend-bundle-0"), "its format is not", id="another format"),
         pytest.param(lambda m: listed(m, files=3), "its list cannot be read", id="no files"),
         pytest.param(lambda m: listed(m, files=[3]), "its list cannot be read", id="numbers for files"),
         pytest.param(lambda m: m.update({archive.LIST: b"[" * 100_000}), "damaged", id="a list without an end"),
@@ -223,10 +224,10 @@ def damage(suffix: str) -> Callable[[dict[str, bytes]], None]:
         pytest.param(damage(".so"), ".so is damaged", id="a library"),
         pytest.param(damage(".graph"), ".graph is damaged", id="an entry"),
         pytest.param(swap, "is damaged", id="two files swapped"),
-        pytest.param(add("../escape.so"), "is no name of a file", id="a path upwards"),
-        pytest.param(add("/tmp/escape.so"), "is no name of a file", id="a path of the root"),
-        pytest.param(add("cpp/aa/../../../x.so"), "is no name of a file", id="a path through"),
-        pytest.param(add("autotune/aa/x.json"), "is no name of a file", id="another kind"),
+        pytest.param(add("../escape.so"), "is not the name of a compiled file", id="a path upwards"),
+        pytest.param(add("/tmp/escape.so"), "is not the name of a compiled file", id="a path of the root"),
+        pytest.param(add("cpp/aa/../../../x.so"), "is not the name of a compiled file", id="a path through"),
+        pytest.param(add("autotune/aa/x.json"), "is not the name of a compiled file", id="another kind"),
     ],
 )
 def test_a_bad_bundle_is_named_and_nothing_imported(
@@ -249,7 +250,7 @@ def test_another_compression_is_refused(exported: tuple[Path, list[T]], tmp_path
     with zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_BZIP2) as b, zipfile.ZipFile(exported[0]) as a:
         for name in a.namelist():
             b.writestr(name, a.read(name))
-    with (tmp_path / "other.zip").open("rb") as f, pytest.raises(BadBundle, match="compressed in a way"):
+    with (tmp_path / "other.zip").open("rb") as f, pytest.raises(BadBundle, match="compression method"):
         archive.unpack(Store(tmp_path / "second"), f, "it")
 
 
@@ -345,11 +346,11 @@ def test_an_entry_planted_in_the_folder_runs_nothing_where_a_secret_is_configure
     (tmp_path / "secret").write_bytes(SECRET)
     first = home("first")
     results = compute(first)
-    for place in entry_files.places(open_store(resolve())):
-        held = entry_files.read(place)
-        assert held is not None
-        held["code"]["python"] += f"\nopen({str(tmp_path / 'planted')!r}, 'w').close()\n"
-        assert entry_files.write(place, held, {}) == ""
+    for path in entry_files.entry_paths(open_store(resolve())):
+        stored = entry_files.read(path)
+        assert stored is not None
+        stored["code"]["python"] += f"\nopen({str(tmp_path / 'planted')!r}, 'w').close()\n"
+        assert entry_files.write(path, stored, {}) == ""
     verdicts.clear()
     assert all(map(torch.equal, compute(first, cache_key_file=str(tmp_path / "secret")), results))
     assert verdicts == ["miss"] * GRAPHS
@@ -368,8 +369,8 @@ def test_kernels_of_a_gpu_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     jobs = [cuda.Job(text.format(n), (("x", "*fp32"),), (), (0,), 4, 1, 90, "one") for n in range(2)]
     made = [cuda.submit(job, cfg).result(timeout=100) for job in jobs]
     code = Code(torch.device("cuda", 0), "", 2, 0, jobs=(*jobs, jobs[0]))
-    place = entry_files.Place(open_store(cfg), "f" * 16, "a" * 64)
-    assert entry_files.write(place, {"code": {}, "lines": "", "binaries": lookup.binaries(code, cfg)}, {}) == ""
+    path = entry_files.EntryPath(open_store(cfg), "f" * 16, "a" * 64)
+    assert entry_files.write(path, {"code": {}, "lines": "", "binaries": lookup.binaries(code, cfg)}, {}) == ""
     contents = archive.write(open_store(cfg), tmp_path / "graphs.zip")
     assert sum(name.endswith(".cubin") for name in contents.names) == 2
     moved = Config(cache_dir=str(tmp_path / "second"), compile_threads=1)

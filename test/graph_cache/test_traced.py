@@ -1,4 +1,4 @@
-"""A captured graph that is kept is bound without AOTAutograd: same bits, same errors; what differs is not found."""
+"""Cached captured graphs load without AOTAutograd: same bits, same errors; a different graph is a miss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import altbackend
 from altbackend import backend, entry_point
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache.remote import remote
 from altbackend.disk_cache.storage import Store, open_store
@@ -53,27 +53,27 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    made, record, slow = Watch(tmp_path / "kept"), Trace.decision, backend.trace_and_compile
+    watch_, record, slow = Watch(tmp_path / "kept"), Trace.decision, backend.trace_and_compile
 
     def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "warm start" and verdict != "not looked up":
-            made.verdicts.append(verdict)
-            made.reasons.append(reason)
+            watch_.verdicts.append(verdict)
+            watch_.reasons.append(reason)
 
     def counted(*args: Any) -> Any:
-        made.traced += 1
+        watch_.traced += 1
         return slow(*args)
 
     monkeypatch.setattr(Trace, "decision", decision)
     monkeypatch.setattr(altbackend, "trace_and_compile", counted, raising=False)
-    return made
+    return watch_
 
 
 def twice(watch: Watch, run: Callable[[Callable[..., Any]], Any], fn: Callable[..., Any], **more: Any) -> Any:
     """`run` on a freshly compiled `fn` in two processes; the second is a hit. Gives both results."""
     first = run(watch.compile(fn, **more))
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
     second = run(watch.compile(fn, **more))
     assert watch.seen() == ["hit"]
     assert watch.traced == 1
@@ -121,10 +121,10 @@ def test_a_first_look_up_starts_workers_where_nothing_is_kept(
 
 
 def test_a_store_that_others_share_may_hold_something(tmp_path: Path) -> None:
-    assert entry_files.holds_nothing(Store(tmp_path))
-    assert not entry_files.holds_nothing(Store(tmp_path, shared=remote("redis://127.0.0.1:1/0", b"s" * 16)))
+    assert entry_files.is_empty(Store(tmp_path))
+    assert not entry_files.is_empty(Store(tmp_path, shared=remote("redis://127.0.0.1:1/0", b"s" * 16)))
     (tmp_path / "below/graphs").mkdir(parents=True)
-    assert not entry_files.holds_nothing(Store(tmp_path, beneath=(tmp_path / "below",)))
+    assert not entry_files.is_empty(Store(tmp_path, read_only=(tmp_path / "below",)))
 
 
 def test_inference(watch: Watch) -> None:
@@ -160,7 +160,7 @@ def test_training_with_buffers_and_random_numbers(watch: Watch) -> None:
         return out
 
     first = train()
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
     second = train()
     assert watch.seen() == ["hit"]
     assert same(first, second)
@@ -173,7 +173,7 @@ def test_nothing_is_kept_before_the_backward_has_run(watch: Watch) -> None:
     watch.compile(net)(torch.randn(2, 3, 6, 6))
     assert watch.seen() == ["miss"]
     step(watch.compile(net), net)
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
 
 
 def test_an_input_that_the_graph_writes(watch: Watch) -> None:
@@ -236,7 +236,7 @@ def test_a_gradient_of_another_layout(watch: Watch) -> None:
 
 
 def test_a_chain_of_graphs_and_an_input_without_a_gradient(watch: Watch) -> None:
-    """What stands before a compiled call gets no gradient from an input that its results do not depend on."""
+    """Code before a compiled call gets no gradient from an input that the call's results do not depend on."""
 
     def run(compiled: Callable[..., Any]) -> list[Any]:
         x, w = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
@@ -266,11 +266,11 @@ def test_sizes_that_vary(watch: Watch) -> None:
         return [out, x.grad]
 
     first = run(watch.compile(fn, dynamic=True), 7)
-    assert watch.seen() == ["miss", "kept"]
-    again = watch.compile(fn, dynamic=True)
-    assert same(run(again, 7), first)
+    assert watch.seen() == ["miss", "stored"]
+    second = watch.compile(fn, dynamic=True)
+    assert same(run(second, 7), first)
     for n in (11, 30):
-        run(again, n)
+        run(second, n)
     assert watch.seen() == ["hit"]
     assert watch.traced == 1
 
@@ -279,7 +279,7 @@ def test_a_hit_with_another_size_than_the_entry_was_made_with(watch: Watch) -> N
     def fn(x: T) -> T:
         return (x * 2).flatten()[: x.shape[0]]
 
-    for n, verdicts in ((7, ["miss", "kept"]), (11, ["hit"])):
+    for n, verdicts in ((7, ["miss", "stored"]), (11, ["hit"])):
         x = torch.randn(n, 3)
         assert same(watch.compile(fn, dynamic=True)(x), fn(x))
         assert watch.seen() == verdicts
@@ -306,9 +306,9 @@ def test_graphs_inside_the_graph(watch: Watch) -> None:
         return torch.cond(x.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos() + 1, (x,)) * 3  # type: ignore[no-any-return]
 
     def run(compiled: Callable[..., Any]) -> list[T]:
-        given = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
-        outs = [compiled(x) for x in given]
-        return [*outs, *torch.autograd.grad([y.sum() for y in outs], given)]
+        leaves = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
+        outs = [compiled(x) for x in leaves]
+        return [*outs, *torch.autograd.grad([y.sum() for y in outs], leaves)]
 
     first, second = twice(watch, run, fn)
     assert same(first, second)
@@ -385,18 +385,18 @@ def test_what_is_not_kept_is_traced_every_time(watch: Watch, fn: Callable[[T], T
     assert same(*results)
     assert same(results[0], fn(x))
     assert "hit" not in watch.verdicts
-    assert "kept" not in watch.verdicts
+    assert "stored" not in watch.verdicts
     assert any(why in r for r in [*watch.reasons, reason_for(fn, watch)])
 
 
 def reason_for(fn: Callable[[T], T], watch: Watch) -> str:
-    """Why a captured graph is not even looked up."""
+    """Return the reason why a captured graph is not looked up."""
     found: list[Any] = []
     torch._dynamo.reset()
 
     def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        cfg = altbackend.config.options.resolve(options={"cache_graphs": True, "cache_dir": str(watch.folder)})
-        found.append(traced.ask(gm, inputs, cfg))
+        cfg = altbackend.config.resolve.resolve(options={"cache_graphs": True, "cache_dir": str(watch.folder)})
+        found.append(traced.query_of(gm, inputs, cfg))
         return gm.forward
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -434,7 +434,7 @@ def test_what_differs_is_not_found(watch: Watch, change: str) -> None:
     net, x = nn.Linear(4, 4), torch.randn(2, 4)
     with torch.no_grad():
         watch.compile(net)(x)
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
     if change == "options":
         with torch.no_grad():
             watch.compile(net, options={"numerics": "eager"})(x)
@@ -449,7 +449,7 @@ def test_what_differs_is_not_found(watch: Watch, change: str) -> None:
     else:
         with torch.no_grad():
             watch.compile(nn.Sequential(net, nn.ReLU()))(x)
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
     assert watch.traced == 2
 
 
@@ -478,17 +478,17 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
     run().backward()
     watch.seen()
     if damage == "plan":
-        kept = open_store(resolve(None, {"cache_dir": str(watch.folder)}))
-        (place,) = (p for p in entry_files.places(kept) if p.family.startswith("traced-"))
-        held = entry_files.read(place)
+        store = open_store(resolve(None, {"cache_dir": str(watch.folder)}))
+        (path,) = (p for p in entry_files.entry_paths(store) if p.family.startswith("traced-"))
+        held = entry_files.read(path)
         assert held is not None
         held["plan"]["same"] = ["x"]
-        assert entry_files.write(place, held, {}) == ""
+        assert entry_files.write(path, held, {}) == ""
     else:
         for path in (watch.folder / "graphs").glob(damage):
             path.write_bytes(path.read_bytes()[:-7])
     run().backward()
-    assert watch.seen()[-1] == "kept"
+    assert watch.seen()[-1] == "stored"
     run().backward()
     assert watch.seen() == ["hit"]
 
@@ -500,7 +500,7 @@ def test_compiled_autograd_traces_a_backward_whose_graph_is_kept(watch: Watch, b
     x = torch.randn(3, 4)
     want = [g.clone() for g in torch.autograd.grad(net(x).sum(), list(net.parameters()))]
     watch.compile(net)(x).sum().backward()
-    assert watch.seen() == ["miss", "kept"]
+    assert watch.seen() == ["miss", "stored"]
     net.zero_grad()
     options = {"strict": True, "cache_graphs": True, "cache_dir": str(watch.folder)}
     if by == "context":
@@ -526,7 +526,7 @@ def test_switched_off(watch: Watch) -> None:
 def test_a_second_backward_and_a_second_derivative(watch: Watch) -> None:
     """As AOTAutograd has it: a kept graph can be run back through again, second derivatives are refused."""
     fn = torch.sin
-    for expected in ("kept", "hit"):
+    for expected in ("stored", "hit"):
         x = torch.ones(3, requires_grad=True)
         y = watch.compile(lambda t: fn(t) * t)(x)
         y.sum().backward(retain_graph=True)
@@ -592,11 +592,11 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     )
     views = (Alias(0, 1, False, steps), Alias(1, 1, True))
     plan = Plan((-1, 0), ((), (1,)), (2,), (1,), (0,), (), 1, 2, views=views)
-    held = json.loads(json.dumps(asdict(plan)))
-    assert traced.read_plan(held) == plan
+    stored = json.loads(json.dumps(asdict(plan)))
+    assert traced.read_plan(stored) == plan
     strange = [{"name": "copy_", "args": [], "part": -1}], [{"name": "view_dtype", "args": ["load"], "part": -1}]
-    other = [{**held, "views": [{**held["views"][0], "steps": s}]} for s in strange]
-    for wrong in ({**held, "written": [-1]}, {**held, "sizes": "2"}, {}, *other):
+    other = [{**stored, "views": [{**stored["views"][0], "steps": s}]} for s in strange]
+    for wrong in ({**stored, "written": [-1]}, {**stored, "sizes": "2"}, {}, *other):
         with pytest.raises((ValueError, KeyError)):
             traced.read_plan(wrong)
 
@@ -612,14 +612,14 @@ def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: 
     """Parameters after two steps of an optimizer, compiled if there is something that watches."""
     torch.manual_seed(len(start))
     sizes = ((8,), (8,), (3, 3))
-    made = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
-    optimizer = make(made)
+    watch_ = [nn.Parameter(torch.ones(n) if start == "equal" else torch.rand(n) + 1) for n in sizes]
+    optimizer = make(watch_)
     step = (lambda: optimizer.step()) if watch is None else watch.compile(lambda: optimizer.step())
     for k in range(2):
-        for p in made:
+        for p in watch_:
             p.grad = p.detach() * 0.1 + k
         step()
-    return [p.detach() for p in made]
+    return [p.detach() for p in watch_]
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -668,6 +668,6 @@ def test_a_second_process_imports_no_compiler(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     ]
-    (first, compiler), (second, again) = (text.split() for text in out)
-    assert (compiler, again) == ("True", "False")
+    (first, compiler), (second, second) = (text.split() for text in out)
+    assert (compiler, second) == ("True", "False")
     assert first == second

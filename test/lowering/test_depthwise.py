@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import depthwise, inference
 from altbackend.fx_passes import joint as joint_passes

@@ -20,7 +20,7 @@ from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.lowering.registry import LOWERINGS
 from altbackend.minify import shrink
-from altbackend.minify.cut import Part, calls, graph_of, whole
+from altbackend.minify.cut import Part, calls, entire, graph_of
 from altbackend.minify.judge import same_failure
 from altbackend.minify.trial import Verdict, difference, examine
 from altbackend.repro import file as repro_file
@@ -65,7 +65,7 @@ def command(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 )
 def test_a_graph_shrinks_to_the_call_that_fails(tmp_path: Path, fault: str, verdict: str, operator: str) -> None:
     path = written(tmp_path, model, torch.randn(6, 8), torch.randn(8, 8))
-    before = len(calls(rebuild(path).gm, whole(rebuild(path).gm)))
+    before = len(calls(rebuild(path).gm, entire(rebuild(path).gm)))
     assert before >= 28
     done = command("-m", "altbackend", "minify", str(path), "--import", f"test.minify.{fault}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -187,7 +187,7 @@ def test_a_file_rebuilds_its_graph(tmp_path: Path, name: str, dynamic: bool) -> 
     path = written(tmp_path, f, *inputs, dynamic=dynamic)
     assert examine(path) == Verdict("ok")
     rebuilt = rebuild(path)
-    graph, _ = graph_of(rebuilt.gm, whole(rebuilt.gm), rebuilt.job)
+    graph, _ = graph_of(rebuilt.gm, entire(rebuilt.gm), rebuilt.job)
     targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
     assert targets == [n.target for n in rebuilt.gm.graph.nodes if n.op == "call_function"]
     values = [n.meta["val"] for n in rebuilt.gm.graph.find_nodes(op="placeholder")]
@@ -212,11 +212,11 @@ def traced(tmp_path: Path) -> GraphModule:
 
 def test_given_and_passed_calls_are_not_made(tmp_path: Path) -> None:
     gm = traced(tmp_path)
-    everything = whole(gm)
+    everything = entire(gm)
     sines = [n for n in calls(gm, everything) if n.target is torch.ops.aten.sin.default]
-    given = everything.giving([sines[0].name])
+    given = everything.with_inputs([sines[0].name])
     assert {n.name for n in calls(gm, everything)} - {n.name for n in calls(gm, given)} == {sines[0].name}
-    passed = everything.passing(sines[1].name, sines[1].all_input_nodes[0].name)
+    passed = everything.bypassing(sines[1].name, sines[1].all_input_nodes[0].name)
     made, job = graph_of(gm, passed, {"static_inputs": (1,), "user_outputs": 1})
     assert len(made.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == len(sines) - 1
     assert job["static_inputs"] == (1,)
@@ -225,14 +225,14 @@ def test_given_and_passed_calls_are_not_made(tmp_path: Path) -> None:
 
 def test_two_calls_that_fail_together_both_remain(tmp_path: Path) -> None:
     gm = traced(tmp_path)
-    wanted = {torch.ops.aten.tanh.default, torch.ops.aten.amax.default}
+    targets_needed = {torch.ops.aten.tanh.default, torch.ops.aten.amax.default}
 
     def fails(part: Part) -> bool:
-        return wanted <= {n.target for n in calls(gm, part)}
+        return targets_needed <= {n.target for n in calls(gm, part)}
 
-    found = shrink.smallest(gm, whole(gm), fails)
+    found = shrink.smallest(gm, entire(gm), fails)
     targets = [n.target for n in calls(gm, found)]
-    assert wanted <= set(targets)
+    assert targets_needed <= set(targets)
     assert len(targets) <= 4
 
 

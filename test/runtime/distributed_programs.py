@@ -30,7 +30,7 @@ def replicas() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(5)])
     x = torch.randn(4, 512)
     want = model(x)
-    wanted = torch.autograd.grad(want.sum(), list(model.parameters()))
+    expected = torch.autograd.grad(want.sum(), list(model.parameters()))
     parallel = DistributedDataParallel(model, bucket_cap_mb=1.2)
     for context in (torch.no_grad, torch.inference_mode):
         torch._dynamo.reset()
@@ -40,7 +40,7 @@ def replicas() -> None:
                 torch.testing.assert_close(run(x), want)
     torch._dynamo.reset()
     compiled(parallel)(x).sum().backward()
-    for p, grad in zip(model.parameters(), wanted, strict=True):
+    for p, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, grad)
 
 
@@ -58,14 +58,14 @@ def sharded() -> None:
     for fn, inputs in programs:
         for grad in (False, True):
             torch._dynamo.reset()
-            given = [t.detach().requires_grad_(grad) for t in inputs]
-            got, want = compiled(fn)(*given), fn(*given)
-            mine, theirs = ([r] if isinstance(r, T) else list(r) for r in (got, want))
-            for a, b in zip(mine, theirs, strict=True):
+            leaves = [t.detach().requires_grad_(grad) for t in inputs]
+            got, want = compiled(fn)(*leaves), fn(*leaves)
+            results, references = ([r] if isinstance(r, T) else list(r) for r in (got, want))
+            for a, b in zip(results, references, strict=True):
                 assert type(a) is type(b)
                 torch.testing.assert_close(local(a), local(b))
             if grad:
-                pairs = (torch.autograd.grad(sum(local(r).sum() for r in rs), given) for rs in (mine, theirs))
+                pairs = (torch.autograd.grad(sum(local(r).sum() for r in rs), leaves) for rs in (results, references))
                 for a, b in zip(*pairs, strict=True):
                     torch.testing.assert_close(local(a), local(b))
 

@@ -51,13 +51,13 @@ class Recorder:
         for a, b in zip(args, before, strict=True):
             if isinstance(a, T):
                 a.copy_(b)
-        mine = {a.untyped_storage().data_ptr() for a in args if isinstance(a, T)}
+        own = {a.untyped_storage().data_ptr() for a in args if isinstance(a, T)}
         places = [at_address(a) if isinstance(a, T) else a for a in args]
 
         def replay() -> None:
             self.replays += 1
             for old, new in zip(outs, call(list(places)), strict=True):
-                if isinstance(old, T) and old.untyped_storage().data_ptr() not in mine:
+                if isinstance(old, T) and old.untyped_storage().data_ptr() not in own:
                     old.copy_(new)
 
         return replay, outs
@@ -72,9 +72,9 @@ def signature(
 
 def boxed(fn: Callable[..., Sequence[Any]]) -> Call:
     def call(args: list[Any]) -> Sequence[Any]:
-        held = list(args)
+        outputs = list(args)
         args.clear()
-        return fn(*held)
+        return fn(*outputs)
 
     return call
 
@@ -82,11 +82,11 @@ def boxed(fn: Callable[..., Sequence[Any]]) -> Call:
 def test_results_that_the_caller_holds_are_never_overwritten() -> None:
     recorder, w = Recorder(), torch.randn(8)
     run = Recorded(boxed(lambda x, w: (x * w, x.sum())), signature(static=[1]), recorder)
-    held = []
+    outputs = []
     for k in range(1000):
         x = torch.full((8,), float(k))
-        held.append(run([x, w]))
-    for k, (y, total) in enumerate(held):
+        outputs.append(run([x, w]))
+    for k, (y, total) in enumerate(outputs):
         torch.testing.assert_close(y, k * w)
         assert total == 8 * k
     assert (recorder.records, recorder.replays) == (1, 999)
@@ -206,8 +206,8 @@ def test_what_a_forward_left_is_not_copied() -> None:
         _, *left = forward([torch.randn(5), w])
         backward([*left, torch.randn(5)])
         del left
-    (found,) = backward.recordings[()]
-    assert set(found.places) == {3}
+    (recording,) = backward.recordings[()]
+    assert set(recording.buffers) == {3}
 
 
 def test_a_call_that_cannot_be_recorded_runs_plainly() -> None:
@@ -221,12 +221,12 @@ def test_a_call_that_cannot_be_recorded_runs_plainly() -> None:
 
 def test_the_check_of_earlier_calls_runs_before_a_replay() -> None:
     call = boxed(lambda x: (x + 1,))
-    found: list[int] = []
-    call.check = lambda: found.append(1)  # type: ignore[attr-defined]
+    recording: list[int] = []
+    call.check = lambda: recording.append(1)  # type: ignore[attr-defined]
     run = Recorded(call, signature(), Recorder())
     for _ in range(4):
         run([torch.ones(3)])
-    assert len(found) == 3  # the first call was plain and checks by itself
+    assert len(recording) == 3  # the first call was plain and checks by itself
 
 
 def test_work_on_parameters_keeps_its_place_when_a_parameter_changes() -> None:
@@ -244,8 +244,8 @@ def test_work_on_parameters_keeps_its_place_when_a_parameter_changes() -> None:
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_parameters_own_storage_is_never_written(fresh: bool) -> None:
     old, new = torch.randn(4), torch.randn(4)
-    kept = old.clone()
+    copy_of_old = old.clone()
     run = Frozen(boxed(lambda a: (a * 3,)), lambda w: (w.view(2, 2),), (), (0,), Versions, in_place=True)
     torch.testing.assert_close(run([old])[0], old.view(2, 2) * 3)
     torch.testing.assert_close(run([new.clone() if fresh else new])[0], new.view(2, 2) * 3)
-    torch.testing.assert_close(old, kept)
+    torch.testing.assert_close(old, copy_of_old)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.config.options import resolve
+from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
 from altbackend.schedule import device
 from altbackend.schedule.fusion import fuse

@@ -122,11 +122,11 @@ def _(m: Small) -> None:
 
 @door("resize_ of the storage and back")
 def _(m: Small) -> None:
-    storage, held = m.last.weight.untyped_storage(), m.last.weight.detach().clone()
+    storage, copy_ = m.last.weight.untyped_storage(), m.last.weight.detach().clone()
     size = storage.size()
     storage.resize_(0)
     storage.resize_(size)
-    m.last.weight.data.copy_(held * 1.3)
+    m.last.weight.data.copy_(copy_ * 1.3)
 
 
 @door("swap_tensors")
@@ -165,10 +165,10 @@ def _(m: Small) -> None:
 
 @door("read from a file")
 def _(m: Small) -> None:
-    with tempfile.TemporaryFile() as held:
-        held.write(torch.randn(48, 512).numpy().tobytes())
-        held.seek(0)
-        held.readinto(memoryview(m.last.weight.detach().numpy()).cast("B"))  # type: ignore[attr-defined]
+    with tempfile.TemporaryFile() as copy_:
+        copy_.write(torch.randn(48, 512).numpy().tobytes())
+        copy_.seek(0)
+        copy_.readinto(memoryview(m.last.weight.detach().numpy()).cast("B"))  # type: ignore[attr-defined]
 
 
 @door("memory by address")

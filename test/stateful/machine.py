@@ -149,12 +149,12 @@ class Programs(RuleBasedStateMachine):
         self.model.eval()
         self.twin.eval()
         xs = [self.sample(2) for _ in range(3)]
-        found: list[T | None] = [None] * 3
+        results: list[T | None] = [None] * 3
 
         def run(k: int) -> None:
             no_limits()  # settings are a thread's own
             with torch.no_grad():
-                found[k] = compiled(self.way)(self.model, xs[k])
+                results[k] = compiled(self.way)(self.model, xs[k])
 
         started = [threading.Thread(target=run, args=(k,)) for k in range(3)]
         with guarding(self.way):
@@ -164,7 +164,7 @@ class Programs(RuleBasedStateMachine):
                 t.join()
         with torch.no_grad():
             for k, x in enumerate(xs):
-                got = found[k]
+                got = results[k]
                 assert got is not None, "a thread failed"
                 same(got, self.twin(x), f"thread {k}")
 
@@ -238,10 +238,10 @@ class Programs(RuleBasedStateMachine):
         """An average is kept of the model, as programs that train diffusion models do, and becomes the model."""
         pairs = []
         for m in (self.model, self.twin):
-            kept = copy.deepcopy(m)
-            for p, q in zip(kept.parameters(), m.parameters(), strict=True):
+            average = copy.deepcopy(m)
+            for p, q in zip(average.parameters(), m.parameters(), strict=True):
                 p.data.mul_(0.9).add_(q.data, alpha=0.2)
-            pairs.append(kept)
+            pairs.append(average)
         self.model, self.twin = pairs
         self.optimizers = None
 
@@ -304,8 +304,8 @@ class Programs(RuleBasedStateMachine):
     def mirror(self) -> None:
         """The twin takes the model's bits: both are right, one rounded otherwise."""
         with torch.no_grad():
-            held = zip(self.model.state_dict().values(), self.twin.state_dict().values(), strict=True)
-            for p, q in held:
+            pairs_ = zip(self.model.state_dict().values(), self.twin.state_dict().values(), strict=True)
+            for p, q in pairs_:
                 q.copy_(p)
 
 
@@ -319,7 +319,7 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> in
     Raises what the first program that differs raises, shrunk.
     """
     no_limits()
-    chosen = settings(
+    options = settings(
         max_examples=runs,
         stateful_step_count=steps,
         deadline=None,
@@ -327,9 +327,9 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> in
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,) if not shrink else (Phase.generate, Phase.shrink),
     )
-    made = machine(way)
-    run_state_machine_as_test(seed(number)(made), settings=chosen)  # type: ignore[no-untyped-call]
-    return made.compared
+    machine_type = machine(way)
+    run_state_machine_as_test(seed(number)(machine_type), settings=options)  # type: ignore[no-untyped-call]
+    return machine_type.compared
 
 
 def main() -> None:
@@ -339,11 +339,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--no-shrink", action="store_true")
-    chosen = parser.parse_args()
-    for way in chosen.ways.split(","):
-        calls = run(way, chosen.runs, chosen.steps, chosen.seed, not chosen.no_shrink)
+    options = parser.parse_args()
+    for way in options.ways.split(","):
+        calls = run(way, options.runs, options.steps, options.seed, not options.no_shrink)
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        agree = f"{way}: {chosen.runs} programs of seed {chosen.seed} agree with eager in {calls} calls"
+        agree = f"{way}: {options.runs} programs of seed {options.seed} agree with eager in {calls} calls"
         print(f"{agree}; {graphs} graphs so far", flush=True)
 
 

@@ -87,8 +87,8 @@ class Place:
     seed: int
 
     def of(self, m: nn.Module) -> T:
-        held = [*m.parameters(), *(b for b in m.buffers() if b.is_floating_point())]
-        return held[self.number % len(held)]
+        buffer = [*m.parameters(), *(b for b in m.buffers() if b.is_floating_point())]
+        return buffer[self.number % len(buffer)]
 
     def value(self, like: T) -> T:
         drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(self.seed))
@@ -113,8 +113,8 @@ def _by_dlpack(p: T, v: T) -> None:
 
 
 def _by_storage(p: T, v: T) -> None:
-    held = v.clone() if v.stride() == p.stride() else torch.empty_like(p).copy_(v)
-    p.untyped_storage().copy_(held.untyped_storage()[: p.untyped_storage().nbytes()])
+    buffer = v.clone() if v.stride() == p.stride() else torch.empty_like(p).copy_(v)
+    p.untyped_storage().copy_(buffer.untyped_storage()[: p.untyped_storage().nbytes()])
 
 
 def _another(p: T, v: T) -> None:
@@ -127,8 +127,8 @@ def _swapped(p: T, v: T) -> None:
 
 
 def _by_address(p: T, v: T) -> None:
-    held = torch.empty_like(p).copy_(v)
-    ctypes.memmove(p.data_ptr(), held.data_ptr(), p.numel() * p.element_size())
+    buffer = torch.empty_like(p).copy_(v)
+    ctypes.memmove(p.data_ptr(), buffer.data_ptr(), p.numel() * p.element_size())
 
 
 def _uncounted(p: T, v: T) -> None:
@@ -158,10 +158,10 @@ UNSEEN_WRITES = frozenset({"address", "uncounted"})  # what neither torch counts
 
 def reloaded(m: nn.Module, assign: bool) -> None:
     """Through a file: what is loaded is a little larger than what was saved."""
-    held = io.BytesIO()
-    torch.save(m.state_dict(), held)
-    held.seek(0)
-    state = {k: v * 1.01 if v.is_floating_point() else v for k, v in torch.load(held).items()}
+    buffer = io.BytesIO()
+    torch.save(m.state_dict(), buffer)
+    buffer.seek(0)
+    state = {k: v * 1.01 if v.is_floating_point() else v for k, v in torch.load(buffer).items()}
     m.load_state_dict(state, assign=assign)
 
 

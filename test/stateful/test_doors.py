@@ -81,11 +81,11 @@ def test_memory_that_python_code_holds_is_not_frozen() -> None:
     model = Small().eval()
     compiled = torch.compile(model, backend="alt", options={**STRICT, "freezing": True})
     check(model, compiled, "nothing")
-    held = model.last.weight.detach().numpy()
+    array = model.last.weight.detach().numpy()
     for _ in range(3):
-        held *= 1.5
+        array *= 1.5
         check(model, compiled, "a NumPy array that is kept")
-    del held
+    del array
 
 
 @pytest.mark.parametrize("freezing", ["auto", True, False])

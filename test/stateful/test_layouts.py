@@ -47,7 +47,7 @@ def test_a_call_gets_inputs_in_its_strides() -> None:
         assert [a.stride() for a in args] == [(5, 1), (1,)]
         return [args[0] + 1]
 
-    run = layouts.kept(call, ((0, (5, 1), False), (1, (1,), True)))
+    run = layouts.with_traced_strides(call, ((0, (5, 1), False), (1, (1,), True)))
     w, b = torch.randn(5, 6).t(), torch.randn(3)
     torch.testing.assert_close(run([w, b])[0], w + 1)
     with pytest.raises(RuntimeError, match=r"input 1 .* that it writes"):

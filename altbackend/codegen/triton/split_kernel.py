@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...debug.trace import DecisionKind
 from ...errors import Unsupported
 from ...ir.loops import Program
 from ...schedule import kernel
@@ -26,6 +27,6 @@ def emit(p: Program, deps: Deps, k: Kernel, target: Target, decision: Decision) 
     except Unsupported as why:
         if len(k.members) < 2 or k.matmul is not None:
             raise
-        decision("kernel", ", ".join(p.nodes[n].out for n in k.members), "one kernel per node", str(why))  # type: ignore[union-attr]
+        decision(DecisionKind.KERNEL, ", ".join(p.nodes[n].out for n in k.members), "one kernel per node", str(why))  # type: ignore[union-attr]
     parts = [kernel.build(p, deps, g, target) for g in fuse.apart(p, k.members, target)]
     return [(part, *print_triton.emit(p, part, target)) for part in parts]

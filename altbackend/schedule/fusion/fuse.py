@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...config.options import Config
+from ...debug.trace import DecisionKind
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
@@ -64,7 +65,7 @@ class Group:
     operators: int = 0
 
 
-Decision = Callable[[str, str, str, str], None]
+Decision = Callable[[DecisionKind, str, str, str], None]
 
 
 def fuse(p: Program, deps: Deps, cfg: Config, target: Target, decision: Decision) -> list[Group]:
@@ -145,9 +146,9 @@ def _merge(
                 both = _joined(p, deps, cfg, target, reachability, early, late)
                 subject = f"kernel of {_opener(p, late)} with kernel of {_opener(p, early)}"
                 if isinstance(both, Refusal):
-                    decision("fusion", subject, "not fused", both.reason)
+                    decision(DecisionKind.FUSION, subject, "not fused", both.reason)
                     continue
-                decision("fusion", subject, "fused", "the one reads from the other")
+                decision(DecisionKind.FUSION, subject, "fused", "the one reads from the other")
                 alive[number] = both
                 del alive[early.number]
                 reachability.join(early.number, number)
@@ -232,9 +233,9 @@ def _join_best(
         refusal = _try_join(p, deps, cfg, target, reachability, group, k, node, needs)
         subject = f"{node.out} with kernel of {group.mapped[0].node.out}"
         if refusal is None:
-            decision("fusion", subject, "fused", f"{shared} bytes shared")
+            decision(DecisionKind.FUSION, subject, "fused", f"{shared} bytes shared")
             return group
-        decision("fusion", subject, "not fused", refusal.reason)
+        decision(DecisionKind.FUSION, subject, "not fused", refusal.reason)
     return None
 
 

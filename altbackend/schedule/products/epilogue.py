@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ...debug.trace import DecisionKind
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom
@@ -45,18 +46,18 @@ def attach(p: Program, deps: Deps, groups: list[Group], decision: Decision, choo
         subject = f"product {early.extern.outs[0]}"
         m = of_extern(p, early.extern)
         if isinstance(m, Refusal):
-            decision("template", subject, "library call", m.reason)
+            decision(DecisionKind.TEMPLATE, subject, "library call", m.reason)
             continue
         for late in [g for g in alive.values() if g.mapped and m.out in g.reads]:
             named = f"{subject} with kernel of {late.mapped[-1].node.out}"
             c = _candidate(p, deps, alive, m, early, late)
             chosen = c if isinstance(c, Refusal) else choose(p, deps, c)
             if isinstance(chosen, Refusal):
-                decision("template", named, "library call", chosen.reason)
+                decision(DecisionKind.TEMPLATE, named, "library call", chosen.reason)
                 continue
             assert isinstance(c, Candidate)
             tiles, why = chosen
-            decision("template", named, f"one kernel of {tiles}", why)
+            decision(DecisionKind.TEMPLATE, named, f"one kernel of {tiles}", why)
             _replace(alive, c, tiles)
             break
     return order(list(alive.values()))

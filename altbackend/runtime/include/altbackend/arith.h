@@ -36,18 +36,18 @@ ALT_FN float divide_by(float a, float scale, float d, float y) {
 #endif
 }
 
-// sign(NaN) is 0, as torch.sign has it.
+// sign(NaN) is 0, as in torch.sign.
 ALT_FLOATS(T) ALT_FN T sign(T x) { return T(T(0) < x ? 1 : 0) - T(x < T(0) ? 1 : 0); }
 ALT_FLOATS(T) ALT_FN T sgn(T x) { return alt::sign(x); }
 
 // NaN if either is NaN; of two equal values the second (as torch.maximum on zeros of either sign).
 ALT_FLOATS(T) ALT_FN T maximum(T a, T b) { return a > b || a != a ? a : b; }
 ALT_FLOATS(T) ALT_FN T minimum(T a, T b) { return a < b || a != a ? a : b; }
-// The other one if one is NaN; of two equal values the first.
+// The other operand if one is NaN; of two equal values the first.
 ALT_FLOATS(T) ALT_FN T fmax(T a, T b) { return b > a || a != a ? b : a; }
 ALT_FLOATS(T) ALT_FN T fmin(T a, T b) { return b < a || a != a ? b : a; }
 
-// NaN in x or in the bound gives NaN; a value equal to the bound stays as it is.
+// NaN in x or in the bound gives NaN; a value equal to the bound is returned unchanged.
 ALT_FLOATS(T) ALT_FN T clamp_min(T x, T low) { return low > x || low != low ? low : x; }
 ALT_FLOATS(T) ALT_FN T clamp_max(T x, T high) { return high < x || high != high ? high : x; }
 ALT_FLOATS(T) ALT_FN T clamp(T x, T low, T high) { return alt::clamp_max(alt::clamp_min(x, low), high); }
@@ -63,7 +63,7 @@ ALT_FN double trunc(double x) { return __builtin_trunc(x); }
 ALT_FN float round(float x) { return __builtin_rintf(x); }
 ALT_FN double round(double x) { return __builtin_rint(x); }
 #else
-// Without a rounding instruction: adding and subtracting 2^mantissa rounds half to even.
+// Rounds half to even by adding and subtracting 2^mantissa, since no rounding instruction is assumed.
 ALT_FLOATS(T) ALT_FN T round(T x) {
   constexpr T magic = sizeof(T) == 4 ? T(0x1p23) : T(0x1p52);
   const T size = detail::magnitude(x);

@@ -16,7 +16,7 @@ template <class T> ALT_FN T rounded_sum(T a, T b) { return cast<T>(widen(a) + wi
 
 ALT_INTEGERS(T) ALT_FN void atomic_add(T* target, T x) { __atomic_fetch_add(target, x, __ATOMIC_RELAXED); }
 
-// float, double, bfloat16, half: compare and swap until no other thread came between. 16-bit sums round each time.
+// float, double, bfloat16, half: compare and swap until no other thread has written. 16-bit sums round each time.
 namespace detail {
 template <class T> ALT_FN void compare_and_add(T* target, T x) {
   using W = typename word<sizeof(T)>::type;

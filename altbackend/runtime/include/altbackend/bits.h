@@ -1,4 +1,4 @@
-// What every other header of the runtime stands on: bit views, fused multiply-add, polynomials, powers of two.
+// Basics for the other headers of the runtime: bit views, fused multiply-add, polynomials, powers of two.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +44,7 @@ template <class To, class From> ALT_FN To bit_cast(From x) {
 template <class T> ALT_FN int_of<T> as_int(T x) { return bit_cast<int_of<T>>(x); }
 template <class T> ALT_FN uint_of<T> as_uint(T x) { return bit_cast<uint_of<T>>(x); }
 
-// a*b + c. Fused where the instruction exists; every caller is accurate enough without it.
+// a*b + c. Fused if the instruction exists; every caller is accurate enough without it.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define ALT_HAS_FMA 1
 ALT_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

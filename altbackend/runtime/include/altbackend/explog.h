@@ -1,4 +1,4 @@
-// Exponentials and logarithms, and what is built from them alone. All are branch-free, so that loops vectorise.
+// Exponentials, logarithms, and functions made of these alone. All are branch-free, so that loops vectorise.
 // Polynomials: tools/vecmath_coefficients.py.
 #pragma once
 #include "arith.h"
@@ -37,14 +37,14 @@ template <class T> ALT_FN ExpReduced<T> exp_reduce(T x) {
   const Rounded<T> n = round_to_int(x * T(0x1.71547652b82fep+0));
   return {minus_multiple_of_ln2(x, n.value), n.integer};
 }
-// y * 2^n in two exact steps, since 2^n alone leaves the range before the product does.
+// y * 2^n in two exact steps, since 2^n alone overflows or underflows before the product does.
 template <class T> ALT_FN T scale(T y, int_of<T> n) {
   const int_of<T> half = n >> 1;
   return y * pow2<T>(half) * pow2<T>(n - half);
 }
 
-// Beyond these the result is 0 or -1 and infinity. They are tested after the computation, whose garbage is dropped:
-// a clamp before it makes g++ specialise the polynomial for the bounds and mask every instruction.
+// Beyond these limits the result is 0 or -1, and infinity. They are tested after the computation, whose result is then
+// dropped: a clamp before it makes g++ specialise the polynomial for the bounds and mask every instruction.
 template <class T> struct exp_limits;
 template <> struct exp_limits<float> {
   static constexpr float low = -104.0f, high = 89.0f, low2 = -151.0f, high2 = 128.0f, low_m1 = -20.0f;
@@ -158,8 +158,8 @@ template <class T> ALT_FN T expm1_bounded(T x) {
 
 }  // namespace detail
 
-// float: 2^n in two factors, since it alone leaves the range before the product does. Their biases are part of the
-// rounding constant: its low bits, halved and shifted up, are the float 2^(n/2).
+// float: 2^n in two factors, since 2^n alone overflows or underflows before the product does. Their biases are part of
+// the rounding constant: its low bits, halved and shifted up, are the float 2^(n/2).
 ALT_FN float exp(float x) {
   constexpr float magic = detail::bits_of<float>::round_magic + 254.0f;
   const float shifted = detail::fma(x, 0x1.715476p+0f, magic), n = shifted - magic;
@@ -182,7 +182,7 @@ ALT_FLOATS(T) ALT_FN T exp2(T x) {
   return x < L::low2 ? T(0) : (x >= L::high2 ? detail::infinity<T>() : y);
 }
 
-// Half the power of two, since 2^128 may stand before a result within range.
+// Uses half the power of two, since 2^128 may be a factor of a finite result.
 ALT_FLOATS(T) ALT_FN T expm1(T x) {
   using L = detail::exp_limits<T>;
   constexpr T tiny = sizeof(T) == 4 ? T(0x1p-26f) : T(0x1p-55);

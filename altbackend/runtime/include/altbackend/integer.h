@@ -43,7 +43,7 @@ ALT_INTEGERS(T) ALT_FN T sign(T a) { return T(T(T(0) < a) - T(a < T(0))); }
 ALT_INTEGERS(T) ALT_FN T sgn(T a) { return alt::sign(a); }
 ALT_INTEGERS(T) ALT_FN T relu(T a) { return a < T(0) ? T(0) : a; }
 
-// The same names for floats and bool, so that one spelling serves every type.
+// The same names for floats and bool, so that the printer uses one name for every type.
 ALT_FLOATS(T) ALT_FN T add(T a, T b) { return a + b; }
 ALT_FLOATS(T) ALT_FN T sub(T a, T b) { return a - b; }
 ALT_FLOATS(T) ALT_FN T mul(T a, T b) { return a * b; }
@@ -63,8 +63,8 @@ ALT_FN bool fmax(bool a, bool b) { return a | b; }
 ALT_FN bool fmin(bool a, bool b) { return a & b; }
 ALT_FN bool sign(bool a) { return a; }
 
-// Division by zero gives 0 where torch raises ZeroDivisionError: a kernel must not die of SIGFPE, and whoever wants
-// the error checks the divisor. The lowest value divided by -1 wraps around.
+// Division by zero gives 0 where torch raises ZeroDivisionError: a kernel must not die of SIGFPE, and kernels that
+// report the error check the divisor. The lowest value divided by -1 wraps around.
 ALT_INTEGERS(T) ALT_FN T trunc_divide(T a, T b) {
   using Q = typename detail::integer_of<T>::quotient;
   const bool minus_one = detail::integer_of<T>::is_signed && b == T(-1);
@@ -112,7 +112,7 @@ ALT_FN bool bitwise_not(bool a) { return !a; }
 ALT_INTEGERS(T) ALT_FN bool signbit(T a) { return a < T(0); }
 ALT_FN bool signbit(bool) { return false; }
 
-// Rounding leaves an integer as it is.
+// Rounding returns an integer unchanged.
 ALT_INTEGERS(T) ALT_FN T floor(T a) { return a; }
 ALT_INTEGERS(T) ALT_FN T ceil(T a) { return a; }
 ALT_INTEGERS(T) ALT_FN T trunc(T a) { return a; }

@@ -1,8 +1,8 @@
-// What generated kernels need beside the scalar functions: rows per thread, scratch memory, checked indices.
+// Helpers of generated kernels besides scalar functions: rows per thread, scratch memory, checked indices.
 #pragma once
 #include "cpu.h"
 
-// A long text is compiled as ALT_UNITS units side by side, of which number ALT_UNIT holds every ALT_UNITS-th piece.
+// A long text is compiled as ALT_UNITS parallel units; unit ALT_UNIT contains every ALT_UNITS-th piece.
 #ifndef ALT_UNITS
 #define ALT_UNITS 1
 #define ALT_UNIT 0
@@ -25,14 +25,14 @@ struct Share {
   int64_t begin, end;
 };
 
-// The consecutive part of [0, n) that thread t of `threads` works on.
+// The contiguous part of [0, n) that thread t of `threads` processes.
 ALT_FN Share share(int64_t n, int64_t t, int64_t threads) {
   const int64_t each = n / threads, more = n % threads;
   const int64_t begin = t * each + (t < more ? t : more);
   return {begin, begin + each + (t < more ? 1 : 0)};
 }
 
-// The same in whole blocks of `block`, so that two threads do not write one cache line.
+// The same in multiples of `block`, so that two threads do not write one cache line.
 ALT_FN Share share_blocks(int64_t n, int64_t block, int64_t t, int64_t threads) {
   const Share s = share((n + block - 1) / block, t, threads);
   const int64_t end = s.end * block;
@@ -52,7 +52,7 @@ template <class T> struct Heap {
   Heap& operator=(const Heap&) = delete;
 };
 
-// What a kernel met that eager raises for: {code, index, size}, the first of it. Codes: runtime/host.py, check_error.
+// The first error of a kernel for which eager raises: {code, index, size}. Codes: runtime/host.py, check_error.
 ALT_FN void report(int64_t* error, int64_t code, int64_t x, int64_t n) {
   int64_t none = 0;
   if (__atomic_compare_exchange_n(error, &none, code, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
@@ -61,7 +61,7 @@ ALT_FN void report(int64_t* error, int64_t code, int64_t x, int64_t n) {
   }
 }
 
-// -n <= x < n becomes 0 <= x < n; anything else is reported and reads element 0. n is above 0.
+// Maps -n <= x < n to 0 <= x < n; reports any other index and maps it to 0. Requires n > 0.
 ALT_FN int64_t wrap_index(int64_t x, int64_t n, int64_t* error, int64_t code = 1) {
   const int64_t i = x < 0 ? x + n : x;
   if (__builtin_expect(uint64_t(i) >= uint64_t(n), 0)) {
@@ -71,7 +71,7 @@ ALT_FN int64_t wrap_index(int64_t x, int64_t n, int64_t* error, int64_t code = 1
   return i;
 }
 
-// The same for positions that count from 0 only.
+// The same for indices that must not be negative.
 ALT_FN int64_t index_from_zero(int64_t x, int64_t n, int64_t* error, int64_t code = 1) {
   if (__builtin_expect(uint64_t(x) >= uint64_t(n), 0)) {
     report(error, code, x, n);
@@ -80,7 +80,7 @@ ALT_FN int64_t index_from_zero(int64_t x, int64_t n, int64_t* error, int64_t cod
   return x;
 }
 
-// A divisor of integers; zero is reported and divides as 1.
+// An integer divisor; zero is reported and replaced by 1.
 template <class T> ALT_FN T nonzero(T x, int64_t* error) {
   if (__builtin_expect(x == T(0), 0)) {
     report(error, 2, 0, 0);

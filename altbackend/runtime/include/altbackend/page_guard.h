@@ -1,5 +1,5 @@
-// Tells whether memory was written since results were computed from it: see altbackend/runtime/page_guard.py.
-// Declares what it needs of the C library and of the kernel itself, so that it builds in a few hundredths of a second.
+// Detects writes to memory since results were computed from it; see altbackend/runtime/page_guard.py.
+// Declares the needed parts of the C library and the kernel itself, to compile in a few hundredths of a second.
 #pragma once
 
 using u64 = unsigned long long;
@@ -14,7 +14,7 @@ struct Range {  // whole pages, write-protected
     u64 start, end;
 };
 
-struct Piece {  // bytes that share a page with memory of others
+struct Piece {  // bytes that share a page with other memory
     const void* at;
     const void* copy;
     u64 bytes;
@@ -39,7 +39,7 @@ constexpr unsigned long PAGEMAP_SCAN = 0xC0606610;  // _IOWR('f', 16, struct pm_
 constexpr u64 CHECK_WPASYNC = 2, WRITTEN = 2, PRESENT = 8;
 constexpr i64 UNCHANGED = -1, UNKNOWN = -2;
 
-// A page counts as changed when it was written since it was protected, or is no longer there.
+// A page counts as changed if it was written since it was protected, or is no longer mapped.
 inline i64 scan(int pagemap, u64 start, u64 end) {
     Region found;
     Scan s = {sizeof(Scan), CHECK_WPASYNC, start, end, 0, (u64)&found, 1, 1, PRESENT, 0, WRITTEN | PRESENT, WRITTEN | PRESENT};
@@ -48,7 +48,7 @@ inline i64 scan(int pagemap, u64 start, u64 end) {
 
 }  // namespace alt_guard
 
-// UNCHANGED, UNKNOWN (another process, memory that is protected no more), a range's number, or `ranges` + a piece's.
+// Returns UNCHANGED, UNKNOWN (another process, or memory no longer protected), a range's index, or `ranges` + a piece's.
 extern "C" __attribute__((visibility("default"))) i64 alt_guard_changed(const alt_guard::Guard* g) {
     using namespace alt_guard;
     if (getpid() != g->pid) return UNKNOWN;
@@ -61,7 +61,7 @@ extern "C" __attribute__((visibility("default"))) i64 alt_guard_changed(const al
     return UNCHANGED;
 }
 
-// Reads a byte of every page, so that none is missing when the range is protected.
+// Reads a byte of every page, so that all pages are mapped when the range is protected.
 extern "C" __attribute__((visibility("default"))) void alt_guard_touch(u64 start, u64 end, u64 page) {
     for (u64 at = start; at < end; at += page) (void)*(const volatile char*)at;
 }

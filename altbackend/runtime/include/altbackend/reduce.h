@@ -11,7 +11,7 @@ ALT_FLOATS(T) ALT_FN T highest_of() { return detail::infinity<T>(); }
 ALT_INTEGERS(T) ALT_FN T lowest_of() { return detail::integer_of<T>::lowest; }
 ALT_INTEGERS(T) ALT_FN T highest_of() { return detail::integer_of<T>::highest; }
 
-// A value and where it was found. NaN is taken before any number; of equal values (or NaNs) the first index.
+// A value and its index. NaN precedes any number; of equal values (or NaNs) the first index wins.
 template <class T> struct Indexed {
   T value;
   int64_t index;

@@ -101,8 +101,8 @@ ALT_FN float erf(float x) {
 }
 ALT_FN double erf(double x) { return __builtin_erf(x); }
 
-// 1 + erf x, the factor of GELU. The sum hides what erf knows about small x, so erfc |x| = exp(-|x| Q) to an absolute
-// error of 2^-25.9 is enough: less work than erf, and the sum is as near as eager's.
+// 1 + erf x, the factor of GELU. The sum loses the digits of erf at small x, so erfc |x| = exp(-|x| Q) to an absolute
+// error of 2^-25.9 is enough: it takes less work than erf, and the sum is as accurate as eager's.
 ALT_FN float one_plus_erf(float x) {
   constexpr float magic = detail::bits_of<float>::round_magic + 127.0f;
   const float size = detail::magnitude(x), y = size * detail::erfc_exponent(size);

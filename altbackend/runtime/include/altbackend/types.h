@@ -10,7 +10,7 @@ enum class half : uint16_t {};
 enum class float8_e4m3fn : uint8_t {};
 enum class float8_e5m2 : uint8_t {};
 
-// What too large a number becomes as float8_e4m3fn: the largest finite value (torch 2.13), or NaN if 0 (torch 2.11).
+// 1: too large numbers become the largest finite float8_e4m3fn (torch 2.13). 0: they become NaN (torch 2.11).
 #ifndef ALT_E4M3FN_SATURATE
 #define ALT_E4M3FN_SATURATE 1
 #endif
@@ -25,7 +25,7 @@ template <int E, int M, bool finite> struct small_float {
   static constexpr uint32_t code_overflow = !finite ? code_inf : (ALT_E4M3FN_SATURATE ? code_max : code_nan);
   static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
   static constexpr uint32_t smallest_normal = rebias + (1u << 23);
-  // From here on: infinity, or where there is none the step above the largest value.
+  // Infinity, or without infinities the step above the largest value.
   static constexpr uint32_t overflow = finite ? (code_nan << shift) + rebias : uint32_t(128 + bias) << 23;
   // Adding 2^23 units of the subnormal spacing rounds to that spacing.
   static constexpr uint32_t subnormal_magic = uint32_t(127 + 24 - bias - M) << 23;
@@ -59,7 +59,7 @@ ALT_FN uint32_t bfloat16_encode(float x) {
 }
 
 ALT_FN float widen(bfloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
-// Not through _Float16, whose conversions g++ 12 does not vectorise.
+// Avoids _Float16, whose conversions g++ 12 does not vectorise.
 ALT_FN float widen(half x) { return half_bits::decode(uint32_t(x)); }
 ALT_FN float widen(float8_e4m3fn x) { return e4m3fn_bits::decode(uint32_t(x)); }
 ALT_FN float widen(float8_e5m2 x) { return e5m2_bits::decode(uint32_t(x)); }

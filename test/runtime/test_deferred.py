@@ -1,4 +1,4 @@
-"""Kernels are built while Dynamo goes on; what the first call meets when they are late, wrong or another process's."""
+"""Deferred builds: Dynamo goes on meanwhile, and the first call meets slow, failed or forked builds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import altbackend
-from altbackend.compiled.deferred import Late, late
+from altbackend.compiled.deferred import DeferredBuild, build_at_first_call
 from altbackend.errors import CompilerFailed, FallbackWarning
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def blocked(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def captured(fn: Callable[..., Any], *inputs: T, **options: Any) -> Callable[..., Any]:
-    """What the backend gives to Dynamo."""
+    """Return the callable that the backend gives to Dynamo."""
     with torch.no_grad():
         return altbackend.alt(torch.fx.symbolic_trace(fn), inputs, options=options)
 
@@ -88,13 +88,13 @@ def test_times_of_all_stages_are_asked_for(blocked: tuple[dict[str, Any], Path],
 
 def test_a_build_that_fails_late(tmp_path: Path) -> None:
     x, options = torch.randn(5, 7), {"cxx": "/bin/false", "cache_dir": str(tmp_path), "cache_graphs": False}
-    wanted = torch.softmax(x, -1) * 2
+    expected = torch.softmax(x, -1) * 2
     call = captured(lambda x: (torch.softmax(x, -1) * 2,), x, **options)
     with pytest.warns(FallbackWarning, match="library calls only"):
-        torch.testing.assert_close(call(x)[0], wanted)
+        torch.testing.assert_close(call(x)[0], expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.testing.assert_close(call(x)[0], wanted)
+        torch.testing.assert_close(call(x)[0], expected)
     strict = captured(lambda x: (torch.softmax(x, -1) * 2,), x, strict=True, **options)
     for _ in range(2):
         with pytest.raises(CompilerFailed, match="Reproduce: python"):
@@ -138,7 +138,7 @@ def test_threads_that_call_at_once_bind_once() -> None:
     def failed(cause: Exception) -> Callable[[list[Any]], Any]:
         raise cause
 
-    run, results = late(Late(built, lambda: 0, bind, failed)), list[Any]()
+    run, results = build_at_first_call(DeferredBuild(built, lambda: 0, bind, failed)), list[Any]()
     threads = [threading.Thread(target=lambda k=k: results.append(run([k]))) for k in range(4)]
     for t in threads:
         t.start()
@@ -163,7 +163,7 @@ def test_what_is_ahead_is_done_before_the_wait_and_what_interrupts_it_ends_nothi
     def failed(cause: Exception) -> Callable[[list[Any]], Any]:
         raise AssertionError("nothing has failed") from cause
 
-    run = late(Late(built, lambda: 0, lambda n: lambda args: [n, *args], failed, ahead))
+    run = build_at_first_call(DeferredBuild(built, lambda: 0, lambda n: lambda args: [n, *args], failed, ahead))
     with pytest.raises(KeyboardInterrupt):
         run([5])
     assert run([5]) == [1, 5]
