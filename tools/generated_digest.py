@@ -23,6 +23,7 @@ import re
 import time
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +39,7 @@ from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
 from altbackend.config.options import Config, resolve
 from altbackend.debug.trace import Trace
+from altbackend.schedule.device import H200
 from benchmarks import subject
 from benchmarks.cases import SUITES, Case, choose
 from benchmarks.records import Request
@@ -45,7 +47,6 @@ from benchmarks.records import Request
 MODES = ("inference", "training")
 DEVICES = ("cpu", "cuda")
 GPU = torch.device("cuda", 0)
-CAPABILITY, SHARED_MEMORY = 90, 232_448  # of an H100; bytes a block may take
 LIBRARY_NAME = re.compile(r"(?:(?:torch|tl|libdevice|std|aten|prims|at|math|ctypes)(?:\.|::)\w+(?:(?:\.|::)\w+)*)")
 TOKEN = re.compile(rf"{LIBRARY_NAME.pattern}|0x[0-9a-fA-F]+|\d[\w.]*|[A-Za-z_]\w*|\"[^\"\n]*\"|'[^'\n]*'|\S|\n")
 
@@ -125,8 +126,7 @@ def _for_gpu() -> Iterator[None]:
     with (
         patch.object(pipeline, "lower_graph", lowered),
         patch.object(pipeline, "device_of", lambda gm: GPU),
-        patch.object(torch_api, "cuda_capability", lambda device: CAPABILITY),
-        patch.object(torch_api, "cuda_shared_memory", lambda device: SHARED_MEMORY),
+        patch.object(torch_api, "cuda_properties", lambda device: asdict(H200)),
         patch.object(fx_passes, "on_gpu", lambda gm: True),
     ):
         yield

@@ -22,12 +22,13 @@ from ..ir.loops import Program
 from ..runtime.cuda import Cubin
 from ..schedule import kernel
 from ..schedule.deps import Deps
-from ..schedule.device import Target
-from ..schedule.fusion.fuse import Group
+from ..schedule.device import Gpu, ScheduleContext
+from ..schedule.fusion.group import Group
 from ..schedule.loop_mapping import Refusal
 from ..schedule.products import cost
 from ..schedule.products.epilogue import Candidate, Choose
 from ..schedule.products.matmul import Tiles, fits
+from ..schedule.tiling.gpu.tiled import tile_kernel
 from . import measure, trial
 from .measure import MeasurerDied, TrialFailed
 from .measured_times import MeasuredTimes, Times
@@ -43,16 +44,20 @@ Compile = Callable[[TritonKernel], "Future[Cubin]"]
 @dataclass(frozen=True)
 class Tuner:
     """`measured`: microseconds of a trial, or TrialFailed or MeasurerDied. `default`: who chooses where nothing can be
-    measured; None keeps the library call. `machine`: what times depend on besides the code. `shared`: bytes of shared
-    memory that a program may have."""
+    measured; None keeps the library call. `machine`: what times depend on besides the code."""
 
-    target: Target
+    context: ScheduleContext
     machine: str
     compiled: Compile
     measured: Callable[[trial.Trial], float]
     store: MeasuredTimes
-    shared: int = 227 << 10
     default: Choose | None = None
+
+    @property
+    def gpu(self) -> Gpu:
+        """Return the GPU on which candidates are measured."""
+        assert isinstance(self.context.device, Gpu)
+        return self.context.device
 
     def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | Refusal:
         """Tiles of the fastest candidate, or that the library call with a separate kernel is as fast."""
@@ -82,13 +87,14 @@ class Tuner:
         if isinstance(separate, Refusal):
             return separate
         out = {LIBRARY: separate}
-        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.shared)]
+        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.gpu.shared_memory)]
         out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), Refusal)}
         return out if len(out) > 1 else Refusal("no tiles fit")
 
     def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | Refusal:
         try:
-            made = print_triton.emit(p, kernel.build(p, deps, g, self.target), self.target)
+            tiled = tile_kernel(p, kernel.build(p, deps, g, self.context.device), self.context)
+            made = print_triton.emit(p, tiled)
         except AltError as cause:
             return Refusal(str(cause))
         why = trial.refusal(made[0])
@@ -145,26 +151,26 @@ def say_once(text: str) -> None:
     _said.add(text)
 
 
-def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
+def chooser(cfg: Config, context: ScheduleContext, p: Program) -> Choose | None:
     """Who chooses for the products of a graph on a GPU, if anybody: by measuring with max_autotune, else the model."""
     if cfg.matmul_templates == "off":
         return None
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
     if cfg.max_autotune and not cfg.deterministic:
-        return tuner(cfg, target, device).choose
-    return _by_model(cfg, device)
+        return tuner(cfg, context, device).choose
+    return _by_model(cfg, context)
 
 
-def _by_model(cfg: Config, device: torch.device) -> Choose | None:
-    return cost.chooser(cfg, torch_api.cuda_shared_memory(device), torch_api.cuda_capability(device))
+def _by_model(cfg: Config, context: ScheduleContext) -> Choose | None:
+    assert isinstance(context.device, Gpu)
+    return cost.chooser(cfg, context.device)
 
 
-def tuner(cfg: Config, target: Target, device: torch.device) -> Tuner:
+def tuner(cfg: Config, context: ScheduleContext, device: torch.device) -> Tuner:
     """A tuner of the GPU `device`."""
     machine, compiled, store = means(cfg, device)
-    shared = torch_api.cuda_shared_memory(device)
     measured = measure.on_device(device.index or 0)
-    return Tuner(target, machine, compiled, measured, store, shared, _by_model(cfg, device))
+    return Tuner(context, machine, compiled, measured, store, _by_model(cfg, context))
 
 
 def means(cfg: Config, device: torch.device) -> tuple[str, Compile, MeasuredTimes]:

@@ -13,16 +13,16 @@ import torch
 
 from ..codegen.host import cuda_program
 from ..codegen.triton import print_triton
-from ..codegen.triton.print_triton import TritonKernel
-from ..codegen.triton.split_kernel import Emitted
+from ..codegen.triton.print_triton import Emitted, TritonKernel
 from ..config.options import Config
 from ..errors import AltError
 from ..ir.loops import Program
 from ..runtime.cuda import Cubin
-from ..schedule.device import Target
-from ..schedule.fusion.fuse import Decision
+from ..schedule.device import ScheduleContext
+from ..schedule.fusion.group import Decision
 from ..schedule.tiling.gpu import blocks
 from ..schedule.tiling.gpu.blocks import Blocks
+from ..schedule.tiling.gpu.tiled import tile_kernel
 from . import measure, products, trial
 from .measure import MeasurerDied, TrialFailed
 from .measured_times import MeasuredTimes, Times
@@ -54,7 +54,7 @@ class TileTuner:
     """`measured`: microseconds of a trial, or TrialFailed or MeasurerDied. `machine`: what times depend on besides the
     code. `known`: times by the key of a kernel."""
 
-    target: Target
+    context: ScheduleContext
     machine: str
     compiled: Callable[[TritonKernel], Future[Cubin]]
     measured: Callable[[trial.Trial], float]
@@ -68,12 +68,12 @@ class TileTuner:
 
     def ask(self, p: Program, e: Emitted) -> Asked:
         """Emit the variants and start compiling those that nobody has measured yet."""
-        kernel, made, buffers = e
+        tiled, made, buffers = e
         if made.symbols or _elements(p, buffers) < SMALL:
             return Asked(e)
         sizes = [str(p.buffers[b].extent) for b in buffers]
         key = "\n".join([self.machine, " ".join(sizes), _text(made)])
-        found = blocks.variants(blocks.choose(p, kernel, self.target), self.target)
+        found = blocks.variants(tiled.blocks)
         named = {f"{b.warps} warps, {b.xblock} x {b.programs}": b for b in found}
         if key in self.known:
             return Asked(e, key, named)
@@ -87,12 +87,13 @@ class TileTuner:
         seen = {_text(e[1])}
         for label, b in named.items():
             try:
-                other, buffers = print_triton.emit(p, e[0], self.target, b)
+                tiled = tile_kernel(p, e[0].kernel, self.context, b)
+                other, buffers = print_triton.emit(p, tiled)
             except AltError:
                 continue
             if _text(other) not in seen:
                 seen.add(_text(other))
-                yield label, (e[0], other, buffers)
+                yield label, (tiled, other, buffers)
 
     def _jobs(self, p: Program, e: Emitted) -> list[Future[Cubin]]:
         return [self.compiled(launch.kernel) for launch in _launches(p, e)[1]]
@@ -110,8 +111,8 @@ class TileTuner:
             decision("tiles", ", ".join(a.chosen[2]), "as the rules choose", f"not faster: {text} with {best}")
             return a.chosen
         decision("tiles", ", ".join(a.chosen[2]), best, text)
-        made, buffers = print_triton.emit(p, a.chosen[0], self.target, a.blocks[best])
-        return a.chosen[0], made, buffers
+        tiled = tile_kernel(p, a.chosen[0].kernel, self.context, a.blocks[best])
+        return (tiled, *print_triton.emit(p, tiled))
 
     def _times(self, p: Program, a: Asked) -> Times:
         """Microseconds by variant; what does not compile or run is left out."""
@@ -138,8 +139,8 @@ class TileTuner:
 
 
 def _launches(p: Program, e: Emitted) -> tuple[Program, list[cuda_program.CudaLaunch]]:
-    kernel, made, buffers = e
-    return cuda_program.launches(p, made, buffers, kernel.origins, 0)
+    tiled, made, buffers = e
+    return cuda_program.launches(p, made, buffers, tiled.kernel.origins, 0)
 
 
 def _elements(p: Program, buffers: Sequence[str]) -> int:
@@ -157,9 +158,9 @@ def _text(k: TritonKernel) -> str:
     return f"{k.source}{k.constexprs}{grid} {k.num_warps} {k.num_stages}"
 
 
-def tuner(cfg: Config, target: Target, device: torch.device) -> TileTuner | None:
+def tuner(cfg: Config, context: ScheduleContext, device: torch.device) -> TileTuner | None:
     """Who measures the kernels of a graph, if anybody: only max_autotune does."""
     if not cfg.max_autotune or cfg.deterministic:
         return None
     machine, compiled, store = products.means(cfg, device)
-    return TileTuner(target, machine, compiled, measure.on_device(device.index or 0), store)
+    return TileTuner(context, machine, compiled, measure.on_device(device.index or 0), store)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import torch
 
 from altbackend import pipeline
-from altbackend.codegen.triton import split_kernel
+from altbackend.codegen.triton import print_triton
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda
 from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
 from altbackend.config.options import resolve
 from altbackend.debug.trace import Trace
+from altbackend.schedule.device import H200
 from test.graphs import trace
 
 pytest.importorskip("triton")
@@ -36,8 +37,7 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
 
     monkeypatch.setattr(pipeline, "lower_graph", on_gpu)
     monkeypatch.setattr(pipeline, "device_of", lambda _: GPU)
-    monkeypatch.setattr(torch_api, "cuda_capability", lambda _: 90)
-    monkeypatch.setattr(torch_api, "cuda_shared_memory", lambda _: 232448)
+    monkeypatch.setattr(torch_api, "cuda_properties", lambda _: asdict(H200))
 
     def translate(fn: Callable[..., Any], *inputs: T, submit: Any = None, **options: Any) -> Code:
         (gm,) = trace(fn, *inputs)
@@ -69,13 +69,13 @@ def test_what_was_given_early_is_what_is_needed(
     translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any]
 ) -> None:
     events: list[Any] = []
-    emit = split_kernel.emit
+    emit = print_triton.emit
 
     def noted(*args: Any) -> Any:
         events.append("printed")
         return emit(*args)
 
-    monkeypatch.setattr(split_kernel, "emit", noted)
+    monkeypatch.setattr(print_triton, "emit", noted)
     code = translated(fn, torch.randn(512, 64), torch.randn(64, 64), submit=events.append)
     given = [e for e in events if isinstance(e, cuda.Job)]
     assert given == list(code.jobs)

@@ -51,7 +51,7 @@ def whole_host(fn: Callable[..., Any], *inputs: torch.Tensor) -> str:
         else:
             function, buffers = emit.emit(s.program, k)
             steps.append(cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins))
-    return cpu_program.build(s.program, s.deps, steps, CONFIG, s.constants).python
+    return cpu_program.build(s.program, s.deps, steps, CONFIG).python
 
 
 def x(*sizes: int) -> torch.Tensor:
@@ -150,10 +150,10 @@ buffer buf4: float32[4, 8] : (8, 1)
 return buf4[(4, 8) : (8, 1)]
 kernel: 4 rows
   for i0:8
-    buf1[o] = inner max(i0) arg0_1[8*o + i0]  (scalar)
+    buf1[o] = in_row max(i0) arg0_1[8*o + i0]  (scalar)
   for i0:8
     buf2[8*o + i0] = exp(sub(arg0_1[8*o + i0], buf1[o]))  (scratch)
-    buf3[o] = inner sum(i0) buf2[8*o + i0]  (scalar)
+    buf3[o] = in_row sum(i0) buf2[8*o + i0]  (scalar)
   for i0:8
     buf4[8*o + i0] = mul(truediv(buf2[8*o + i0], buf3[o]), 2.0)  (forward+global)
 """,
@@ -399,7 +399,7 @@ buffer buf2: float32[s97] : (1)
 return buf2[(s97) : (1)]
 kernel: s97 rows
   for i0:s98
-    buf1[o] = inner sum(i0) arg2_1[i0 + o*s98]  (scalar)
+    buf1[o] = in_row sum(i0) arg2_1[i0 + o*s98]  (scalar)
   for once
     buf2[o] = add(buf1[o], float32(index(s97)))  (scalar+global)
 """,

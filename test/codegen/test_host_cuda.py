@@ -25,7 +25,7 @@ def printed(s: Scheduled) -> str:
         else:
             p, more = cuda_program.launches(p, *step, (), n)
             found += more
-    return cuda_program.build(p, s.deps, found).python
+    return cuda_program.build(p, found).python
 
 
 def test_cpu_tensors_beside_a_gpus_are_computed_by_torch_and_brought_to_kernels() -> None:

@@ -109,9 +109,9 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:
     """A grid that reads and writes far outside its buffers; the next trial runs in a new process."""
-    tuner = matmul_fit.products.tuner(
-        matmul_fit.resolve(None, {"cache_dir": str(tmp_path)}), matmul_fit.target.cuda(), torch.device("cuda", 0)
-    )
+    device = torch.device("cuda", 0)
+    ctx = matmul_fit.ScheduleContext(matmul_fit.read_device(device))
+    tuner = matmul_fit.products.tuner(matmul_fit.resolve(None, {"cache_dir": str(tmp_path)}), ctx, device)
     plain = Tiles(64, 64, 64, 4, 4)  # every program reads where its number says
     case = matmul_fit.make_case((512, 512, 256), "relu", tuner, (plain,))
     kernel, buffers = case.emitted[str(plain)]

@@ -11,14 +11,15 @@ from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.loops import Program, Reduction, Scan, Scatter
 from ...ir.value import Value
+from ...schedule.device import Cpu, ScheduleContext
 from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
-from ...schedule.loop_mapping import MappedNode
+from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
 from .short_rows import with_short_rows
 
 SUM_BLOCK = 256  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
+ANY_CPU = ScheduleContext(Cpu(1))
 COLUMN_BLOCK = SUM_BLOCK // 16  # and this long where each has one lane
-STREAM = 1 << 12  # elements that do not come from the nearest cache: waiting for them hides float64 additions
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Emitter:
     symbols: set[Atom] = field(default_factory=set)
     counter: int = 0
     checks: bool = False
+    stream: int = 0
     exact: bool = False
 
     def fresh(self, prefix: str) -> str:
@@ -68,12 +70,13 @@ class Emitter:
         self.symbols.update(ex.syms_of(e))
 
 
-def emit(p: Program, k: Kernel, exact: bool = False) -> tuple[Function, tuple[str, ...]]:
-    """The AST of a kernel, and the program buffers that its parameters stand for.
+def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Function, tuple[str, ...]]:
+    """Return the AST of a kernel, and the program buffers that its parameters stand for.
 
-    `exact`: every quotient is a division, where a product with a reciprocal could err below the normal numbers.
+    Without fast math every quotient is a division, where a product with a reciprocal could err below normal numbers.
     """
-    e = Emitter(p, k, exact=exact)
+    assert isinstance(ctx.device, Cpu)
+    e = Emitter(p, k, stream=ctx.device.stream_elements, exact=not ctx.fast_math)
     for b, numel in k.scratch.items():
         _scratch(e, b, numel)
     for stage in k.stages:
@@ -268,13 +271,13 @@ def _index(e: Emitter, s: Scope, index: Index, masked: bool = False) -> tuple[In
 
 
 def _member(e: Emitter, s: Scope, q: MappedNode) -> None:
-    if q.kind == "point":
+    if q.kind is Kind.POINT:
         _point(e, s, q)
-    elif q.kind == "scan":
+    elif q.kind is Kind.SCAN:
         _scan(e, s, q)
-    elif q.kind == "scatter":
+    elif q.kind is Kind.SCATTER:
         _scatter(e, s, q)
-    elif e.kernel.flat or q.kind == "outer":
+    elif e.kernel.flat or q.kind is Kind.CROSS_ROW:
         _across_rows(e, s, q)
     else:
         _within_row(e, s, q)
@@ -310,7 +313,7 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
     value = _bind(e, s, q.value)
     depth = len(s.stage.inner)
     acc = e.fresh("r")
-    if node.op == "sum" and value.dtype == torch.float32 and (wide := _wide(s, q)):
+    if node.op == "sum" and value.dtype == torch.float32 and (wide := _float64_total(e, s, q)):
         s.before[level].append(Declare(acc, torch.float64, va.const(0.0, torch.float64)))
         if wide == "blocks":
             part = e.fresh("r")
@@ -329,12 +332,12 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
     return name(acc, value.dtype)
 
 
-def _wide(s: Scope, q: MappedNode) -> str:
-    """How a float32 sum gets a float64 total: "blocks" of vectors, "steps" for each element, "" for a short one."""
+def _float64_total(e: Emitter, s: Scope, q: MappedNode) -> str:
+    """Return after what a float32 sum is added to a float64 total: "blocks" of vectors, "steps", or "" for never."""
     length = ex.prod(v.args[1] for v in q.inner if v in q.reduced)
     if _one_lane(s.stage):
         return "" if _known_at_most(length, COLUMN_BLOCK) else "steps"
-    if isinstance(length, int) and length >= STREAM:
+    if isinstance(length, int) and length >= e.stream:
         return "steps"
     return "" if _known_at_most(length, SUM_BLOCK) else "blocks"
 
@@ -342,7 +345,7 @@ def _wide(s: Scope, q: MappedNode) -> str:
 def _one_lane(stage: Stage) -> bool:
     """Whether the stage's innermost loop runs in order, so that its sums have no lanes."""
     return any(
-        q.kind in ("scan", "scatter")
+        q.kind in (Kind.SCAN, Kind.SCATTER)
         or any(v.op == "wrap_index" for v in va.walk(q.value))
         or (bool(q.reduced) and _kept_first(q) is None and stage.inner[-1] in q.reduced)
         for q in stage.members

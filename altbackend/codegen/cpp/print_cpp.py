@@ -13,6 +13,7 @@ from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.ops import OPS
 from ...ir.value import Value
+from ..lines import Lines
 from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
 from .short_rows import SHORT
 
@@ -44,15 +45,11 @@ _COMBINE = {
 STACK_SCRATCH = 1 << 17  # bytes of scratch a kernel may take from a thread's stack
 
 
-class Lines:
-    """Indented text."""
+class _CppLines(Lines):
+    """Lines of C++ with blocks in braces."""
 
     def __init__(self) -> None:
-        self.out: list[str] = []
-        self.depth = 0
-
-    def add(self, text: str) -> None:
-        self.out.append("  " * self.depth + text)
+        super().__init__("  ")
 
     def open(self, text: str) -> None:
         self.add(text + " {")
@@ -65,7 +62,7 @@ class Lines:
 
 def function(f: Function, identifier: str, threshold: int) -> str:
     """The C++ text of one kernel."""
-    w = Lines()
+    w = _CppLines()
     params = [
         f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
         for p in f.params
@@ -107,10 +104,10 @@ def function(f: Function, identifier: str, threshold: int) -> str:
     for p in f.partials:
         _partial_close(w, p)
     w.close()
-    return "\n".join(w.out) + "\n"
+    return "\n".join(w.body) + "\n"
 
 
-def _short(w: Lines, f: Function) -> None:
+def _short(w: _CppLines, f: Function) -> None:
     (size,) = (s.var.args[1] for s in f.short if isinstance(s, Loop))
     w.open(f"if ({index(size)} < {SHORT})")
     w.add("#pragma omp simd")
@@ -121,7 +118,7 @@ def _short(w: Lines, f: Function) -> None:
     w.depth += 1
 
 
-def _digits(w: Lines, f: Function) -> None:
+def _digits(w: _CppLines, f: Function) -> None:
     """Where the variables of the rows' loops begin."""
     step: Index = 1
     for k, v in reversed(list(enumerate(f.row_counters))):
@@ -131,7 +128,7 @@ def _digits(w: Lines, f: Function) -> None:
         step = ex.mul(step, v.args[1])
 
 
-def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
+def _count(w: _CppLines, row_counters: tuple[Atom, ...]) -> None:
     for k, v in reversed(list(enumerate(row_counters))):
         if k == 0:
             w.add(f"++{v.key};")
@@ -142,7 +139,7 @@ def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
         w.close()
 
 
-def _threads(w: Lines, f: Function, threshold: int) -> None:
+def _threads(w: _CppLines, f: Function, threshold: int) -> None:
     """Threads by work; a static kernel below the threshold is decided here."""
     if f.rows == 1 and f.flat is None:
         w.add("const int threads = 1; (void)max_threads;")
@@ -154,7 +151,7 @@ def _threads(w: Lines, f: Function, threshold: int) -> None:
         w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
 
 
-def _share(w: Lines, f: Function) -> None:
+def _share(w: _CppLines, f: Function) -> None:
     split = "alt::share({n}, thread, omp_get_num_threads())"
     if f.flat is not None:
         split = "alt::share_blocks({n}, 64, thread, omp_get_num_threads())"
@@ -171,7 +168,7 @@ def _scratch_bytes(f: Function) -> int:
     return total
 
 
-def _declare_scratch(w: Lines, d: Declare, heap: bool) -> None:
+def _declare_scratch(w: _CppLines, d: Declare, heap: bool) -> None:
     assert d.numel is not None
     t = CTYPES[d.dtype]
     if heap:
@@ -180,7 +177,7 @@ def _declare_scratch(w: Lines, d: Declare, heap: bool) -> None:
         w.add(f"alignas(64) {t} {d.name}[{index(d.numel)}];")
 
 
-def _partial_open(w: Lines, p: Partial) -> None:
+def _partial_open(w: _CppLines, p: Partial) -> None:
     t = CTYPES[p.dtype]
     per_line = max(64 // p.dtype.itemsize, 1)
     w.add(f"const int64_t {p.name}_pitch = ({index(p.numel)} + {2 * per_line - 1}) / {per_line} * {per_line};")
@@ -188,7 +185,7 @@ def _partial_open(w: Lines, p: Partial) -> None:
     w.add(f"for (int64_t k = 0; k < threads * {p.name}_pitch; ++k) {p.name}_all[k] = {scalar(p.init)};")
 
 
-def _partial_close(w: Lines, p: Partial) -> None:
+def _partial_close(w: _CppLines, p: Partial) -> None:
     for v in p.kept:
         w.open(_for(v.key, "0", index(v.args[1])))
     if not p.kept:
@@ -206,12 +203,12 @@ def _for(v: str, begin: str, end: str) -> str:
     return f"for (int64_t {v} = {begin}; {v} < {end}; ++{v})"
 
 
-def _block(w: Lines, body: tuple[Stmt, ...]) -> None:
+def _block(w: _CppLines, body: tuple[Stmt, ...]) -> None:
     for s in body:
         _statement(w, s)
 
 
-def _statement(w: Lines, s: Stmt) -> None:
+def _statement(w: _CppLines, s: Stmt) -> None:
     match s:
         case Let():
             w.add(f"const {CTYPES[s.value.dtype]} {s.name} = {scalar(s.value)};")
@@ -228,7 +225,7 @@ def _statement(w: Lines, s: Stmt) -> None:
             _loop(w, s)
 
 
-def _tile(w: Lines, s: Loop) -> None:
+def _tile(w: _CppLines, s: Loop) -> None:
     """Two loops over a block: with as many iterations as a whole block has, which the compiler unrolls, or fewer."""
     limited = [s, *_limited(s.body)]
     for q in limited:
@@ -253,7 +250,7 @@ def _with_ends(s: Stmt, own: bool) -> Stmt:
     return replace(s, end=end, limit=None, body=tuple(_with_ends(q, own) for q in s.body))
 
 
-def _loop(w: Lines, s: Stmt) -> None:
+def _loop(w: _CppLines, s: Stmt) -> None:
     assert isinstance(s, Loop)
     if s.limit is not None:
         _tile(w, s)

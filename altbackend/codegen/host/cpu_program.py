@@ -78,9 +78,7 @@ class _Names:
         return self.symbols[: self.laid]
 
 
-def build(
-    p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, constants: dict[str, Any], any_strides: bool = False
-) -> Host:
+def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, any_strides: bool = False) -> Host:
     """Print the host program and the translation unit of its kernels. `any_strides`: inputs may have other strides."""
     names = _place(p, deps, steps, cfg)
     steps = [_unrestrict(s, names) for s in steps]

@@ -13,7 +13,6 @@ import torch
 
 from ...ir import expr as ex
 from ...ir.loops import Buffer, Extern, Origin, Program, View, late_symbols, reads, results_text, writes
-from ...schedule.deps import Deps
 from ..cpp.ast import Param
 from ..triton.print_triton import TritonKernel
 from .cpu_program import (
@@ -85,25 +84,25 @@ def launches(
     return p, out
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], any_strides: bool = False, checked: bool = False) -> CudaHost:
+def build(p: Program, steps: Sequence[Step], any_strides: bool = False, checked: bool = False) -> CudaHost:
     """Print the host program. `any_strides`: inputs may have other strides than were traced; `checked`: look."""
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
     found = [s for s in steps if isinstance(s, CudaLaunch)]
     names = _names(p, steps)
     written = written_inputs(p, steps)
-    anywhere = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
-    hints = tuple((s.kernel, aligned_pointers(s, anywhere)) for s in found)
-    python = _python(p, deps, steps, found, names, any_strides, checked and not any_strides)
+    unaligned = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
+    hints = tuple((s.kernel, aligned_pointers(s, unaligned)) for s in found)
+    python = _python(p, steps, found, names, any_strides, checked and not any_strides)
     return CudaHost(python, hints, len(found), len(steps) - len(found))
 
 
-def aligned_pointers(s: CudaLaunch, anywhere: Set[str]) -> tuple[int, ...]:
-    """Numbers of a launch's pointers that are multiples of 16 bytes; buffers in `anywhere` may begin anywhere."""
-    return tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)
+def aligned_pointers(s: CudaLaunch, unaligned: Set[str]) -> tuple[int, ...]:
+    """Numbers of a launch's pointers that are multiples of 16 bytes; buffers in `unaligned` may begin unaligned."""
+    return tuple(k for k, b in enumerate(s.buffers) if b not in unaligned)
 
 
-def anywhere_in(p: Program) -> set[str]:
-    """The buffers that may begin anywhere, as far as they are known before there are launches."""
+def unaligned_in(p: Program) -> set[str]:
+    """The buffers that may begin unaligned, as far as they are known before there are launches."""
     written = {b for n in p.nodes for b in writes(n) if b in p.buffers and p.buffers[b].kind == "input"}
     return written.union(o for n in p.nodes if isinstance(n, Extern) and n.aliases for o in n.outs if o)
 
@@ -149,7 +148,6 @@ def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
 
 def _python(
     p: Program,
-    deps: Deps,
     steps: Sequence[Step],
     found: list[CudaLaunch],
     names: _Names,
