@@ -12,7 +12,7 @@ import torch
 from . import fx_passes
 from .autotune import products, tiles
 from .codegen.cpp import emit
-from .codegen.host import cpu_program, cuda_program
+from .codegen.host import cpu_program, cuda_program, launch_plan
 from .codegen.triton import horizontal, print_triton
 from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
@@ -210,7 +210,7 @@ def _cpu(s: Scheduled, cfg: Config) -> Code:
         printed.library_calls,
         cpp=printed.cpp if printed.segments else "",
         bound=callables(steps, s.constants),
-        names_lines=any(isinstance(x, cpu_program.Launch) and x.function.checks for x in steps),
+        names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
     )
 
 
@@ -282,12 +282,12 @@ def _show_step(step: horizontal_fusion.Step) -> str:
     return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
 
 
-def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> cpu_program.Step:
+def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> launch_plan.Step:
     if isinstance(step, Extern):
         return step
     assert isinstance(step, kernel.Kernel)
     function, buffers = emit.emit(s.program, step, s.ctx)
-    return cpu_program.Launch(f"kernel of step {n}", function, buffers, step.origins, step.in_place)
+    return launch_plan.Launch(f"kernel of step {n}", function, buffers, step.origins, step.in_place)
 
 
 def callables(steps: Sequence[Any], constants: Constants) -> dict[str, Any]:

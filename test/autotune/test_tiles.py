@@ -20,9 +20,8 @@ from altbackend.codegen.triton.print_triton import Emitted, TritonKernel
 from altbackend.ir.loops import Extern
 from altbackend.runtime.cuda import Cubin
 from altbackend.schedule.device import H200, ScheduleContext
-from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.tiling.gpu import blocks
-from altbackend.schedule.tiling.gpu.tiled import tile_kernel, tile_steps
+from altbackend.schedule.tiling.gpu.tiled import TiledKernel, tile_kernel, tile_steps
 from test import triton_run
 from test.graphs import Scheduled, schedule, trace
 
@@ -171,4 +170,4 @@ def test_partial_results_are_buffers_of_the_trial(tmp_path: Path) -> None:
     for t in several:
         assert {b for step in t["steps"] for b in step["buffers"]} <= set(t["buffers"])
     assert RULES == "rules"
-    assert all(isinstance(e[0], Kernel) for e in es)
+    assert all(isinstance(e[0], TiledKernel) for e in es)

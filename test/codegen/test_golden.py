@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.cpp import emit, print_cpp
-from altbackend.codegen.host import cpu_program
+from altbackend.codegen.host import cpu_program, launch_plan
 from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern, show_program
 from altbackend.schedule.kernel import show_kernel
@@ -44,13 +44,13 @@ def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False)
 def whole_host(fn: Callable[..., Any], *inputs: torch.Tensor) -> str:
     (gm,) = trace(fn, *inputs)
     s = schedule(gm, CONFIG)
-    steps: list[cpu_program.Step] = []
+    steps: list[launch_plan.Step] = []
     for n, k in enumerate(s.steps):
         if isinstance(k, Extern):
             steps.append(k)
         else:
             function, buffers = emit.emit(s.program, k)
-            steps.append(cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins))
+            steps.append(launch_plan.Launch(f"kernel of step {n}", function, buffers, k.origins))
     return cpu_program.build(s.program, s.deps, steps, CONFIG).python
 
 
@@ -479,7 +479,7 @@ def layout():
 
 def bind(library, const, num_threads):
     spaces = Workspaces(layout, 2, {}, True, True)
-    spaces.constants = const  # whose addresses the workspaces hold
+    spaces.constants = const  # the workspaces hold their addresses
     segment0 = library.fn('segment0')
     op_mm_out = torch.ops.aten.mm.out
 

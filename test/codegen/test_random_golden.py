@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.cpp import emit, print_cpp
-from altbackend.codegen.host import cpu_program
+from altbackend.codegen.host import cpu_program, launch_plan
 from altbackend.config.options import resolve
 from altbackend.ir.loops import Extern
 from test import seeded, triton_run
@@ -121,7 +121,7 @@ def test_the_host_file_of_a_graph_with_dropout_runs_as_a_program(tmp_path: Path)
     (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100))
     (call, kernel), cfg = s.steps, resolve()
     function, buffers = emit.emit(s.program, kernel)
-    steps = [call, cpu_program.Launch("kernel", function, buffers, kernel.origins)]
+    steps = [call, launch_plan.Launch("kernel", function, buffers, kernel.origins)]
     file = tmp_path / "host.py"
     file.write_text(cpu_program.build(s.program, s.deps, steps, cfg).python)
     done = subprocess.run(

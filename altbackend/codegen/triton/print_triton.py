@@ -228,7 +228,7 @@ def _statement(w: _TritonLines, s: TileStmt) -> None:
             with w.indented():
                 _block(w, s.body)
         case matmul.Product() | matmul.Descriptors():
-            for line in matmul.lines(s) if isinstance(s, matmul.Product) else matmul.descriptions(s):
+            for line in matmul.lines(s) if isinstance(s, matmul.Product) else matmul.descriptor_lines(s):
                 w.add(line)
         case Comment():
             w.add(f"# {s.text}")
