@@ -24,7 +24,7 @@ class Deps:
 
 @dataclass
 class _Analysis:
-    """What the nodes so far have read, written, aliased and defined. `last_effect`: the latest node with an effect."""
+    """Reads, writes, aliases and definitions of the nodes so far. `last_effect`: the latest node with an effect."""
 
     program: Program
     writers: dict[str, list[int]] = field(default_factory=dict)

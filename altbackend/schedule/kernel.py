@@ -32,7 +32,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the values of a kernel are stored.
+    """The storage of a kernel's values.
 
     `kinds`: for each written buffer where later stages find its values. `stored`: buffers that the kernel writes to
     memory, whatever their kind. `scratch`: elements a row of each buffer in scratch.

@@ -28,7 +28,7 @@ UNKNOWN_STRIDE = 1 << 62  # sorts a loop without a constant stride as the slowes
 
 
 class Kind(enum.Enum):
-    """How the iterations of a mapped node relate to the rows of its kernel."""
+    """The relation of a mapped node's iterations to the rows of its kernel."""
 
     POINT = "point"  # every (row, inner) point is computed once
     IN_ROW = "in_row"  # a reduction that finishes within its row

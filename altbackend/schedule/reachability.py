@@ -29,18 +29,18 @@ class Reachability:
             self._users.setdefault(n, set()).add(number)
         self._raise_level(number, 1 + max((self._level.get(n, 0) for n in new), default=-1))
 
-    def join(self, early: int, late: int) -> None:
-        """Merge kernel `early` into kernel `late` and remove the number `early`."""
-        needs, users = self._needs.pop(early, set()), self._users.pop(early, set())
-        del self._level[early]
+    def join(self, gone: int, number: int) -> None:
+        """Merge kernel `gone` into kernel `number` and remove the number `gone`."""
+        needs, users = self._needs.pop(gone, set()), self._users.pop(gone, set())
+        del self._level[gone]
         self._dependents.clear()
         for n in needs:
-            self._users[n].discard(early)
+            self._users[n].discard(gone)
         for n in users:
-            self._needs[n].discard(early)
-        for n in users - {late}:
-            self.add(n, (late,))
-        self.add(late, needs)
+            self._needs[n].discard(gone)
+        for n in users - {number}:
+            self.add(n, (number,))
+        self.add(number, needs)
 
     def path(self, starts: Iterable[int], goal: int) -> int | None:
         """Return one of `starts`, other than `goal`, that depends on `goal`, or None."""

@@ -1,4 +1,4 @@
-"""How rows of mapped nodes lie in memory, and how long they are."""
+"""Lengths of the rows of mapped nodes, and their layout in memory."""
 
 from __future__ import annotations
 

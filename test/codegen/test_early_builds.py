@@ -1,4 +1,4 @@
-"""Triton kernels are given to be built while the rest of their graph is printed; long chains are printed at all."""
+"""Triton kernels compile while the rest of their graph is printed; long chains can be printed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def columns(x: T, w: T) -> tuple[T, T]:
 
 
 @pytest.mark.parametrize("fn", [layers, written, columns])
-def test_what_was_given_early_is_what_is_needed(
+def test_submitted_jobs_are_the_jobs_of_the_code(
     translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any]
 ) -> None:
     events: list[Any] = []
@@ -77,18 +77,20 @@ def test_what_was_given_early_is_what_is_needed(
 
     monkeypatch.setattr(print_triton, "emit", noted)
     code = translated(fn, torch.randn(512, 64), torch.randn(64, 64), submit=events.append)
-    given = [e for e in events if isinstance(e, cuda.Job)]
-    assert given == list(code.jobs)
+    jobs_submitted = [e for e in events if isinstance(e, cuda.Job)]
+    assert jobs_submitted == list(code.jobs)
     if fn is layers:
         last_printed = len(events) - events[::-1].index("printed")
         assert any(isinstance(e, cuda.Job) for e in events[:last_printed])
 
 
-def test_exact_kernels_are_given_early_as_they_are_needed(translated: Callable[..., Code]) -> None:
-    given: list[Any] = []
-    code = translated(columns, torch.randn(512, 64), torch.randn(64, 64), submit=given.append, numerics="eager")
-    assert given == list(code.jobs)
-    assert not any(j.contract for j in given)
+def test_jobs_of_exact_kernels_are_submitted(translated: Callable[..., Code]) -> None:
+    jobs_submitted: list[Any] = []
+    code = translated(
+        columns, torch.randn(512, 64), torch.randn(64, 64), submit=jobs_submitted.append, numerics="eager"
+    )
+    assert jobs_submitted == list(code.jobs)
+    assert not any(j.contract for j in jobs_submitted)
 
 
 def test_nothing_is_built_where_nobody_asked(translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     #pragma omp simd
     for (int64_t i0 = begin; i0 < end; ++i0) {
       const float t0 = p0[i0];
@@ -93,8 +93,8 @@ static void kernel0(const float* __restrict p0, const float* __restrict p1, floa
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
@@ -118,8 +118,8 @@ static void kernel0(const alt::bfloat16* __restrict p0, alt::bfloat16* __restric
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     #pragma omp simd
     for (int64_t i0 = begin; i0 < end; ++i0) {
       const alt::bfloat16 t0 = p0[i0];
@@ -166,8 +166,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     alignas(64) float w0[8];
     for (int64_t o = begin; o < end; ++o) {
       float r2 = -__builtin_inff();
@@ -215,8 +215,8 @@ static void kernel0(float* __restrict p0, const float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(8, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(8, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     double* const a0 = a0_all + thread * a0_pitch;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
@@ -247,8 +247,8 @@ static void kernel0(float* __restrict p0, const float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     double* const a0 = a0_all + thread * a0_pitch;
     float r3 = 0.0f;
     #pragma omp simd reduction(+: r3)
@@ -277,8 +277,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       double r1 = 0.0;
       for (int64_t i0 = 0; i0 < 8; ++i0) {
@@ -301,8 +301,8 @@ static void kernel0(const float* __restrict p0, int64_t* __restrict p1, const in
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       float r1 = -__builtin_inff();
       #pragma omp simd reduction(alt_max: r1)
@@ -341,8 +341,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
       for (int64_t i0 = 0; i0 < 10; ++i0) {
@@ -368,8 +368,8 @@ static void kernel0(const int64_t* __restrict p0, const float* __restrict p1, fl
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(3, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(3, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       const int64_t t0 = p0[o];
       const int64_t t1 = alt::wrap_index(t0, 5, error);
@@ -412,8 +412,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(s97, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(s97, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     if (s98 < 32) {
       #pragma omp simd
       for (int64_t o = begin; o < end; ++o) {

@@ -54,8 +54,8 @@ def check(fn: Callable[..., Any], inputs: list[T], tiles: Tiles = SMALL, **optio
         assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride())
         eps = max(torch.finfo(g.dtype).eps, torch.finfo(inputs[0].dtype).eps)
         size = float(e.abs().max())
-        mine, eager = float((g.double() - e).abs().max()), float((w.double() - e).abs().max())
-        assert mine <= eager + eps * size, (mine, eager, size)
+        error, eager = float((g.double() - e).abs().max()), float((w.double() - e).abs().max())
+        assert error <= eager + eps * size, (error, eager, size)
     return seen
 
 

@@ -101,8 +101,8 @@ def test_training_takes_one_kernel_each_way_and_keeps_the_mask(ctx: Any) -> None
     forward, backward = seeded.scheduled(block, x, torch.ones(8, 100), ctx=ctx)
     assert (forward.kernels, forward.calls) == (1, 1)
     assert (backward.kernels, backward.calls) == (1, 0)
-    kept = [b.dtype for b in backward.program.buffers.values() if b.kind == "input"]
-    assert kept.count(torch.bool) == 1
+    input_dtypes = [b.dtype for b in backward.program.buffers.values() if b.kind == "input"]
+    assert input_dtypes.count(torch.bool) == 1
 
 
 def test_layers_with_dropout_share_their_kernel() -> None:

@@ -1,4 +1,4 @@
-"""Which functions become cheap in kernels that mix 16-bit and float32 results."""
+"""Functions whose error a rounding hides become cheap in kernels that mix 16-bit and float32 results."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def cheap_functions(fn: Callable[..., Any], *inputs: T) -> list[str]:
     """Names of the functions that `fn`'s kernels use in their cheap form, by the rule for mixed kernels."""
     (gm,) = trace(fn, *inputs)
     s = schedule(gm, None, GPU)
-    found = []
+    functions = []
     for k in s.steps:
         if isinstance(k, Extern) or fast_math.only_low_precision(s.program, k):
             continue
         for value in fast_math.with_fast_math(s.program, k).values():
-            found += [
+            functions += [
                 v.op.removeprefix(fast_math.FAST_MATH) for v in va.walk(value) if v.op.startswith(fast_math.FAST_MATH)
             ]
-    return sorted(set(found))
+    return sorted(set(functions))
 
 
 def norm_and_statistics(x: T) -> tuple[T, T]:
@@ -91,8 +91,8 @@ def test_results_are_as_near_as_eagers() -> None:
 
     got, want, exact = triton_run.compiled(fn, ctx=GPU)(x), fn(x), fn(x.double())
     for g, w, e in zip(got, want, exact, strict=True):
-        mine, eager = float((g.double() - e).norm()), float((w.double() - e).norm())
-        assert mine <= 1.5 * eager + 1e-6 * float(e.norm())
+        error, eager = float((g.double() - e).norm()), float((w.double() - e).norm())
+        assert error <= 1.5 * eager + 1e-6 * float(e.norm())
     assert "sigmoid" in cheap_functions(fn, x)
 
 

@@ -24,8 +24,8 @@ def number(x: float) -> Value:
 
 
 def test_what_follows_a_choice_is_computed_for_both_sides() -> None:
-    chosen = va.where(HERE, number(-1.0), number(0.0))
-    product = va.cast(va.cast(va.apply("mul", chosen, ROW_NUMBER), torch.bfloat16), torch.float32)
+    selection = va.where(HERE, number(-1.0), number(0.0))
+    product = va.cast(va.cast(va.apply("mul", selection, ROW_NUMBER), torch.bfloat16), torch.float32)
     last = sink_selects(product, axes)
     assert last.op == "where"
     assert last.args[0] is HERE

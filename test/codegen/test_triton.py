@@ -46,14 +46,14 @@ def machine_code() -> Iterator[None]:
 
 def verify(fn: Callable[..., Any], inputs: list[Any], kernels: int | None, **options: Any) -> list[Any]:
     """`fn` gives what eager gives, and inputs are afterwards what they are in eager; the steps that ran."""
-    mine, theirs = twin(inputs), twin(inputs)
+    our_inputs, eager_inputs = twin(inputs), twin(inputs)
     seen: list[Any] = []
-    want = as_list(fn(*theirs))
-    got = as_list(triton_run.compiled(fn, seen=seen, **options)(*mine))
+    want = as_list(fn(*eager_inputs))
+    got = as_list(triton_run.compiled(fn, seen=seen, **options)(*our_inputs))
     low = any(isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in inputs)
     exact = as_list(fn(*wide(inputs))) if low else [None] * len(want)
     _same(got, want, exact)
-    _same(mine, theirs, [None] * len(mine))
+    _same(our_inputs, eager_inputs, [None] * len(our_inputs))
     if kernels is not None:
         sources = [s[0].source for s in seen if not isinstance(s, Extern)]
         assert len(sources) == kernels, "\n".join(sources)
@@ -173,8 +173,8 @@ LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "logsumexp": (lambda x: torch.logsumexp(x * 3, -1), lambda: [r(5, 70)], 1),
     "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 1),
     "cross entropy": (F.cross_entropy, lambda: [r(30, 150), ints(0, 150, 30)], 2),
-    "kept logits": (lambda x: (y := x[:, :145] * 2, torch.logsumexp(y, -1)), lambda: [r(30, 152)], 1),
-    "kept differences": (lambda x: (y := x - x.amax(-1, keepdim=True), y.exp().sum(-1)), lambda: [r(30, 150)], 1),
+    "stored logits": (lambda x: (y := x[:, :145] * 2, torch.logsumexp(y, -1)), lambda: [r(30, 152)], 1),
+    "stored differences": (lambda x: (y := x - x.amax(-1, keepdim=True), y.exp().sum(-1)), lambda: [r(30, 150)], 1),
     "rising and falling rows": (
         lambda x: torch.logsumexp(x, -1),
         lambda: [torch.stack([torch.arange(100.0), -torch.arange(100.0), torch.full((100,), 1e4)])],

@@ -1,4 +1,4 @@
-"""How many kernels known blocks become, and a reason for every pair that stays apart."""
+"""Common blocks become the expected number of kernels; every pair that is not fused has a reason."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ ALL = {name: (fn, make) for name, (fn, make, _, _) in FORWARD.items()}
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_every_pair_that_shares_data_is_fused_or_has_a_reason(name: str) -> None:
-    """Where a kernel reads what another wrote, or both read the same, somebody said why they are two."""
+    """Every pair of kernels that share a buffer has a recorded refusal."""
     fn, make = ALL[name]
     (gm,) = trace(fn, *make())
     s = schedule(gm)
     stated = {subject: reason for kind, subject, verdict, reason in s.decisions if verdict == "not fused"}
     assert all(reason for reason in stated.values())
-    home = {k: g.number for g in s.groups for k in g.members}
+    group_of = {k: g.number for g in s.groups for k in g.members}
     first = {g.number: min(g.members) for g in s.groups}
     for k, node in enumerate(s.program.nodes):
-        if isinstance(node, Extern) or first[home[k]] != k:
+        if isinstance(node, Extern) or first[group_of[k]] != k:
             continue  # it joined a kernel
         for d in s.deps.before[k]:
             writer = s.program.nodes[d]
             if not isinstance(writer, Extern) and set(reads(node)) & {writer.out}:
-                opened = s.program.nodes[first[home[d]]]
+                opened = s.program.nodes[first[group_of[d]]]
                 subject = f"{node.out} with kernel of {opened.out}"  # type: ignore[union-attr]
                 assert subject in stated, f"{subject} has no reason"
 
@@ -193,7 +193,7 @@ def test_the_program_is_left_as_it_was() -> None:
 
 
 def test_on_a_gpu_the_gradient_of_computed_labels_is_computed_again() -> None:
-    """What a row decides (the label, whether it is ignored) does not count as work of its elements."""
+    """Work on numbers of a row (the label, whether it is ignored) does not count as work of its elements."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x.float(), torch.arange(B) % 20)

@@ -1,4 +1,4 @@
-"""Which kernels share a launch, and that the order of everything else is kept."""
+"""Kernels that are alike share a launch, and the order of all other steps stays valid."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]], list[int]]] 
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_results_and_bundles(name: str) -> None:
+def test_results_and_launches(name: str) -> None:
     fn, make, sizes = CASES[name]
     inputs = make()
-    mine, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    our_inputs, eager_inputs = [x.clone() for x in inputs], [x.clone() for x in inputs]
     seen: list[Any] = []
-    got, want = as_list(triton_run.compiled(fn, seen=seen)(*mine)), as_list(fn(*theirs))
-    for a, b in zip([*got, *mine], [*want, *theirs], strict=True):
+    got, want = as_list(triton_run.compiled(fn, seen=seen)(*our_inputs)), as_list(fn(*eager_inputs))
+    for a, b in zip([*got, *our_inputs], [*want, *eager_inputs], strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
     (gm,) = trace(fn, *make())
     s = schedule(gm, ctx=GPU)

@@ -138,8 +138,8 @@ def test_rechain_and_merge_keep_every_access(sizes: list[int], split: int, trans
 
 
 def _factors(n: int) -> list[int]:
-    found = [p for p in (2, 3, 5) for _ in range(3) if n % p == 0 and n > 1]
-    return [*found[:1], n // found[0]] if found else [n]
+    factors = [p for p in (2, 3, 5) for _ in range(3) if n % p == 0 and n > 1]
+    return [*factors[:1], n // factors[0]] if factors else [n]
 
 
 def test_transposed_loops_do_not_merge() -> None:

@@ -157,8 +157,8 @@ def _share(w: _CppLines, f: Function) -> None:
     split = "alt::share({n}, thread, omp_get_num_threads())"
     if f.flat is not None:
         split = "alt::share_blocks({n}, 64, thread, omp_get_num_threads())"
-    w.add(f"const alt::Share mine = {split.format(n=index(f.rows))};")
-    w.add("const int64_t begin = mine.begin, end = mine.end;")
+    w.add(f"const alt::Share range = {split.format(n=index(f.rows))};")
+    w.add("const int64_t begin = range.begin, end = range.end;")
 
 
 def _scratch_bytes(f: Function) -> int:

@@ -78,9 +78,9 @@ def _prologue(w: HostLines, p: Program, locations: Locations, any_strides: bool,
     bind_numbers(w, p)
     w.add(f"ws = spaces.take({', '.join(locations.layout)})")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
-    late = late_symbols(p)
+    unbacked = late_symbols(p)
     for k, s in enumerate(locations.symbols):
-        if k >= locations.layout_symbols and s not in late:
+        if k >= locations.layout_symbols and s not in unbacked:
             w.add(f"S[{k}] = {s}")
     w.add("threads = num_threads()")
     for b in p.inputs:

@@ -202,9 +202,9 @@ def _prologue(w: HostLines, planned: _Plan, any_strides: bool, checked: bool) ->
     bind_numbers(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
-    late = late_symbols(p)
+    unbacked = late_symbols(p)
     for k, s in enumerate(locations.symbols):
-        if s not in late:
+        if s not in unbacked:
             w.add(f"S[{k}] = {s}")
     for b in (b for b in p.inputs if b in locations.slots):
         if p.buffers[b].device.type == "cpu":

@@ -139,12 +139,12 @@ def _call_views(p: Program, s: Extern) -> list[View]:
 
 def _sized_in_call(p: Program, steps: Sequence[Step]) -> set[str]:
     """Return temporaries that cannot be in the arena: a call decides their size, and the arena exists before it."""
-    late = late_symbols(p)
-    if not late:
+    unbacked = late_symbols(p)
+    if not unbacked:
         return set()
 
     def depends(*xs: Index) -> bool:
-        return any(a.key in late for x in xs for a in ex.syms_of(x))
+        return any(a.key in unbacked for x in xs for a in ex.syms_of(x))
 
     sized = {b for b, buffer in p.buffers.items() if buffer.kind == "temp" and depends(buffer.extent)}
     viewed = [v for s in steps if isinstance(s, Extern) for v in views(s)]

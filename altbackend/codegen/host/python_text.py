@@ -84,10 +84,10 @@ def bind_sizes(w: HostLines, p: Program, any_strides: bool, checked: bool = Fals
 
 def bind_numbers(w: HostLines, p: Program) -> list[str]:
     """Print each number of the program whose operands are defined by now, once; return their names."""
-    late = late_symbols(p) if p.numbers else frozenset()
+    unbacked = late_symbols(p) if p.numbers else frozenset()
     new = []
     for n in p.numbers:  # a number may need an earlier one
-        if n.name not in w.defined and not names_in(n.text) & late - w.defined:
+        if n.name not in w.defined and not names_in(n.text) & unbacked - w.defined:
             w.add(f"{n.name} = {n.text}")
             w.defined.add(n.name)
             new.append(n.name)

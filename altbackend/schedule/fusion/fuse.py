@@ -158,7 +158,7 @@ def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> G
 
 
 def merge(fusion: Fusion, groups: Sequence[Group], reachability: Reachability) -> list[Group]:
-    """Join kernels with kernels that they read from, where a node between them brought the two together too late.
+    """Join kernels with kernels that they read from, where a node between them prevented it at first.
 
     On a GPU a kernel less is a launch and a pass over memory less.
     """

@@ -66,12 +66,12 @@ class _Rows:
 
     @cached_property
     def columns(self) -> bool:
-        """Whether memory is contiguous from row to row."""
+        """Return whether memory is contiguous from row to row."""
         return rows_are_neighbours(self.members)
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether programs total over rows."""
+        """Return whether programs total over rows."""
         return any(q.kind is Kind.CROSS_ROW for q in self.members)
 
     def is_wide(self, xblock: int) -> bool:
