@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,9 +13,9 @@ import torch
 from . import fx_passes
 from .autotune import products, tiles
 from .codegen.cpp import emit
-from .codegen.host import cpu_program, cuda_program
-from .codegen.triton import horizontal as print_bundle
-from .codegen.triton import split_kernel
+from .codegen.host import cpu_program, cuda_program, launch_plan
+from .codegen.triton import horizontal, print_triton
+from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
 from .compiled import replay, subgraphs
@@ -35,11 +35,12 @@ from .runtime import multi_device
 from .runtime.boxed import Args, BoxedCall, Values, boxed
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
-from .schedule import device as targets
 from .schedule import horizontal_fusion, kernel, split
 from .schedule.deps import Deps
+from .schedule.device import Gpu, ScheduleContext, read_device
 from .schedule.fusion import fuse
 from .schedule.products import epilogue
+from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, tile_steps
 
 Constants = dict[str, Any]
 
@@ -189,22 +190,23 @@ def translate(
             program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("subgraph"))
         )
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
-    target = targets.cuda(fast=cfg.numerics != "eager") if cuda else targets.cpu(cfg.threads or torch.get_num_threads())
+    ctx = ScheduleContext(read_device(device, cfg.threads), fast_math=cfg.numerics != "eager")
     with trace.stage("schedule"):
-        whole = fuse.totals_over_rows(program, cfg, target)
-        program = check(split.split_reductions(program, target, whole), cfg)
-        edges = dependencies.analyse(program)
-        groups = fuse.fuse(program, edges, cfg, target, trace.decision)
-        if cuda and (choose := products.chooser(cfg, target, program)) is not None:
-            groups = epilogue.attach(program, edges, groups, trace.decision, choose)
-        kernels: Args = [g.extern or kernel.build(program, edges, g, target) for g in groups]
+        unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
+        program = check(split.split_reductions(program, ctx.device, unsplit), cfg)
+        deps = dependencies.analyse(program)
+        groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)
+        if cuda and (choose := products.chooser(cfg, ctx, program)) is not None:
+            groups = epilogue.attach(program, deps, groups, trace.decision, choose)
+        kernels = [g.extern or kernel.build(program, deps, g, ctx.device) for g in groups]
+        steps: list[horizontal_fusion.Step] = [*kernels]
         if cuda and cfg.fuse:
-            kernels = horizontal_fusion.bundled(program, kernels, trace.decision)
-    trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, kernels)), "ir_post_fusion")
+            steps = horizontal_fusion.fuse_horizontally(program, kernels, trace.decision)
+    trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, steps)), "ir_post_fusion")
     with trace.stage("codegen"):
-        loose = job.kind == "subgraph" or job.any_strides
-        parts = (program, edges, kernels, target, constants, device, cfg, trace, loose)
-        code = _cuda(*parts, submit) if cuda else _cpu(*parts)
+        any_strides = job.kind == "subgraph" or job.any_strides
+        scheduled = Scheduled(program, deps, steps, constants, device, ctx, any_strides)
+        code = _cuda(scheduled, cfg, trace, submit) if cuda else _cpu(scheduled, cfg)
     code = replace(subgraphs.attach(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, main_inputs=tuple(range(len(program.inputs))))
@@ -222,96 +224,92 @@ def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
     )
 
 
-def _cpu(
-    p: Program,
-    edges: Deps,
-    kernels: Values,
-    target: targets.Target,
-    constants: Constants,
-    device: torch.device,
-    cfg: Config,
-    trace: Trace,
-    any_strides: bool,
-) -> Code:
-    """OpenMP C++: one library and one host program per graph."""
-    steps = [_step(p, k, n, cfg.numerics == "eager") for n, k in enumerate(kernels)]
-    printed = cpu_program.build(p, edges, steps, cfg, constants, any_strides)
+@dataclass(frozen=True)
+class Scheduled:
+    """A scheduled program: kernels and library calls in order, for one device.
+
+    `any_strides`: inputs may have other strides than were traced.
+    """
+
+    program: Program
+    deps: Deps
+    steps: Sequence[horizontal_fusion.Step]
+    constants: Constants
+    device: torch.device
+    ctx: ScheduleContext
+    any_strides: bool
+
+
+def _cpu(s: Scheduled, cfg: Config) -> Code:
+    """Print one C++ library and one host program."""
+    steps = [_step(s, step, n) for n, step in enumerate(s.steps)]
+    printed = cpu_program.build(s.program, s.deps, steps, cfg, s.any_strides)
     return Code(
-        device,
+        s.device,
         printed.python,
         printed.kernels,
         printed.library_calls,
         cpp=printed.cpp if printed.segments else "",
-        constants=callables(steps, constants),
-        names_lines=any(isinstance(s, cpu_program.Launch) and s.function.checks for s in steps),
+        constants=callables(steps, s.constants),
+        names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
     )
 
 
-def _cuda(
-    p: Program,
-    edges: Deps,
-    kernels: Values,
-    target: targets.Target,
-    constants: Constants,
-    device: torch.device,
-    cfg: Config,
-    trace: Trace,
-    any_strides: bool,
-    submit: Callable[[compile_cuda.Job], object] | None,
-) -> Code:
-    """Triton: a kernel per launch, and one host program."""
-    recording = replay.facts(p)
-    capability = torch_api.cuda_capability(device)
-    tuner = tiles.tile_tuner(cfg, target, device)
-    anywhere = cuda_program.anywhere_in(p)
-    contract = cfg.numerics != "eager"
+def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None) -> Code:
+    """Print a Triton kernel for each launch, and one host program."""
+    assert isinstance(s.ctx.device, Gpu)
+    p, capability, contract = s.program, s.ctx.device.capability, s.ctx.fast_math
+    unaligned = cuda_program.unaligned_in(p)
     steps: list[cuda_program.Step] = []
-    for k, emitted in _emitted(p, edges, kernels, target, tuner, trace):
-        known = len(steps)
-        if isinstance(k, Extern):
-            steps.append(k)
-        elif isinstance(k, horizontal_fusion.Bundle):
-            together, names = print_bundle.emit(k, target)
-            steps.append(cuda_program.CudaLaunch(together, together.params, names, k.kernel.origins))
-        for part, made, buffers in emitted:
-            p, found = cuda_program.launches(p, made, buffers, part.origins, len(steps))
-            steps += found
-        for s in steps[known:]:
-            if submit is not None and isinstance(s, cuda_program.CudaLaunch):
-                submit(compile_cuda.job_of(s.kernel, cuda_program.aligned_pointers(s, anywhere), capability, contract))
-    printed = cuda_program.build(p, edges, steps, any_strides, cfg.size_asserts)
+    for step, emitted in _emitted(s, cfg, trace):
+        first = len(steps)
+        if isinstance(step, Extern):
+            steps.append(step)
+        elif isinstance(emitted, TiledHorizontal):
+            together, names = horizontal.emit(emitted)
+            steps.append(cuda_program.CudaLaunch(together, together.params, names, emitted.launch.kernel.origins))
+        else:
+            for tiled, printed_kernel, buffers in emitted:
+                origins = tiled.kernel.origins
+                p, launches = cuda_program.launches(p, printed_kernel, buffers, origins, len(steps))
+                steps += launches
+        for x in steps[first:]:
+            if submit is not None and isinstance(x, cuda_program.CudaLaunch):
+                aligned = cuda_program.aligned_pointers(x, unaligned)
+                submit(compile_cuda.job_of(x.kernel, aligned, capability, contract))
+    printed = cuda_program.build(p, steps, s.any_strides, cfg.size_asserts)
     return Code(
-        device,
+        s.device,
         printed.python,
         printed.kernels,
         printed.library_calls,
         jobs=tuple(compile_cuda.job_of(k, hints, capability, contract) for k, hints in printed.launches),
-        constants=callables(steps, constants),
-        names_lines=any(isinstance(s, cuda_program.CudaLaunch) and bool(s.kernel.checks) for s in steps),
-        recording=recording,
+        constants=callables(steps, s.constants),
+        names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
+        recording=replay.facts(s.program),
     )
 
 
 def _emitted(
-    p: Program,
-    edges: Deps,
-    kernels: Values,
-    target: targets.Target,
-    tuner: tiles.TileTuner | None,
-    trace: Trace,
-) -> Iterator[tuple[Any, list[split_kernel.Emitted]]]:
-    """Every step with its Triton kernels, one by one: none for a library call or a bundle, else one or several."""
-    parts = (
-        []
-        if isinstance(k, (Extern, horizontal_fusion.Bundle))
-        else split_kernel.emit(p, edges, k, target, trace.decision)
-        for k in kernels
-    )
+    s: Scheduled, cfg: Config, trace: Trace
+) -> Iterable[tuple[horizontal_fusion.Step, list[Emitted] | TiledHorizontal]]:
+    """Give every step with its Triton kernels, one by one: none for a library call, several for a split kernel."""
+    tiled = tile_steps(s.program, s.deps, s.steps, s.ctx, trace.decision)
+    tuner = tiles.tile_tuner(cfg, s.ctx, s.device)
+    printed = ((step, _printed(s.program, kernels)) for step, kernels in tiled)
     if tuner is None:
-        return zip(kernels, parts, strict=True)
-    held = list(parts)
-    best = iter(tuner.tuned(p, [e for es in held for e in es], trace.decision))
-    return zip(kernels, [[next(best) for _ in es] for es in held], strict=True)
+        return printed
+    entries = list(printed)
+    kernels = [e for _, emitted in entries if not isinstance(emitted, TiledHorizontal) for e in emitted]
+    best = iter(tuner.tuned(s.program, kernels, trace.decision))
+    return [
+        (step, emitted if isinstance(emitted, TiledHorizontal) else [next(best) for _ in emitted])
+        for step, emitted in entries
+    ]
+
+
+def _printed(p: Program, kernels: list[TiledKernel] | TiledHorizontal) -> list[Emitted] | TiledHorizontal:
+    return kernels if isinstance(kernels, TiledHorizontal) else [(k, *print_triton.emit(p, k)) for k in kernels]
 
 
 def check(p: Program, cfg: Config) -> Program:
@@ -319,17 +317,18 @@ def check(p: Program, cfg: Config) -> Program:
     return verify(p) if cfg.verify_ir else p
 
 
-def _show_step(k: Any) -> str:
-    if isinstance(k, horizontal_fusion.Bundle):
-        return horizontal_fusion.show(k)
-    return f"library call: {k.target}\n" if isinstance(k, Extern) else kernel.show_kernel(k)
+def _show_step(step: horizontal_fusion.Step) -> str:
+    if isinstance(step, horizontal_fusion.HorizontalKernel):
+        return horizontal_fusion.show(step)
+    return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
 
 
-def _step(p: Program, k: Any, n: int, exact: bool) -> cpu_program.Step:
-    if isinstance(k, Extern):
-        return k
-    function, buffers = emit.emit(p, k, exact)
-    return cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins, k.in_place)
+def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> launch_plan.Step:
+    if isinstance(step, Extern):
+        return step
+    assert isinstance(step, kernel.Kernel)
+    function, buffers = emit.emit(s.program, step, s.ctx)
+    return launch_plan.Launch(f"kernel of step {n}", function, buffers, step.origins, step.in_place)
 
 
 def callables(steps: Values, constants: Constants) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from altbackend.ir.loops import Program
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.device import cuda
+from altbackend.schedule.device import H200, ScheduleContext, read_device
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.loop_mapping import Refusal
 from altbackend.schedule.products import cost, epilogue
@@ -84,7 +84,7 @@ def make_case(
     gm.graph.eliminate_dead_code()
     program, _ = lower_graph(gm, resolve())
     deps = dependencies.analyse(program)
-    groups = fuse.fuse(program, deps, resolve(), tuner.target, lambda *a: None)
+    groups = fuse.fuse(program, deps, resolve(), tuner.gpu, lambda *a: None)
     found: list[Candidate] = []
 
     def keep(p: Program, d: Deps, c: Candidate) -> Refusal:
@@ -122,12 +122,12 @@ def show(row: dict[str, Any]) -> str:
     return f"{shape:18} {row['epilogue']:9} call {us['call']:7.1f}  apart {us[products.LIBRARY]:7.1f}  {best}"
 
 
-def fit(rate: Rate, rows: Sequence[tuple[Shape, float]]) -> Rate:
+def fit(rate: Rate, rows: Sequence[tuple[Shape, float]], sms: int = H200.sms) -> Rate:
     """`rate` with the constants that have the least relative error on (shape, microseconds)."""
     terms, ones = [], []
     for (m, n, k), us in rows:
         tiles = -(-m // rate.rows) * -(-n // rate.columns)
-        waves = cost.waves(tiles)
+        waves = cost.waves(tiles, sms)
         terms.append([1 / us, waves / us, waves * k / us])
         ones.append([1.0])
     found = torch.linalg.lstsq(torch.tensor(terms, dtype=torch.float64), torch.tensor(ones, dtype=torch.float64))
@@ -135,23 +135,23 @@ def fit(rate: Rate, rows: Sequence[tuple[Shape, float]]) -> Rate:
     return Rate(rate.rows, rate.columns, round(start, 2), round(per_wave, 3), round(per_term, 5))
 
 
-def fitted(measured: Sequence[dict[str, Any]]) -> list[str]:
+def fitted(measured: Sequence[dict[str, Any]], sms: int = H200.sms) -> list[str]:
     """Lines for matmul_cost, from the cases with the cheapest epilogue; and the median cost of an epilogue's work."""
     plain = [row for row in measured if row["epilogue"] == "relu"]
     if len(plain) < 4:
         return ["too few cases to fit constants to"]
-    lines = [f"LIBRARY = {fit(LIBRARY, [(row['shape'], row['us']['call']) for row in plain])}"]
+    lines = [f"LIBRARY = {fit(LIBRARY, [(row['shape'], row['us']['call']) for row in plain], sms)}"]
     for t in SEARCH:
         rows = [(row["shape"], row["us"][str(t)]) for row in plain if str(t) in row["us"]]
         if len(rows) > 3:
-            lines.append(f"    {t!r}: {fit(TEMPLATES.get(t, Rate(t.rows, t.columns, 0, 0, 0)), rows)},")
+            lines.append(f"    {t!r}: {fit(TEMPLATES.get(t, Rate(t.rows, t.columns, 0, 0, 0)), rows, sms)},")
     cheap = {tuple(row["shape"]): row for row in plain}
     costs = []
     for row in measured:
         base = cheap.get(tuple(row["shape"]))
         if base is None or row["epilogue"] != "gelu":
             continue
-        waves = row["shape"][0] * row["shape"][1] / (cost.MULTIPROCESSORS * 128 * 128)
+        waves = row["shape"][0] * row["shape"][1] / (sms * 128 * 128)
         both = [n for n in row["us"] if n in base["us"] and n not in ("call", products.LIBRARY)]
         more = min(row["us"][n] for n in both) - min(base["us"][n] for n in both)
         costs.append(more / (waves * (row["flops"] - base["flops"])))
@@ -183,7 +183,8 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.monotonic()
     shapes = [tuple(map(int, re.split("x", s))) for s in args.shapes] or list(SHAPES)
-    tuner = products.product_tuner(resolve(), cuda(), torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device())
+    tuner = products.product_tuner(resolve(), ScheduleContext(read_device(device)), device)
     cases = [
         make_case(s, name, tuner, SEARCH if args.all_tiles or name == "relu" else tuple(TEMPLATES))  # type: ignore[arg-type]
         for name in EPILOGUES
@@ -202,7 +203,7 @@ def main() -> None:
             continue
         done.append(case)
         print(show(measured[-1]), flush=True)
-    print(*verdicts(cost.Model(tuner.shared), done, measured), *fitted(measured), sep="\n")
+    print(*verdicts(cost.Model(tuner.gpu), done, measured), *fitted(measured, tuner.gpu.sms), sep="\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": tuner.machine, "rows": measured}, indent=1))
 

@@ -28,7 +28,7 @@ from altbackend.ir.loops import Extern, Program, View, reads, writes
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps, device, split
 from altbackend.schedule.fusion import fuse
-from altbackend.schedule.fusion.fuse import Group
+from altbackend.schedule.fusion.group import Group
 from benchmarks import subject
 from benchmarks.cases import SUITES, choose
 from benchmarks.cases.case import Case, Preset
@@ -159,7 +159,7 @@ def _bytes_of(n: Node) -> int:
 def _schedule(gm: GraphModule, cfg: Config) -> tuple[Program, list[Group]]:
     gm = fx_passes.finish(fx_passes.post_grad(gm, cfg, Trace("half", cfg)), cfg)
     p, _ = lower_graph(gm, cfg, on_gpu=True)
-    machine = device.cuda()
+    machine = device.H200
     p = split.split_reductions(p, machine, fuse.totals_over_rows(p, cfg, machine))
     return p, fuse.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)
 

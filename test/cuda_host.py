@@ -78,7 +78,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         else:
             p, more = cuda_program.launches(p, step[0], step[1], (), n)
             found += more
-    printed = cuda_program.build(p, s.deps, found)
+    printed = cuda_program.build(p, found)
     memory, flags = Memory(), []
 
     def flag(lines: Sequence[str]) -> Flag:

@@ -23,9 +23,9 @@ from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
 from altbackend.schedule import kernel, split
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.device import Target, cpu
+from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
-from altbackend.schedule.fusion.fuse import Group
+from altbackend.schedule.fusion.group import Group
 from altbackend.schedule.products import epilogue
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -113,20 +113,20 @@ class Scheduled:
 def schedule(
     gm: torch.fx.GraphModule,
     cfg: Config | None = None,
-    target: Target | None = None,
+    ctx: ScheduleContext | None = None,
     choose: epilogue.Choose | None = None,
 ) -> Scheduled:
     """The middle of the pipeline: lower, verify, fuse, place. `choose`: tiles for matrix products with epilogues."""
-    cfg, target = cfg or resolve(), target or cpu(2)
+    cfg, device = cfg or resolve(), ctx.device if ctx is not None else Cpu(2)
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
-    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), target.registers)
+    program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), isinstance(device, Gpu))
     verify(program)
-    if target.kind == "cuda":
-        program = verify(split.split_reductions(program, target, fuse.totals_over_rows(program, cfg, target)))
+    if isinstance(device, Gpu):
+        program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
     deps = dependencies.analyse(program)
-    groups = fuse.fuse(program, deps, cfg, target, lambda *a: decisions.append(a))
+    groups = fuse.fuse(program, deps, cfg, device, lambda *a: decisions.append(a))
     if choose is not None:
         groups = epilogue.attach(program, deps, groups, lambda *a: decisions.append(a), choose)
-    steps = [g.extern or kernel.build(program, deps, g, target) for g in groups]
+    steps = [g.extern or kernel.build(program, deps, g, device) for g in groups]
     return Scheduled(program, deps, groups, steps, decisions, constants)

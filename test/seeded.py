@@ -11,11 +11,11 @@ from altbackend import fx_passes
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.ir import interp
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.graphs import Scheduled, backend, schedule, trace
 
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 
 
 def prepared(gm: torch.fx.GraphModule, trace_: Trace) -> torch.fx.GraphModule:
@@ -30,10 +30,10 @@ def decisions(fn: Callable[..., Any], *inputs: Any) -> dict[str, tuple[str, str]
     return {d.subject: (d.verdict, d.reason) for d in seen.decisions if d.kind == "random"}
 
 
-def scheduled(fn: Callable[..., Any], *inputs: Any, chosen: device.Target | None = None) -> list[Scheduled]:
+def scheduled(fn: Callable[..., Any], *inputs: Any, ctx: ScheduleContext | None = None) -> list[Scheduled]:
     """The graphs of a function, of its backward too if inputs need it."""
     seen = Trace("random", resolve())
-    return [schedule(prepared(gm, seen), seen.cfg, chosen) for gm in trace(fn, *inputs)]
+    return [schedule(prepared(gm, seen), seen.cfg, ctx) for gm in trace(fn, *inputs)]
 
 
 def interpreted(

@@ -15,8 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend.codegen.triton import horizontal as print_bundle
-from altbackend.codegen.triton import split_kernel
+from altbackend.codegen.triton import horizontal, print_triton
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.config.options import Config
 from altbackend.config.resolve import resolve
@@ -25,12 +24,15 @@ from altbackend.ir.loops import Extern, Program
 from altbackend.ir.ops import FLOAT8
 from altbackend.lowering.subgraphs import called
 from altbackend.runtime.control_flow import unboxed
-from altbackend.schedule import device, horizontal_fusion
+from altbackend.schedule import horizontal_fusion
+from altbackend.schedule.device import H200, ScheduleContext
+from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.products import epilogue
+from altbackend.schedule.tiling.gpu.tiled import TiledHorizontal, tile_kernel, tile_steps
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
-TARGET = device.cuda()
+TARGET = ScheduleContext(H200)
 Step = Any  # an Extern, or (TritonKernel, names of its buffers)
 
 
@@ -71,17 +73,27 @@ def compile_errors() -> list[str]:
     return [f"sm_{c}: {e}\n{source}" for (source, c), f in done.items() if (e := f.exception()) is not None]
 
 
-def steps_of(s: Scheduled, chosen: device.Target = TARGET) -> list[Step]:
+def steps_of(s: Scheduled, ctx: ScheduleContext = TARGET) -> list[Step]:
+    """Return the library calls and printed kernels of a scheduled graph."""
     steps: list[Step] = []
-    for k in horizontal_fusion.bundled(s.program, s.steps, lambda *a: s.decisions.append(a)):
-        if isinstance(k, Extern):
-            steps.append(k)
-        elif isinstance(k, horizontal_fusion.Bundle):
-            steps.append(print_bundle.emit(k, chosen))
+
+    def decide(*decision: str) -> None:
+        s.decisions.append(decision)  # type: ignore[arg-type]
+
+    launches = horizontal_fusion.fuse_horizontally(s.program, s.steps, decide)
+    for step, kernels in tile_steps(s.program, s.deps, launches, ctx, decide):
+        if isinstance(step, Extern):
+            steps.append(step)
+        elif isinstance(kernels, TiledHorizontal):
+            steps.append(horizontal.emit(kernels))
         else:
-            emitted = split_kernel.emit(s.program, s.deps, k, chosen, lambda *a: s.decisions.append(a))
-            steps += [(made, buffers) for _, made, buffers in emitted]
+            steps += [print_triton.emit(s.program, k) for k in kernels]
     return steps
+
+
+def emit(p: Program, k: Kernel, ctx: ScheduleContext = TARGET) -> tuple[TritonKernel, tuple[str, ...]]:
+    """Return the Triton kernel of a scheduled kernel and the buffers of its parameters."""
+    return print_triton.emit(p, tile_kernel(p, k, ctx))
 
 
 def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dict[str, Any]) -> list[Any]:
@@ -147,17 +159,17 @@ def compiled(
     cfg: Config | None = None,
     capabilities: Sequence[int] = (90,),
     seen: list[Step] | None = None,
-    chosen: device.Target = TARGET,
+    ctx: ScheduleContext = TARGET,
     choose: epilogue.Choose | None = None,
     host: bool = False,
 ) -> Callable[..., Any]:
     """`fn` through the Triton path. `seen` collects the steps of its graphs. `host`: the printed host program runs."""
 
     def lower(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-        s = schedule(gm, cfg or resolve(), chosen, choose)
+        s = schedule(gm, cfg or resolve(), ctx, choose)
         for name, inner in called(s.program, s.constants).items():
             s.constants[name] = unboxed(lower(inner))
-        steps = steps_of(s, chosen)
+        steps = steps_of(s, ctx)
         if seen is not None:
             seen.extend(steps)
         for step in steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 from unittest.mock import patch
 
@@ -23,9 +24,9 @@ from altbackend.compiled.load import Job
 from altbackend.config.options import Config
 from altbackend.debug.trace import Trace
 from altbackend.lowering.graph import lower_graph
+from altbackend.schedule.device import H200
 
 GPU = torch.device("cuda", 0)
-CAPABILITY, SHARED_MEMORY = 90, 232_448  # of an H100; bytes a block may take
 
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -99,8 +100,7 @@ def _for_gpu() -> Iterator[None]:
     with (
         patch.object(pipeline, "lower_graph", lowered),
         patch.object(pipeline, "device_of", lambda gm: GPU),
-        patch.object(torch_api, "cuda_capability", lambda device: CAPABILITY),
-        patch.object(torch_api, "cuda_shared_memory", lambda device: SHARED_MEMORY),
+        patch.object(torch_api, "cuda_properties", lambda device: asdict(H200)),
         patch.object(fx_passes, "on_gpu", lambda gm: True),
     ):
         yield

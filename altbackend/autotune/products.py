@@ -10,18 +10,18 @@ import torch
 
 from ..codegen.triton import print_triton
 from ..codegen.triton.print_triton import TritonKernel
-from ..compat import torch_api
 from ..config.options import Config
 from ..errors import AltError
 from ..ir.loops import Program
 from ..schedule import kernel
 from ..schedule.deps import Deps
-from ..schedule.device import Target
-from ..schedule.fusion.fuse import Group
+from ..schedule.device import Gpu, ScheduleContext
+from ..schedule.fusion.group import Group
 from ..schedule.loop_mapping import Refusal
 from ..schedule.products import cost
 from ..schedule.products.epilogue import Candidate, Choose
 from ..schedule.products.matmul import Tiles, fits
+from ..schedule.tiling.gpu.tiled import tile_kernel
 from . import trial, tuner
 from .measure import MeasurerDied
 from .measured_times import Times
@@ -37,12 +37,16 @@ Emitted = tuple[TritonKernel, tuple[str, ...]]
 class ProductTuner(Tuner):
     """Chooses between the library and fused kernels.
 
-    `shared`: bytes of shared memory that a program may have. `default` chooses where nothing can be measured; without
-    it, the library call stays.
+    `default` chooses where nothing can be measured; without it, the library call stays.
     """
 
-    shared: int = 227 << 10
     default: Choose | None = None
+
+    @property
+    def gpu(self) -> Gpu:
+        """Return the GPU on which candidates are measured."""
+        assert isinstance(self.context.device, Gpu)
+        return self.context.device
 
     def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | Refusal:
         """Return the tile sizes of the fastest fused kernel, or a refusal if the library call is as fast."""
@@ -69,13 +73,14 @@ class ProductTuner(Tuner):
         if isinstance(separate, Refusal):
             return separate
         out = {LIBRARY: separate}
-        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.shared)]
+        fitting = [t for t in search if fits(p, deps.writers, c.matmul, t, self.gpu.shared_memory)]
         out |= {str(t): k for t in fitting if not isinstance(k := self._emit(p, deps, c.with_tiles(t)), Refusal)}
         return out if len(out) > 1 else Refusal("no tiles fit")
 
     def _emit(self, p: Program, deps: Deps, g: Group) -> Emitted | Refusal:
         try:
-            emitted = print_triton.emit(p, kernel.build(p, deps, g, self.target), self.target)
+            tiled = tile_kernel(p, kernel.build(p, deps, g, self.context.device), self.context)
+            emitted = print_triton.emit(p, tiled)
         except AltError as cause:
             return Refusal(str(cause))
         reason = trial.refusal(emitted[0])
@@ -117,7 +122,7 @@ class ProductTuner(Tuner):
         return Refusal(f"not measured: {reason}") if self.default is None else self.default(p, deps, c)
 
 
-def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
+def chooser(cfg: Config, context: ScheduleContext, p: Program) -> Choose | None:
     """Return the function that chooses for the products of a graph on a GPU, or None if products stay library calls.
 
     It measures with max_autotune, and asks the cost model otherwise.
@@ -126,15 +131,15 @@ def chooser(cfg: Config, target: Target, p: Program) -> Choose | None:
         return None
     device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
     if cfg.max_autotune and not cfg.deterministic:
-        return product_tuner(cfg, target, device).choose
-    return _by_model(cfg, device)
+        return product_tuner(cfg, context, device).choose
+    return _by_model(cfg, context)
 
 
-def _by_model(cfg: Config, device: torch.device) -> Choose | None:
-    return cost.chooser(cfg, torch_api.cuda_shared_memory(device), torch_api.cuda_capability(device))
+def _by_model(cfg: Config, context: ScheduleContext) -> Choose | None:
+    assert isinstance(context.device, Gpu)
+    return cost.chooser(cfg, context.device)
 
 
-def product_tuner(cfg: Config, target: Target, device: torch.device) -> ProductTuner:
+def product_tuner(cfg: Config, context: ScheduleContext, device: torch.device) -> ProductTuner:
     """Return the tuner of products on the GPU `device`."""
-    shared = torch_api.cuda_shared_memory(device)
-    return ProductTuner(*tuner.means_of(cfg, target, device), shared, _by_model(cfg, device))
+    return ProductTuner(*tuner.means_of(cfg, context, device), _by_model(cfg, context))

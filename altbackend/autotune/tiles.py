@@ -12,17 +12,17 @@ import torch
 
 from ..codegen.host import cuda_program
 from ..codegen.triton import print_triton
-from ..codegen.triton.print_triton import TritonKernel
-from ..codegen.triton.split_kernel import Emitted
+from ..codegen.triton.print_triton import Emitted, TritonKernel
 from ..config.options import Config
 from ..debug.trace import DecisionKind
 from ..errors import AltError
 from ..ir.loops import Program
 from ..runtime.cuda import Cubin
-from ..schedule.device import Target
-from ..schedule.fusion.fuse import Decision
+from ..schedule.device import ScheduleContext
+from ..schedule.fusion.group import Decision
 from ..schedule.tiling.gpu import blocks
 from ..schedule.tiling.gpu.blocks import Blocks
+from ..schedule.tiling.gpu.tiled import tile_kernel
 from . import tuner
 from .measure import MeasurerDied
 from .measured_times import Times
@@ -62,12 +62,12 @@ class TileTuner(Tuner):
 
     def search(self, p: Program, e: Emitted) -> Search:
         """Print the variants, and start compiling those without stored times."""
-        kernel, printed, buffers = e
+        tiled, printed, buffers = e
         if printed.symbols or _elements(p, buffers) < SMALL:
             return Search(e)
         sizes = [str(p.buffers[b].extent) for b in buffers]
         key = "\n".join([self.machine, " ".join(sizes), _text(printed)])
-        choices = blocks.variants(blocks.choose(p, kernel, self.target), self.target)
+        choices = blocks.variants(tiled.blocks)
         named = {f"{b.warps} warps, {b.xblock} x {b.programs}": b for b in choices}
         if key in self.times_of:
             return Search(e, key, named)
@@ -81,12 +81,13 @@ class TileTuner(Tuner):
         seen = {_text(e[1])}
         for label, b in named.items():
             try:
-                other, buffers = print_triton.emit(p, e[0], self.target, b)
+                tiled = tile_kernel(p, e[0].kernel, self.context, b)
+                other, buffers = print_triton.emit(p, tiled)
             except AltError:
                 continue
             if _text(other) not in seen:
                 seen.add(_text(other))
-                yield label, (e[0], other, buffers)
+                yield label, (tiled, other, buffers)
 
     def _jobs(self, p: Program, e: Emitted) -> list[Future[Cubin]]:
         return [self.compiled(launch.kernel) for launch in _launches(p, e)[1]]
@@ -99,16 +100,12 @@ class TileTuner(Tuner):
             return s.default
         subject = ", ".join(s.default[2])
         if not comparison.is_faster:
-            decision(
-                DecisionKind.TILES,
-                subject,
-                "as the rules choose",
-                f"not faster: {comparison.text} with {comparison.best}",
-            )
+            reason = f"not faster: {comparison.text} with {comparison.best}"
+            decision(DecisionKind.TILES, subject, "as the rules choose", reason)
             return s.default
         decision(DecisionKind.TILES, subject, comparison.best, comparison.text)
-        printed, buffers = print_triton.emit(p, s.default[0], self.target, s.blocks[comparison.best])
-        return s.default[0], printed, buffers
+        tiled = tile_kernel(p, s.default[0].kernel, self.context, s.blocks[comparison.best])
+        return (tiled, *print_triton.emit(p, tiled))
 
     def _measured(self, p: Program, s: Search) -> Times:
         try:
@@ -125,8 +122,8 @@ class TileTuner(Tuner):
 
 
 def _launches(p: Program, e: Emitted) -> tuple[Program, list[cuda_program.CudaLaunch]]:
-    kernel, printed, buffers = e
-    return cuda_program.launches(p, printed, buffers, kernel.origins, 0)
+    tiled, printed, buffers = e
+    return cuda_program.launches(p, printed, buffers, tiled.kernel.origins, 0)
 
 
 def _elements(p: Program, buffers: Sequence[str]) -> int:
@@ -144,8 +141,8 @@ def _text(k: TritonKernel) -> str:
     return f"{k.source}{k.constexprs}{grid} {k.num_warps} {k.num_stages}"
 
 
-def tile_tuner(cfg: Config, target: Target, device: torch.device) -> TileTuner | None:
+def tile_tuner(cfg: Config, context: ScheduleContext, device: torch.device) -> TileTuner | None:
     """Return the tuner of the kernels of a graph; None unless max_autotune is set."""
     if not cfg.max_autotune or cfg.deterministic:
         return None
-    return TileTuner(*tuner.means_of(cfg, target, device))
+    return TileTuner(*tuner.means_of(cfg, context, device))

@@ -18,7 +18,7 @@ from ..disk_cache.storage import open_store
 from ..errors import AltError
 from ..ir.loops import Extern, Program
 from ..runtime.cuda import Cubin
-from ..schedule.device import Target
+from ..schedule.device import ScheduleContext
 from . import measure, trial
 from .measure import TrialFailed
 from .measured_times import MeasuredTimes, Times
@@ -39,7 +39,7 @@ class Tuner:
     returns the microseconds of a trial, or raises TrialFailed or MeasurerDied.
     """
 
-    target: Target
+    context: ScheduleContext
     machine: str
     compiled: Compile
     measured: Callable[[trial.Trial], float]
@@ -102,10 +102,10 @@ def warn_once(text: str) -> None:
     _warned.add(text)
 
 
-Means = tuple[Target, str, Compile, Callable[[trial.Trial], float], MeasuredTimes]
+Means = tuple[ScheduleContext, str, Compile, Callable[[trial.Trial], float], MeasuredTimes]
 
 
-def means_of(cfg: Config, target: Target, device: torch.device) -> Means:
+def means_of(cfg: Config, context: ScheduleContext, device: torch.device) -> Means:
     """Return the fields of a `Tuner` for the GPU `device`."""
     capability = torch_api.cuda_capability(device)
 
@@ -115,4 +115,4 @@ def means_of(cfg: Config, target: Target, device: torch.device) -> Means:
     versions = (torch_api.cuda_name(device), torch.__version__, compile_cuda.triton_version(), __version__)
     store = open_store(cfg)
     times = MeasuredTimes(store.folder / "autotune", read_only=tuple(f / "autotune" for f in store.read_only))
-    return target, " ".join(versions), compiled, measure.on_device(device.index or 0), times
+    return context, " ".join(versions), compiled, measure.on_device(device.index or 0), times

@@ -133,10 +133,36 @@ def allows_tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def cuda_shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that one program may have."""
+def cuda_properties(device: torch.device) -> dict[str, int]:
+    """Return the numbers of a GPU on which schedules depend, by the names of `schedule.device.Gpu`.
+
+    `registers` and `threads_per_sm` count for one multiprocessor; `shared_memory` and `l2` are bytes.
+    """
     properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 99 << 10))  # the least since compute capability 8.0
+    return {
+        "sms": properties.multi_processor_count,
+        "registers": getattr(properties, "regs_per_multiprocessor", 65536),
+        "threads_per_sm": properties.max_threads_per_multi_processor,
+        # the least since compute capability 8.0
+        "shared_memory": int(getattr(properties, "shared_memory_per_block_optin", 99 << 10)),
+        "l2": getattr(properties, "L2_cache_size", 40 << 20),
+        "capability": cuda_capability(device),
+    }
+
+
+def cpu_properties() -> dict[str, int]:
+    """Return the numbers of the CPU on which schedules depend, by the names of `schedule.device.Cpu`.
+
+    `vector_lanes`: float32 numbers in one vector. `l1`, `l2`: bytes of one core's data caches; torch before 2.13 may
+    not report them, and typical sizes stand in.
+    """
+    lanes = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    return {
+        "vector_lanes": lanes,
+        "l1": int(capabilities.get("l1d_cache_size", 0)) or 32 << 10,
+        "l2": int(capabilities.get("l2_cache_size", 0)) or 1 << 20,
+    }
 
 
 def cuda_name(device: torch.device) -> str:

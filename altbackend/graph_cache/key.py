@@ -246,13 +246,11 @@ def settings() -> dict[str, str]:
         "float32 products": torch.get_float32_matmul_precision(),
         "default dtype": str(torch.get_default_dtype()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "CPU": str(torch_api.cpu_properties()),
     }
 
 
 def gpu(device: torch.device) -> dict[str, str]:
-    """Return the properties of a GPU that its code depends on."""
-    return {
-        "name": torch_api.cuda_name(device),
-        "capability": str(torch_api.cuda_capability(device)),
-        "shared memory": str(torch_api.cuda_shared_memory(device)),
-    }
+    """Return the facts about a GPU on which its code depends: its name and every number that the schedule reads."""
+    numbers = torch_api.cuda_properties(device)
+    return {"name": torch_api.cuda_name(device)} | {name: str(number) for name, number in numbers.items()}

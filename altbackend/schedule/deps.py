@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..ir.loops import Extern, Pointwise, Program, View, reads, symbols_of, writes
+from ..ir.loops import Extern, Node, Pointwise, Program, View, reads, symbols_of, writes
 from ..runtime.checks import require
 
 
 @dataclass(frozen=True)
 class Deps:
-    """Per node number: numbers of the nodes that must run earlier; per buffer: writers and readers."""
+    """Dependencies of a program.
+
+    `before`: for each node the numbers of the nodes that must run earlier. `writers`, `readers`: for each buffer the
+    numbers of the nodes that write or read it. `escaping`: buffers that live longer than the program runs.
+    """
 
     before: tuple[frozenset[int], ...]
     writers: dict[str, tuple[int, ...]]
@@ -18,59 +22,78 @@ class Deps:
     escaping: frozenset[str]
 
 
-def analyse(p: Program) -> Deps:
-    """Read-after-write, write-after-read and write-after-write edges.
+@dataclass
+class _Analysis:
+    """Reads, writes, aliases and definitions of the nodes so far. `last_effect`: the latest node with an effect."""
 
-    Several writers of one temporary fill disjoint regions (a concatenation), so they are not ordered among
+    program: Program
+    writers: dict[str, list[int]] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    definer: dict[str, int] = field(default_factory=dict)
+    last_effect: int = -1
+
+    def add(self, k: int, node: Node) -> frozenset[int]:
+        """Enter node number `k` and return the numbers of the nodes that must run before it."""
+        edges = self._definers(node)
+        for name in reads(node):
+            for buffer in (name, *self.aliases.get(name, ())):
+                edges.update(self.writers.get(buffer, ()))
+                self.readers.setdefault(buffer, []).append(k)
+        for name in writes(node):
+            disjoint = isinstance(node, Pointwise) and self.program.buffers[name].kind == "temp"
+            if not disjoint:
+                edges.update(self.writers.get(name, ()))
+            edges.update(self.readers.get(name, ()))
+            if self.last_effect >= 0 and self.program.buffers[name].kind == "input":
+                edges.add(self.last_effect)  # it may be a check that raises
+            self.writers.setdefault(name, []).append(k)
+        if isinstance(node, Extern):
+            edges |= self._add_call(k, node)
+        return frozenset(edges - {k})
+
+    def _definers(self, node: Node) -> set[int]:
+        """Return the calls that define the symbols of `node`."""
+        if not self.definer:
+            return set()
+        return {self.definer[s] for s in symbols_of(self.program, node) if s in self.definer}
+
+    def _add_call(self, k: int, node: Extern) -> set[int]:
+        self.definer.update(dict.fromkeys(node.defines, k))
+        if node.target is require:  # later nodes rely on the check
+            checked = (s for s in symbols_of(self.program, node) if s in self.definer)
+            self.definer.update(dict.fromkeys(checked, k))
+        for out in node.outs:
+            if out and node.aliases:
+                origins = (b for a in node.aliases for b in (a, *self.aliases.get(a, ())))
+                self.aliases[out] = tuple(dict.fromkeys(origins))
+        if not has_effect(node):
+            return set()
+        edges = {self.last_effect} if self.last_effect >= 0 else set()
+        self.last_effect = k
+        return edges
+
+
+def analyse(p: Program) -> Deps:
+    """Return the read-after-write, write-after-read and write-after-write dependencies of a program.
+
+    Several writers of one temporary fill disjoint regions (a concatenation), so that they need no order among
     themselves. A library call that aliases a buffer extends every read of its result to the aliased buffer.
     """
-    writers: dict[str, list[int]] = {}
-    readers: dict[str, list[int]] = {}
-    before: list[frozenset[int]] = []
-    alias: dict[str, tuple[str, ...]] = {}
-    defined: dict[str, int] = {}
-    last_effect = -1
-    for k, node in enumerate(p.nodes):
-        edges = {defined[s] for s in symbols_of(p, node) if s in defined} if defined else set()
-        read = [r for name in reads(node) for r in (name, *alias.get(name, ()))]
-        for name in read:
-            edges.update(writers.get(name, ()))
-            readers.setdefault(name, []).append(k)
-        for name in writes(node):
-            disjoint = isinstance(node, Pointwise) and p.buffers[name].kind == "temp"
-            if not disjoint:
-                edges.update(writers.get(name, ()))
-            edges.update(readers.get(name, ()))
-            if last_effect >= 0 and p.buffers[name].kind == "input":
-                edges.add(last_effect)  # it may be a check that raises
-            writers.setdefault(name, []).append(k)
-        if isinstance(node, Extern):
-            defined.update(dict.fromkeys(node.defines, k))
-            if node.target is require:  # what comes later counts on it
-                defined.update(dict.fromkeys((s for s in symbols_of(p, node) if s in defined), k))
-            for out in node.outs:
-                if out and node.aliases:
-                    alias[out] = tuple(dict.fromkeys(b for a in node.aliases for b in (a, *alias.get(a, ()))))
-            if has_effect(node):
-                if last_effect >= 0:
-                    edges.add(last_effect)
-                last_effect = k
-        before.append(frozenset(edges - {k}))
+    analysis = _Analysis(p)
+    before = tuple([analysis.add(k, node) for k, node in enumerate(p.nodes)])
     escaping = {o.buffer for o in p.outputs if isinstance(o, View)}
     escaping |= {b.name for b in p.buffers.values() if b.kind != "temp"}
     for b in list(escaping):
-        escaping.update(alias.get(b, ()))
-    return Deps(
-        tuple(before),
-        {k: tuple(v) for k, v in writers.items()},
-        {k: tuple(v) for k, v in readers.items()},
-        frozenset(escaping),
-    )
+        escaping.update(analysis.aliases.get(b, ()))
+    writers = {name: tuple(numbers) for name, numbers in analysis.writers.items()}
+    readers = {name: tuple(numbers) for name, numbers in analysis.readers.items()}
+    return Deps(before, writers, readers, frozenset(escaping))
 
 
 def has_effect(node: Extern) -> bool:
-    """Calls whose order matters beyond their buffers: random numbers, in-place and unknown operators."""
-    import_safe = getattr(node.target, "tags", None)
-    if import_safe is None or node.mutates or not any(node.outs):
+    """Return whether the call's order matters beyond its buffers: random numbers, in-place and unknown operators."""
+    tags = getattr(node.target, "tags", None)
+    if tags is None or node.mutates or not any(node.outs):
         return True
-    return "nondeterministic_seeded" in str(import_safe)
+    return "nondeterministic_seeded" in str(tags)

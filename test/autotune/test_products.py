@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,17 @@ from altbackend.errors import CompilerFailed
 from altbackend.ir.loops import Extern, Program
 from altbackend.runtime.cuda import Cubin
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.device import cuda
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.loop_mapping import Refusal
 from altbackend.schedule.products import cost
 from altbackend.schedule.products.epilogue import Candidate
 from altbackend.schedule.products.matmul import Tiles
 from test.graphs import schedule, trace
 
-GPU = cuda()
+GPU = ScheduleContext(H200)
 SEARCH = cost.SEARCH
 FAST = SEARCH[2]
-ALWAYS = cost.Model(227 << 10, always=True).choose
+ALWAYS = cost.Model(H200, always=True).choose
 Chosen = tuple[Tiles, str] | Refusal
 
 
@@ -86,7 +87,7 @@ def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: A
         "machine": "a GPU",
         **changes,
     }
-    return ProductTuner(target=GPU, measured=measured, **fields)
+    return ProductTuner(context=GPU, measured=measured, **fields)
 
 
 def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -> None:
@@ -296,25 +297,26 @@ def test_the_library_call_that_is_timed_is_the_graphs(fn: Callable[..., Any], sh
 def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_api, "cuda_capability", lambda device: 90)
     monkeypatch.setattr(torch_api, "cuda_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch_api, "cuda_shared_memory", lambda device: 99 << 10)
+    gpu = ScheduleContext(replace(H200, shared_memory=99 << 10))
     (gm,) = trace(lambda x: x * 2, torch.empty(4))
     p = schedule(gm, None, GPU).program
     b = next(iter(p.buffers.values()))
     on_gpu = Program({"x": type(b)("x", b.dtype, b.sizes, b.strides, torch.device("cuda", 0))}, (), (), ())
-    choose = products.chooser(resolve(None, {"cache_dir": str(tmp_path), **options}), GPU, on_gpu)
+    choose = products.chooser(resolve(None, {"cache_dir": str(tmp_path), **options}), gpu, on_gpu)
     measures = isinstance(getattr(choose, "__self__", None), ProductTuner)
     assert kind == (None if choose is None else "measures" if measures else "model")
     if measures:
         tuned = choose.__self__  # type: ignore[union-attr]
-        assert tuned.shared == 99 << 10
+        assert tuned.gpu.shared_memory == 99 << 10
         assert tuned.store.folder == tmp_path / "autotune"
         assert tuned.machine.startswith(f"a GPU {torch.__version__} {compile_cuda.triton_version()}")
 
 
 def test_without_measuring_templates_are_for_the_kind_of_gpu_that_was_measured() -> None:
-    assert cost.chooser(resolve(), 227 << 10, cost.CAPABILITY) is not None
-    assert cost.chooser(resolve(), 163 << 10, 80) is None
-    assert cost.chooser(resolve(None, {"matmul_templates": "on"}), 163 << 10, 80) is not None
+    other = replace(H200, shared_memory=163 << 10, capability=80)
+    assert cost.chooser(resolve(), H200) is not None
+    assert cost.chooser(resolve(), other) is None
+    assert cost.chooser(resolve(None, {"matmul_templates": "on"}), other) is not None
 
 
 def test_both_modes_measure() -> None:

@@ -15,18 +15,17 @@ from altbackend.autotune import trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.autotune.tiles import RULES, TileTuner
-from altbackend.codegen.triton import print_triton, split_kernel
-from altbackend.codegen.triton.print_triton import TritonKernel
-from altbackend.codegen.triton.split_kernel import Emitted
+from altbackend.codegen.triton import print_triton
+from altbackend.codegen.triton.print_triton import Emitted, TritonKernel
 from altbackend.ir.loops import Extern
 from altbackend.runtime.cuda import Cubin
-from altbackend.schedule import device
-from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.tiling.gpu import blocks
+from altbackend.schedule.tiling.gpu.tiled import TiledKernel, tile_kernel, tile_steps
 from test import triton_run
 from test.graphs import Scheduled, schedule, trace
 
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 T = torch.Tensor
 
 
@@ -46,10 +45,10 @@ def weights(x: T) -> tuple[T, T]:
 CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "flat": (lambda x: F.gelu(x) + 1, (40, 300)),
     "rows": (norm, (37, 200)),
-    "slices": (weights, (130, 64)),
+    "persistent": (weights, (130, 64)),
     "flat slices": (lambda x: x.exp().sum(), (300, 70)),
     "columns": (lambda x: x.cumsum(0).sum(0), (50, 40)),
-    "crossed": (lambda x: x.t().contiguous() * 2, (96, 100)),
+    "transpose": (lambda x: x.t().contiguous() * 2, (96, 100)),
 }
 
 
@@ -59,8 +58,9 @@ def scheduled(fn: Callable[..., Any], *inputs: T) -> Scheduled:
 
 
 def emitted(s: Scheduled) -> list[Emitted]:
-    plain = [k for k in s.steps if not isinstance(k, Extern)]
-    return [e for k in plain for e in split_kernel.emit(s.program, s.deps, k, GPU, lambda *a: None)]
+    kernels = [k for k in s.steps if not isinstance(k, Extern)]
+    steps = tile_steps(s.program, s.deps, kernels, GPU, lambda *a: None)
+    return [(k, *print_triton.emit(s.program, k)) for _, tiled in steps if isinstance(tiled, list) for k in tiled]
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -71,10 +71,10 @@ def test_every_variant_is_right(name: str) -> None:
     s = scheduled(fn, x)
     want = fn(x)
     count = 0
-    for at, (kernel, *_) in enumerate(first := emitted(s)):
-        for b in blocks.variants(blocks.choose(s.program, kernel, GPU), GPU):
-            steps: list[Any] = [(printed, buffers) for _, printed, buffers in first]
-            steps[at] = print_triton.emit(s.program, kernel, GPU, b)
+    for position, (tiled, *_) in enumerate(first := emitted(s)):
+        for b in blocks.variants(tiled.blocks):
+            steps: list[Any] = [(kernel, buffers) for _, kernel, buffers in first]
+            steps[position] = print_triton.emit(s.program, tile_kernel(s.program, tiled.kernel, GPU, b))
             got = triton_run.run(s.program, steps, [x], s.constants)
             torch.testing.assert_close(tuple(got), want if isinstance(want, tuple) else (want,))
             count += 1
@@ -170,4 +170,4 @@ def test_partial_results_are_buffers_of_the_trial(tmp_path: Path) -> None:
     for t in several:
         assert {b for step in t["steps"] for b in step["buffers"]} <= set(t["buffers"])
     assert RULES == "rules"
-    assert all(isinstance(e[0], Kernel) for e in es)
+    assert all(isinstance(e[0], TiledKernel) for e in es)

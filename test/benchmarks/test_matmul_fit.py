@@ -12,7 +12,7 @@ from altbackend.autotune.measure import TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.runtime.cuda import Cubin
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.products import cost
 from altbackend.schedule.products.cost import TEMPLATES, Rate
 from benchmarks import matmul_fit
@@ -30,13 +30,13 @@ def tuner(tmp_path: Path, library: float, separate: float) -> products.Tuner:
     def measured(t: trial.Trial) -> float:
         return 50.0 if "operator" not in t["steps"][0] else library if len(t["steps"]) == 1 else library + separate
 
-    return products.Tuner(device.cuda(), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
+    return products.Tuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
 
 
 @pytest.mark.parametrize("rate", [Rate(128, 256, 11.0, 4.6, 0.008), Rate(64, 64, 5.5, 0.7, 0.0031)])
 def test_constants_are_found_again(rate: Rate) -> None:
     def us(m: int, n: int, k: int) -> float:
-        waves = cost.waves(-(-m // rate.rows) * -(-n // rate.columns))
+        waves = cost.waves(-(-m // rate.rows) * -(-n // rate.columns), H200.sms)
         return rate.start + waves * (rate.per_wave + rate.per_term * k)
 
     found = matmul_fit.fit(rate, [(s, us(*s)) for s in matmul_fit.SHAPES])
@@ -53,7 +53,7 @@ def test_a_case_is_one_product_with_its_reader(name: str, tmp_path: Path) -> Non
     assert row["us"]["call"] == 70
     assert row["us"][products.LIBRARY] == 90
     assert {row["us"][str(t)] for t in TEMPLATES} == {50}
-    (line,) = matmul_fit.verdicts(cost.Model(227 << 10), [case], [row])
+    (line,) = matmul_fit.verdicts(cost.Model(H200), [case], [row])
     assert line.endswith("1.80 x")
     assert "apart    90.0" in matmul_fit.show(row)
 
@@ -64,7 +64,7 @@ def test_a_case_without_a_separate_time_is_a_failure(tmp_path: Path) -> None:
             raise TrialFailed("out of memory")
         return 1.0
 
-    given = products.Tuner(device.cuda(), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
+    given = products.Tuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
     case = matmul_fit.make_case((512, 768, 256), "relu", given, tuple(TEMPLATES))
     with pytest.raises(TrialFailed):
         matmul_fit.run_case(case, given)

@@ -1,22 +1,23 @@
-"""Triton kernels are given to be built while the rest of their graph is printed; long chains are printed at all."""
+"""Triton kernels compile while the rest of their graph is printed; long chains can be printed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import torch
 
 from altbackend import pipeline
-from altbackend.codegen.triton import split_kernel
+from altbackend.codegen.triton import print_triton
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda
 from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
+from altbackend.schedule.device import H200
 from test.graphs import trace
 
 pytest.importorskip("triton")
@@ -36,8 +37,7 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
 
     monkeypatch.setattr(pipeline, "lower_graph", on_gpu)
     monkeypatch.setattr(pipeline, "device_of", lambda _: GPU)
-    monkeypatch.setattr(torch_api, "cuda_capability", lambda _: 90)
-    monkeypatch.setattr(torch_api, "cuda_shared_memory", lambda _: 232448)
+    monkeypatch.setattr(torch_api, "cuda_properties", lambda _: asdict(H200))
 
     def translate(fn: Callable[..., Any], *inputs: T, submit: Any = None, **options: Any) -> Code:
         (gm,) = trace(fn, *inputs)
@@ -65,30 +65,32 @@ def columns(x: T, w: T) -> tuple[T, T]:
 
 
 @pytest.mark.parametrize("fn", [layers, written, columns])
-def test_what_was_given_early_is_what_is_needed(
+def test_submitted_jobs_are_the_jobs_of_the_code(
     translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any]
 ) -> None:
     events: list[Any] = []
-    emit = split_kernel.emit
+    emit = print_triton.emit
 
     def noted(*args: Any) -> Any:
         events.append("printed")
         return emit(*args)
 
-    monkeypatch.setattr(split_kernel, "emit", noted)
+    monkeypatch.setattr(print_triton, "emit", noted)
     code = translated(fn, torch.randn(512, 64), torch.randn(64, 64), submit=events.append)
-    given = [e for e in events if isinstance(e, cuda.Job)]
-    assert given == list(code.jobs)
+    jobs_submitted = [e for e in events if isinstance(e, cuda.Job)]
+    assert jobs_submitted == list(code.jobs)
     if fn is layers:
         last_printed = len(events) - events[::-1].index("printed")
         assert any(isinstance(e, cuda.Job) for e in events[:last_printed])
 
 
-def test_exact_kernels_are_given_early_as_they_are_needed(translated: Callable[..., Code]) -> None:
-    given: list[Any] = []
-    code = translated(columns, torch.randn(512, 64), torch.randn(64, 64), submit=given.append, numerics="eager")
-    assert given == list(code.jobs)
-    assert not any(j.contract for j in given)
+def test_jobs_of_exact_kernels_are_submitted(translated: Callable[..., Code]) -> None:
+    jobs_submitted: list[Any] = []
+    code = translated(
+        columns, torch.randn(512, 64), torch.randn(64, 64), submit=jobs_submitted.append, numerics="eager"
+    )
+    assert jobs_submitted == list(code.jobs)
+    assert not any(j.contract for j in jobs_submitted)
 
 
 def test_nothing_is_built_where_nobody_asked(translated: Callable[..., Code], monkeypatch: pytest.MonkeyPatch) -> None:

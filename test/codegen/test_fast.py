@@ -29,8 +29,8 @@ def operands(name: str) -> list[torch.Tensor]:
 
 
 def source(name: str) -> str:
-    held = [f"tl.load(in{k} + i)" for k in range(OPS[name].arity)]
-    body = f"    tl.store(out + i, {(OPS[name].triton_fast or '').format(*held)})"
+    loads = [f"tl.load(in{k} + i)" for k in range(OPS[name].arity)]
+    body = f"    tl.store(out + i, {(OPS[name].triton_fast or '').format(*loads)})"
     arguments = ", ".join(f"in{k}" for k in range(OPS[name].arity))
     head = f"@triton.jit\ndef kernel({arguments}, out, BLOCK: tl.constexpr):\n    i = tl.arange(0, BLOCK)\n"
     return "\n\n\n".join([print_triton._HEADER, *print_triton._helpers(body), head + body]) + "\n"

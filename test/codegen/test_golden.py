@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.cpp import emit, print_cpp
-from altbackend.codegen.host import cpu_program
+from altbackend.codegen.host import cpu_program, launch_plan
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, show_program
 from altbackend.schedule.kernel import show_kernel
@@ -44,14 +44,14 @@ def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False)
 def whole_host(fn: Callable[..., Any], *inputs: torch.Tensor) -> str:
     (gm,) = trace(fn, *inputs)
     s = schedule(gm, CONFIG)
-    steps: list[cpu_program.Step] = []
+    steps: list[launch_plan.Step] = []
     for n, k in enumerate(s.steps):
         if isinstance(k, Extern):
             steps.append(k)
         else:
             function, buffers = emit.emit(s.program, k)
-            steps.append(cpu_program.Launch(f"kernel of step {n}", function, buffers, k.origins))
-    return cpu_program.build(s.program, s.deps, steps, CONFIG, s.constants).python
+            steps.append(launch_plan.Launch(f"kernel of step {n}", function, buffers, k.origins))
+    return cpu_program.build(s.program, s.deps, steps, CONFIG).python
 
 
 def x(*sizes: int) -> torch.Tensor:
@@ -70,8 +70,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     #pragma omp simd
     for (int64_t i0 = begin; i0 < end; ++i0) {
       const float t0 = p0[i0];
@@ -93,8 +93,8 @@ static void kernel0(const float* __restrict p0, const float* __restrict p1, floa
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
@@ -118,8 +118,8 @@ static void kernel0(const alt::bfloat16* __restrict p0, alt::bfloat16* __restric
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     #pragma omp simd
     for (int64_t i0 = begin; i0 < end; ++i0) {
       const alt::bfloat16 t0 = p0[i0];
@@ -150,10 +150,10 @@ buffer buf4: float32[4, 8] : (8, 1)
 return buf4[(4, 8) : (8, 1)]
 kernel: 4 rows
   for i0:8
-    buf1[o] = inner max(i0) arg0_1[8*o + i0]  (scalar)
+    buf1[o] = in_row max(i0) arg0_1[8*o + i0]  (scalar)
   for i0:8
     buf2[8*o + i0] = exp(sub(arg0_1[8*o + i0], buf1[o]))  (scratch)
-    buf3[o] = inner sum(i0) buf2[8*o + i0]  (scalar)
+    buf3[o] = in_row sum(i0) buf2[8*o + i0]  (scalar)
   for i0:8
     buf4[8*o + i0] = mul(truediv(buf2[8*o + i0], buf3[o]), 2.0)  (forward+global)
 """,
@@ -166,8 +166,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     alignas(64) float w0[8];
     for (int64_t o = begin; o < end; ++o) {
       float r2 = -__builtin_inff();
@@ -215,8 +215,8 @@ static void kernel0(float* __restrict p0, const float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(8, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(8, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     double* const a0 = a0_all + thread * a0_pitch;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
@@ -247,8 +247,8 @@ static void kernel0(float* __restrict p0, const float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share_blocks(32, 64, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share_blocks(32, 64, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     double* const a0 = a0_all + thread * a0_pitch;
     float r3 = 0.0f;
     #pragma omp simd reduction(+: r3)
@@ -277,8 +277,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       double r1 = 0.0;
       for (int64_t i0 = 0; i0 < 8; ++i0) {
@@ -301,8 +301,8 @@ static void kernel0(const float* __restrict p0, int64_t* __restrict p1, const in
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       float r1 = -__builtin_inff();
       #pragma omp simd reduction(alt_max: r1)
@@ -341,8 +341,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(4, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(4, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       #pragma omp simd
       for (int64_t i0 = 0; i0 < 10; ++i0) {
@@ -368,8 +368,8 @@ static void kernel0(const int64_t* __restrict p0, const float* __restrict p1, fl
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(3, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(3, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     for (int64_t o = begin; o < end; ++o) {
       const int64_t t0 = p0[o];
       const int64_t t1 = alt::wrap_index(t0, 5, error);
@@ -399,7 +399,7 @@ buffer buf2: float32[s97] : (1)
 return buf2[(s97) : (1)]
 kernel: s97 rows
   for i0:s98
-    buf1[o] = inner sum(i0) arg2_1[i0 + o*s98]  (scalar)
+    buf1[o] = in_row sum(i0) arg2_1[i0 + o*s98]  (scalar)
   for once
     buf2[o] = add(buf1[o], float32(index(s97)))  (scalar+global)
 """,
@@ -412,8 +412,8 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
   #pragma omp parallel num_threads(threads) if (threads > 1)
    {
     const int thread = omp_get_thread_num();
-    const alt::Share mine = alt::share(s97, thread, omp_get_num_threads());
-    const int64_t begin = mine.begin, end = mine.end;
+    const alt::Share range = alt::share(s97, thread, omp_get_num_threads());
+    const int64_t begin = range.begin, end = range.end;
     if (s98 < 32) {
       #pragma omp simd
       for (int64_t o = begin; o < end; ++o) {
@@ -479,7 +479,7 @@ def layout():
 
 def bind(library, const, num_threads):
     spaces = Workspaces(layout, 2, {}, True, True)
-    spaces.constants = const  # whose addresses the workspaces hold
+    spaces.constants = const  # the workspaces hold their addresses
     segment0 = library.fn('segment0')
     op_mm_out = torch.ops.aten.mm.out
 

@@ -18,14 +18,14 @@ aten = torch.ops.aten
 
 
 def printed(s: Scheduled) -> str:
-    p, found = s.program, []
+    p, launched = s.program, []
     for n, step in enumerate(triton_run.steps_of(s)):
         if isinstance(step, Extern):
-            found.append(step)
+            launched.append(step)
         else:
             p, more = cuda_program.launches(p, *step, (), n)
-            found += more
-    return cuda_program.build(p, s.deps, found).python
+            launched += more
+    return cuda_program.build(p, launched).python
 
 
 def test_cpu_tensors_beside_a_gpus_are_computed_by_torch_and_brought_to_kernels() -> None:

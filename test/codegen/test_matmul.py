@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen.triton import print_triton
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.examples.gpt import GPT
 from altbackend.ir.loops import Extern
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.products import cost, epilogue
 from altbackend.schedule.products.matmul import PRODUCT, Matmul, Operand, Tiles, shared_bytes
 from test import triton_run
@@ -26,7 +25,7 @@ from test.graphs import schedule, trace
 T = torch.Tensor
 SMALL = Tiles(32, 16, 16, 4, 2, band=2)
 PERSISTENT = replace(SMALL, persistent=True)
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 A = Operand("", 0, (0, 1, 1))
 
 
@@ -55,8 +54,8 @@ def check(fn: Callable[..., Any], inputs: list[T], tiles: Tiles = SMALL, **optio
         assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride())
         eps = max(torch.finfo(g.dtype).eps, torch.finfo(inputs[0].dtype).eps)
         size = float(e.abs().max())
-        mine, eager = float((g.double() - e).abs().max()), float((w.double() - e).abs().max())
-        assert mine <= eager + eps * size, (mine, eager, size)
+        error, eager = float((g.double() - e).abs().max()), float((w.double() - e).abs().max())
+        assert error <= eager + eps * size, (error, eager, size)
     return seen
 
 
@@ -159,7 +158,7 @@ def one_real_kernel(tiles: Tiles, rows: int, columns: int, depth: int) -> Triton
     inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
     (gm,) = trace(residual, *inputs, torch.empty(rows, columns, dtype=torch.bfloat16))
     s = schedule(gm, None, GPU, taking(tiles))
-    (kernel,) = [print_triton.emit(s.program, k, GPU)[0] for k in s.steps]
+    (kernel,) = [triton_run.emit(s.program, k, GPU)[0] for k in s.steps]
     return kernel
 
 
@@ -222,8 +221,8 @@ def test_eager_numerics_round_the_product_first() -> None:
     x, w = x.bfloat16(), w.bfloat16()
     got = {}
     for fast in (True, False):
-        chosen = device.cuda(fast=fast)
-        fn = triton_run.compiled(lambda x, w: (x @ w).float() - 16, choose=taking(SMALL), chosen=chosen)
+        ctx = ScheduleContext(H200, fast_math=fast)
+        fn = triton_run.compiled(lambda x, w: (x @ w).float() - 16, choose=taking(SMALL), ctx=ctx)
         got[fast] = fn(x, w)
     assert (got[True] == 0.0078125).all()
     assert (got[False] == 0).all()
@@ -239,7 +238,7 @@ class TestSource(expecttest.TestCase):
         inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((1000, 96), (256, 96), (256,), (1000, 256))]
         (gm,) = trace(fn, *inputs)
         s = schedule(gm, None, GPU, taking(Tiles(128, 128, 64, 8, 3)))
-        (k,) = [print_triton.emit(s.program, k, GPU)[0] for k in s.steps]
+        (k,) = [triton_run.emit(s.program, k, GPU)[0] for k in s.steps]
         text = f"# grid {k.grid[0]}, {k.constexprs}\n{k.source[k.source.index('def kernel(') :]}"
         self.assertExpectedInline(
             text,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import expecttest
 import pytest
@@ -13,11 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.cpp import emit, print_cpp
-from altbackend.codegen.host import cpu_program
-from altbackend.codegen.triton import print_triton
+from altbackend.codegen.host import cpu_program, launch_plan
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
-from test import seeded
+from test import seeded, triton_run
 from test.graphs import Scheduled
 
 
@@ -35,10 +35,10 @@ class TestRandomGolden(expecttest.TestCase):
     maxDiff = None
 
     def test_gelu_dropout_residual_is_one_triton_kernel(self) -> None:
-        (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100), chosen=seeded.GPU)
+        (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100), ctx=seeded.GPU)
         kernel, call = only_kernel(s)
         assert call.target.__name__ == "philox_seeds"
-        source = print_triton.emit(s.program, kernel, seeded.GPU)[0].source
+        source = triton_run.emit(s.program, kernel, seeded.GPU)[0].source
         self.assertExpectedInline(
             source[source.index("def kernel(") :],
             """\
@@ -95,14 +95,14 @@ def kernel(in0, in1, in2, out0, XBLOCK: tl.constexpr):
         )
 
 
-@pytest.mark.parametrize("chosen", [None, seeded.GPU])
-def test_training_takes_one_kernel_each_way_and_keeps_the_mask(chosen: object) -> None:
+@pytest.mark.parametrize("ctx", [None, seeded.GPU])
+def test_training_takes_one_kernel_each_way_and_keeps_the_mask(ctx: Any) -> None:
     x = torch.ones(8, 100, requires_grad=True)
-    forward, backward = seeded.scheduled(block, x, torch.ones(8, 100), chosen=chosen)
+    forward, backward = seeded.scheduled(block, x, torch.ones(8, 100), ctx=ctx)
     assert (forward.kernels, forward.calls) == (1, 1)
     assert (backward.kernels, backward.calls) == (1, 0)
-    kept = [b.dtype for b in backward.program.buffers.values() if b.kind == "input"]
-    assert kept.count(torch.bool) == 1
+    input_dtypes = [b.dtype for b in backward.program.buffers.values() if b.kind == "input"]
+    assert input_dtypes.count(torch.bool) == 1
 
 
 def test_layers_with_dropout_share_their_kernel() -> None:
@@ -111,8 +111,8 @@ def test_layers_with_dropout_share_their_kernel() -> None:
             x = block(x, x) @ w
         return x
 
-    (s,) = seeded.scheduled(layers, torch.ones(8, 64), *([torch.ones(64, 64)] * 4), chosen=seeded.GPU)
-    sources = {print_triton.emit(s.program, k, seeded.GPU)[0].source for k in s.steps if not isinstance(k, Extern)}
+    (s,) = seeded.scheduled(layers, torch.ones(8, 64), *([torch.ones(64, 64)] * 4), ctx=seeded.GPU)
+    sources = {triton_run.emit(s.program, k, seeded.GPU)[0].source for k in s.steps if not isinstance(k, Extern)}
     assert s.kernels == 4
     assert len(sources) == 1
 
@@ -121,9 +121,9 @@ def test_the_host_file_of_a_graph_with_dropout_runs_as_a_program(tmp_path: Path)
     (s,) = seeded.scheduled(block, torch.ones(8, 100), torch.ones(8, 100))
     (call, kernel), cfg = s.steps, resolve()
     function, buffers = emit.emit(s.program, kernel)
-    steps = [call, cpu_program.Launch("kernel", function, buffers, kernel.origins)]
+    steps = [call, launch_plan.Launch("kernel", function, buffers, kernel.origins)]
     file = tmp_path / "host.py"
-    file.write_text(cpu_program.build(s.program, s.deps, steps, cfg, s.constants).python)
+    file.write_text(cpu_program.build(s.program, s.deps, steps, cfg).python)
     done = subprocess.run(
         [sys.executable, str(file)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -1,4 +1,4 @@
-"""Which functions become cheap in kernels that mix 16-bit and float32 results."""
+"""Functions whose error a rounding hides become cheap in kernels that mix 16-bit and float32 results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from altbackend.config.resolve import resolve
 from altbackend.ir import value as va
 from altbackend.ir.loops import Extern
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.tiling.gpu import fast_math
 from test import triton_run
 from test.graphs import schedule, trace
 
 T = torch.Tensor
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 
 
 def r(*sizes: int) -> T:
@@ -29,15 +29,15 @@ def cheap_functions(fn: Callable[..., Any], *inputs: T) -> list[str]:
     """Names of the functions that `fn`'s kernels use in their cheap form, by the rule for mixed kernels."""
     (gm,) = trace(fn, *inputs)
     s = schedule(gm, None, GPU)
-    found = []
+    functions = []
     for k in s.steps:
         if isinstance(k, Extern) or fast_math.only_low_precision(s.program, k):
             continue
-        for value in fast_math.cheapened(s.program, k).values():
-            found += [
+        for value in fast_math.with_fast_math(s.program, k).values():
+            functions += [
                 v.op.removeprefix(fast_math.FAST_MATH) for v in va.walk(value) if v.op.startswith(fast_math.FAST_MATH)
             ]
-    return sorted(set(found))
+    return sorted(set(functions))
 
 
 def norm_and_statistics(x: T) -> tuple[T, T]:
@@ -89,16 +89,16 @@ def test_results_are_as_near_as_eagers() -> None:
         z = torch.softmax(y, -1)
         return z, y.float().sum(-1), z.float().sum(0)
 
-    got, want, exact = triton_run.compiled(fn, chosen=GPU)(x), fn(x), fn(x.double())
+    got, want, exact = triton_run.compiled(fn, ctx=GPU)(x), fn(x), fn(x.double())
     for g, w, e in zip(got, want, exact, strict=True):
-        mine, eager = float((g.double() - e).norm()), float((w.double() - e).norm())
-        assert mine <= 1.5 * eager + 1e-6 * float(e.norm())
+        error, eager = float((g.double() - e).norm()), float((w.double() - e).norm())
+        assert error <= 1.5 * eager + 1e-6 * float(e.norm())
     assert "sigmoid" in cheap_functions(fn, x)
 
 
 def test_eager_numerics_have_no_cheap_functions() -> None:
     seen: list[Any] = []
-    triton_run.compiled(norm_and_statistics, chosen=device.cuda(fast=False), seen=seen)(r(8, 64).half())
+    triton_run.compiled(norm_and_statistics, ctx=ScheduleContext(H200, fast_math=False), seen=seen)(r(8, 64).half())
     assert seen
     assert not any("_fast" in step[0].source for step in seen)
 

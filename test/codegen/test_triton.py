@@ -11,19 +11,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen.triton import print_triton
 from altbackend.config.resolve import resolve
-from altbackend.errors import Unsupported
 from altbackend.ir.loops import Extern
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
+from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.loop_mapping import Refusal
+from altbackend.schedule.tiling.gpu import expressible
 from test import fuzz, triton_run
 from test.compare import as_list, difference, distance, twin, wide
 from test.graphs import schedule, trace
 from test.triton_run import TARGET
 
 N = 64
-SHORT_ROWS = replace(TARGET, row_limit=32, parallel=16)  # rows of more than 32 elements are read in blocks
-FEW_PROGRAMS = replace(TARGET, parallel=16)  # every program takes several rows
+SHORT_ROWS = ScheduleContext(replace(H200, sms=2, registers=128))  # rows of more than 32 elements are read in blocks
+FEW_PROGRAMS = ScheduleContext(replace(H200, sms=2))  # every program takes several rows
 TOLERANCE = 2e-5  # of float32: sums are added in another order
 Make = Callable[[], list[Any]]
 
@@ -45,14 +46,14 @@ def machine_code() -> Iterator[None]:
 
 def verify(fn: Callable[..., Any], inputs: list[Any], kernels: int | None, **options: Any) -> list[Any]:
     """`fn` gives what eager gives, and inputs are afterwards what they are in eager; the steps that ran."""
-    mine, theirs = twin(inputs), twin(inputs)
+    our_inputs, eager_inputs = twin(inputs), twin(inputs)
     seen: list[Any] = []
-    want = as_list(fn(*theirs))
-    got = as_list(triton_run.compiled(fn, seen=seen, **options)(*mine))
+    want = as_list(fn(*eager_inputs))
+    got = as_list(triton_run.compiled(fn, seen=seen, **options)(*our_inputs))
     low = any(isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in inputs)
     exact = as_list(fn(*wide(inputs))) if low else [None] * len(want)
     _same(got, want, exact)
-    _same(mine, theirs, [None] * len(mine))
+    _same(our_inputs, eager_inputs, [None] * len(our_inputs))
     if kernels is not None:
         sources = [s[0].source for s in seen if not isinstance(s, Extern)]
         assert len(sources) == kernels, "\n".join(sources)
@@ -172,8 +173,8 @@ LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "logsumexp": (lambda x: torch.logsumexp(x * 3, -1), lambda: [r(5, 70)], 1),
     "log_softmax, one value": (lambda x: x.log_softmax(-1)[:, 3], lambda: [r(5, 70)], 1),
     "cross entropy": (F.cross_entropy, lambda: [r(30, 150), ints(0, 150, 30)], 2),
-    "kept logits": (lambda x: (y := x[:, :145] * 2, torch.logsumexp(y, -1)), lambda: [r(30, 152)], 1),
-    "kept differences": (lambda x: (y := x - x.amax(-1, keepdim=True), y.exp().sum(-1)), lambda: [r(30, 150)], 1),
+    "stored logits": (lambda x: (y := x[:, :145] * 2, torch.logsumexp(y, -1)), lambda: [r(30, 152)], 1),
+    "stored differences": (lambda x: (y := x - x.amax(-1, keepdim=True), y.exp().sum(-1)), lambda: [r(30, 150)], 1),
     "rising and falling rows": (
         lambda x: torch.logsumexp(x, -1),
         lambda: [torch.stack([torch.arange(100.0), -torch.arange(100.0), torch.full((100,), 1e4)])],
@@ -243,13 +244,13 @@ def test_rows_in_registers(name: str) -> None:
 @pytest.mark.parametrize("name", list(LONG))
 def test_rows_in_blocks(name: str) -> None:
     fn, make, kernels = LONG[name]
-    verify(fn, make(), kernels, chosen=SHORT_ROWS)
+    verify(fn, make(), kernels, ctx=SHORT_ROWS)
 
 
 @pytest.mark.parametrize("name", list(FEW))
 def test_several_rows_a_program(name: str) -> None:
     fn, make, kernels = FEW[name]
-    verify(fn, make(), kernels, chosen=FEW_PROGRAMS)
+    verify(fn, make(), kernels, ctx=FEW_PROGRAMS)
 
 
 @pytest.mark.parametrize("name", list(INDEXED))
@@ -271,7 +272,7 @@ DYNAMIC: dict[str, tuple[Callable[..., Any], Make, int]] = {
 @pytest.mark.parametrize("name", list(DYNAMIC))
 def test_symbolic_sizes(name: str) -> None:
     fn, make, kernels = DYNAMIC[name]
-    verify(fn, make(), kernels, dynamic=True, chosen=FEW_PROGRAMS)
+    verify(fn, make(), kernels, dynamic=True, ctx=FEW_PROGRAMS)
 
 
 def gradients(fn: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -309,7 +310,7 @@ def test_gradients(name: str) -> None:
 def test_totals_of_several_rows_a_program() -> None:
     """float32 totals over many rows, some of which cancel: as near to the exact ones as eager's are."""
     fn, inputs = TRAINED["layer norm"][0], [r(401, N), r(N), r(N)]
-    got, want = gradients(triton_run.compiled(fn, chosen=FEW_PROGRAMS), inputs), gradients(fn, inputs)
+    got, want = gradients(triton_run.compiled(fn, ctx=FEW_PROGRAMS), inputs), gradients(fn, inputs)
     for g, w, e in zip(got, want, gradients(fn, [x.double() for x in inputs]), strict=True):
         assert distance(g, e) <= max(3 * distance(w, e), 1e-6)
 
@@ -360,7 +361,7 @@ def test_what_has_no_kernel_is_a_library_call_with_a_reason(
     steps = verify(fn, inputs, None)
     assert [isinstance(s, Extern) for s in steps].count(True) == 1
     (graph,) = trace(fn, *inputs)
-    assert [d[3] for d in schedule(graph, target=TARGET).decisions if d[2] == "library call"] == [why]
+    assert [d[3] for d in schedule(graph, ctx=TARGET).decisions if d[2] == "library call"] == [why]
 
 
 def test_deterministic_leaves_atomic_additions_to_the_library() -> None:
@@ -379,8 +380,8 @@ def test_without_fusion_every_operation_is_a_kernel() -> None:
 
 
 def test_a_small_device_splits_nothing() -> None:
-    assert device.cuda(1).parallel < TARGET.parallel
-    verify(lambda x: x.sum(0), [r(40, 5)], 1, chosen=device.cuda(1))
+    small = ScheduleContext(replace(H200, sms=1))
+    verify(lambda x: x.sum(0), [r(40, 5)], 1, ctx=small)
 
 
 def test_older_gpus() -> None:
@@ -392,14 +393,17 @@ def test_older_gpus() -> None:
     verify(lambda x: x.cumsum(-1).t().contiguous(), [r(30, 20)], None, capabilities=both)
 
 
+TINY_ROWS = ScheduleContext(replace(H200, sms=2, registers=16))
+
+
 @pytest.mark.parametrize("seed", [17, 23])
-@pytest.mark.parametrize("chosen", [TARGET, replace(TARGET, row_limit=4, parallel=16)], ids=["registers", "blocks"])
-def test_random_programs(seed: int, chosen: device.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ctx", [TARGET, TINY_ROWS], ids=["registers", "blocks"])
+def test_random_programs(seed: int, ctx: ScheduleContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of the fuzzer through the Triton path; a reason for having no kernel is an answer too."""
 
     def through_triton(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         cfg = resolve(None, {"numerics": options["numerics"]})
-        return triton_run.compiled(fn, cfg=cfg, chosen=chosen, capabilities=())
+        return triton_run.compiled(fn, cfg=cfg, ctx=ctx, capabilities=())
 
     monkeypatch.setattr(fuzz, "compiled", through_triton)
     source = random.Random(seed)
@@ -410,14 +414,10 @@ def test_random_programs(seed: int, chosen: device.Target, monkeypatch: pytest.M
 
 
 def test_a_kernel_that_tiles_cannot_express_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = print_triton.emit
-
-    def emit(p: Any, k: Any, chosen: device.Target) -> Any:
-        if len(k.members) > 1:
-            raise Unsupported(k, "several nodes")
-        return whole(p, k, chosen)
+    def refuse(k: Kernel) -> Refusal | None:
+        return Refusal("several nodes") if len(k.members) > 1 else None
 
     inputs = [r(5, 10), r(10), r(10)]
     assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) == 1
-    monkeypatch.setattr(print_triton, "emit", emit)
+    monkeypatch.setattr(expressible, "inexpressible", refuse)
     assert sum(not isinstance(s, Extern) for s in verify(norm_chain, inputs, None)) > 1

@@ -10,21 +10,21 @@ import expecttest
 import torch
 import torch.nn.functional as F
 
-from altbackend.codegen.triton import print_triton
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.ir import expr as ex
 from altbackend.ir.loops import Extern
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
+from test import triton_run
 from test.graphs import schedule, trace
 
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 
 
-def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, chosen: device.Target = GPU) -> str:
+def source(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, ctx: ScheduleContext = GPU) -> str:
     """The kernels of a function, without what every module starts with, and how each is launched."""
     (gm,) = trace(fn, *inputs, dynamic=dynamic)
-    s = schedule(gm, None, chosen)
-    kernels = [print_triton.emit(s.program, k, chosen)[0] for k in s.steps if not isinstance(k, Extern)]
+    s = schedule(gm, None, ctx)
+    kernels = [triton_run.emit(s.program, k, ctx)[0] for k in s.steps if not isinstance(k, Extern)]
     return "\n".join(show(k) + "".join(show(f.kernel, f.arguments) for f in k.finish) for k in kernels)
 
 
@@ -187,7 +187,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
             source(lambda x, w: [F.rms_norm(x, (64,)) * w, (x * 2).sum(0)], r(500, 64), r(64)),
             """\
 # grid 264, RBLOCK=64, 1 warps
-def kernel(in0, in1, out0, sum0_parts, RBLOCK: tl.constexpr):
+def kernel(in0, in1, out0, partials0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     r0 = tl.arange(0, RBLOCK)
@@ -208,8 +208,8 @@ def kernel(in0, in1, out0, sum0_parts, RBLOCK: tl.constexpr):
         t6 = (t0 * t5)
         t8 = (t6 * t7)
         tl.store(out0 + (x * 64 + r0), t8)
-    tl.store(sum0_parts + (program * 64 + r0), sum0)
-# grid 8, XBLOCK=8, RBLOCK=512, 4 warps, on ('sum0_parts', 'result0')
+    tl.store(partials0 + (program * 64 + r0), sum0)
+# grid 8, XBLOCK=8, RBLOCK=512, 4 warps, on ('partials0', 'result0')
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -227,7 +227,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
             source(lambda x: (x * x).sum(), r(300, 100)),
             """\
 # grid 8, XBLOCK=4096, 8 warps
-def kernel(in0, sum0_parts, XBLOCK: tl.constexpr):
+def kernel(in0, partials0, XBLOCK: tl.constexpr):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     sum0 = tl.full([XBLOCK], 0.0, tl.float32)
@@ -239,8 +239,8 @@ def kernel(in0, sum0_parts, XBLOCK: tl.constexpr):
         t1 = (t0 * t0)
         sum0 = sum0 + t1
     total0 = tl.sum(sum0, 0, keep_dims=False)
-    tl.store(sum0_parts + program, total0)
-# grid 1, RBLOCK=8, 1 warps, on ('sum0_parts', 'result0')
+    tl.store(partials0 + program, total0)
+# grid 1, RBLOCK=8, 1 warps, on ('partials0', 'result0')
 def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     r0 = tl.arange(0, RBLOCK)
@@ -322,9 +322,9 @@ def kernel(in0, in1, out0, error, XBLOCK: tl.constexpr):
         )
 
     def test_scan(self) -> None:
-        short = replace(GPU, row_limit=64)
+        short = ScheduleContext(replace(H200, registers=256))
         self.assertExpectedInline(
-            source(lambda x: x.cumsum(-1), r(6, 100), chosen=short),
+            source(lambda x: x.cumsum(-1), r(6, 100), ctx=short),
             """\
 # grid 6, RBLOCK=64, 1 warps
 def kernel(in0, out0, RBLOCK: tl.constexpr):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from altbackend.debug.trace import Trace
 from altbackend.graph_cache.key import nodes_of
 from altbackend.report import stats
 from altbackend.runtime import control_flow
+from altbackend.schedule.device import H200
 from test import graphs, triton_run
 from test.compare import as_list, check, check_gradients, compiled, difference, twin
 
@@ -307,7 +309,7 @@ def test_no_rows_are_an_error_of_words() -> None:
 )
 def test_replay_from_cuda_graphs(monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any], why: str) -> None:
     """Data decides which branch runs, so a recording of one is none of the call; a fixed row of kernels is."""
-    for name, value in (("cuda_capability", 90), ("cuda_name", "a GPU"), ("cuda_shared_memory", 227 << 10)):
+    for name, value in (("cuda_name", "a GPU"), ("cuda_properties", asdict(H200))):
         monkeypatch.setattr(torch_api, name, lambda device, value=value: value)
     cfg = resolve(options={"strict": True, "cudagraphs": True})
     with torch.no_grad():

@@ -15,7 +15,7 @@ from altbackend import alt
 from altbackend.autotune import measure, products, trial
 from altbackend.autotune.measure import TrialFailed
 from altbackend.config.resolve import resolve
-from altbackend.schedule.device import cuda
+from altbackend.schedule.device import ScheduleContext, read_device
 from altbackend.schedule.products import cost
 from altbackend.schedule.products.matmul import Tiles
 from benchmarks import matmul_fit
@@ -111,7 +111,9 @@ def test_max_autotune_measures_once_and_is_right(tmp_path: Path) -> None:
 
 def test_a_candidate_that_crashes_the_device_is_only_left_out(tmp_path: Path) -> None:
     """A grid that reads and writes far outside its buffers; the next trial runs in a new process."""
-    tuner = products.product_tuner(resolve(None, {"cache_dir": str(tmp_path)}), cuda(), torch.device("cuda", 0))
+    device = torch.device("cuda", 0)
+    context = ScheduleContext(read_device(device))
+    tuner = products.product_tuner(resolve(None, {"cache_dir": str(tmp_path)}), context, device)
     plain = Tiles(64, 64, 64, 4, 4)  # every program reads where its number says
     case = matmul_fit.make_case((512, 512, 256), "relu", tuner, (plain,))
     kernel, buffers = case.emitted[str(plain)]

@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from altbackend.disk_cache.storage import Store
 from altbackend.graph_cache import entry, entry_files, key, small_constants
 from altbackend.graph_cache.json_values import NotCacheable, decode, encode
 from altbackend.pipeline import Job
+from altbackend.schedule.device import H200
 
 T = torch.Tensor
 FILE_MUTATIONS, TREE_MUTATIONS = 3000, 1000
@@ -218,7 +219,7 @@ def test_what_has_no_text_form_says_so(x: Any) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("cuda_capability", 90), ("cuda_name", "a GPU"), ("cuda_shared_memory", 227 << 10)):
+    for name, value in (("cuda_name", "a GPU"), ("cuda_properties", asdict(H200))):
         monkeypatch.setattr(torch_api, name, lambda device, value=value: value)
 
 

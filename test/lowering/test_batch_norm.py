@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend import alt
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.graphs import schedule, trace
 
@@ -57,8 +57,8 @@ def test_three_kernels_each_way() -> None:
     w, b = torch.rand(64).requires_grad_(), torch.randn(64).requires_grad_()
     forward, backward = trace(norm_relu, x, w, b, torch.zeros(64), torch.ones(64))
     # statistics of pieces, of channels, result; sums of pieces, of channels, gradient of x
-    assert schedule(forward, target=device.cuda()).kernels == 3
-    assert schedule(backward, target=device.cuda()).kernels == 3
+    assert schedule(forward, ctx=ScheduleContext(H200)).kernels == 3
+    assert schedule(backward, ctx=ScheduleContext(H200)).kernels == 3
 
 
 def test_an_outlier_at_the_first_place_does_not_cancel_the_variance() -> None:

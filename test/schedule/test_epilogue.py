@@ -1,4 +1,4 @@
-"""Which products join the kernels that read them, and the reasons of those that do not."""
+"""Products join the kernels that read them, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.ir.loops import Extern
-from altbackend.schedule import device
 from altbackend.schedule.deps import Deps
+from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel, show_kernel
 from altbackend.schedule.loop_mapping import Refusal
 from altbackend.schedule.products import cost
@@ -22,7 +22,7 @@ from altbackend.schedule.tiling.gpu import pressure
 from test.graphs import Scheduled, schedule, trace
 
 T = torch.Tensor
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 TILES = Tiles(64, 64, 32, 4, 3)
 
 
@@ -170,24 +170,26 @@ DEEP = {
 
 @pytest.mark.parametrize("sizes", MEASURED | DEEP, ids=str)
 def test_the_model_of_the_library_is_near_what_was_measured(sizes: tuple[int, int, int]) -> None:
-    found: list[float] = []
+    candidates: list[float] = []
 
     def keep(p: Any, deps: Deps, c: Candidate) -> Refusal:
-        found.append(cost.library_us(c.matmul))
+        candidates.append(cost.library_us(c.matmul, H200.sms))
         return Refusal("looked at")
 
     rows, columns, depth = sizes
     inputs = [torch.empty(s, dtype=torch.bfloat16) for s in ((rows, depth), (columns, depth), (columns,))]
     run(lambda x, w, b: F.linear(x, w, b).relu(), *inputs, choose=keep)
-    assert [us / (MEASURED | DEEP)[sizes] for us in found] == [pytest.approx(1, abs=0.15 if sizes in MEASURED else 0.3)]
+    assert [us / (MEASURED | DEEP)[sizes] for us in candidates] == [
+        pytest.approx(1, abs=0.15 if sizes in MEASURED else 0.3)
+    ]
 
 
 def test_few_results_of_long_sums_stay_with_the_library_which_splits_them() -> None:
     shapes = [(384, 96, 200704), (768, 192, 50176), (384, 1536, 12544)]
     for rows, columns, depth in shapes:
         x, g = (torch.empty(depth, n, dtype=torch.bfloat16) for n in (columns, rows))
-        _, deps, c = found = candidate(lambda x, g: torch.mm(g.t(), x).float(), x, g)
-        verdict = cost.Model(227 << 10).choose(found[0], deps, c)
+        _, deps, c = candidates = candidate(lambda x, g: torch.mm(g.t(), x).float(), x, g)
+        verdict = cost.Model(H200).choose(candidates[0], deps, c)
         assert isinstance(verdict, Refusal)
         assert verdict.reason.startswith("no clear gain: ")
 
@@ -196,7 +198,7 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
     verdicts = []
 
     def model(p: Any, deps: Deps, c: Candidate) -> Any:
-        verdicts.append(cost.Model(227 << 10).choose(p, deps, c))
+        verdicts.append(cost.Model(H200).choose(p, deps, c))
         return verdicts[-1]
 
     def fn(x: T, w: T) -> T:
@@ -214,24 +216,27 @@ def test_the_model_refuses_without_a_clear_gain_and_odd_layouts() -> None:
 
 def candidate(fn: Callable[..., Any], *inputs: T) -> tuple[Any, Deps, Candidate]:
     """The one candidate of a function."""
-    found: list[tuple[Any, Deps, Candidate]] = []
+    candidates: list[tuple[Any, Deps, Candidate]] = []
 
     def keep(p: Any, deps: Deps, c: Candidate) -> Refusal:
-        found.append((p, deps, c))
+        candidates.append((p, deps, c))
         return Refusal("looked at")
 
     run(fn, *inputs, choose=keep)
-    (one,) = found
+    (one,) = candidates
     return one
 
 
 def test_tiles_fit_in_shared_memory_or_the_library_call_stays() -> None:
     p, deps, c = candidate(lambda x, w: (x @ w).relu(), r(1024, 768), r(768, 1024))
-    chosen = [cost.Model(shared, always=True).choose(p, deps, c) for shared in (227 << 10, 99 << 10, 48 << 10)]
-    sizes = [shared_bytes(c.matmul, t[0]) for t in chosen if not isinstance(t, Refusal)]
+    choice = [
+        cost.Model(replace(H200, shared_memory=n), always=True).choose(p, deps, c)
+        for n in (227 << 10, 99 << 10, 48 << 10)
+    ]
+    sizes = [shared_bytes(c.matmul, t[0]) for t in choice if not isinstance(t, Refusal)]
     assert [n <= limit for n, limit in zip(sizes, (227 << 10, 99 << 10), strict=True)] == [True, True]
-    assert isinstance(chosen[-1], Refusal)
-    assert chosen[-1].reason == "no tiles fit in 49152 bytes of shared memory"
+    assert isinstance(choice[-1], Refusal)
+    assert choice[-1].reason == "no tiles fit in 49152 bytes of shared memory"
 
 
 def _gelu_gradient(g: T, w: T, x: T) -> T:
@@ -246,13 +251,13 @@ def test_tiles_whose_epilogue_needs_more_registers_than_a_thread_has_are_left_ou
     # registers, bytes of the stack by the compiler: 162 and 0 with tiles of 64x64, 255 and 2264 of 128x256
     low = [torch.empty(s, dtype=torch.bfloat16) for s in ((8192, 768), (768, 3072), (8192, 3072))]
     p, deps, c = candidate(_gelu_gradient, *low)
-    chosen = cost.Model(227 << 10, always=True).choose(p, deps, c)
-    assert not isinstance(chosen, Refusal)
-    assert (chosen[0].rows, chosen[0].columns) == (64, 64)
+    choice = cost.Model(H200, always=True).choose(p, deps, c)
+    assert not isinstance(choice, Refusal)
+    assert (choice[0].rows, choice[0].columns) == (64, 64)
     p, deps, c = candidate(lambda g, w, x: torch.mm(g, w).relu(), *low)
-    chosen = cost.Model(227 << 10, always=True).choose(p, deps, c)
-    assert not isinstance(chosen, Refusal)
-    assert (chosen[0].rows, chosen[0].columns) == (128, 256)
+    choice = cost.Model(H200, always=True).choose(p, deps, c)
+    assert not isinstance(choice, Refusal)
+    assert (choice[0].rows, choice[0].columns) == (128, 256)
 
 
 def test_values_of_a_tile_that_are_alive_at_once() -> None:

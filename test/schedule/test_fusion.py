@@ -1,4 +1,4 @@
-"""How many kernels known blocks become, and a reason for every pair that stays apart."""
+"""Common blocks become the expected number of kernels; every pair that is not fused has a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import torch.nn.functional as F
 
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
-from altbackend.schedule import device
+from altbackend.schedule.device import H200, Cpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
+from altbackend.schedule.fusion.group import Group
+from altbackend.schedule.fusion.order import order
+from altbackend.schedule.fusion.rules import gpu as gpu_rules
 from altbackend.schedule.kernel import Kernel, show_kernel
 from test.graphs import Scheduled, schedule, trace
 
@@ -100,21 +103,21 @@ ALL = {name: (fn, make) for name, (fn, make, _, _) in FORWARD.items()}
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_every_pair_that_shares_data_is_fused_or_has_a_reason(name: str) -> None:
-    """Where a kernel reads what another wrote, or both read the same, somebody said why they are two."""
+    """Every pair of kernels that share a buffer has a recorded refusal."""
     fn, make = ALL[name]
     (gm,) = trace(fn, *make())
     s = schedule(gm)
     stated = {subject: reason for kind, subject, verdict, reason in s.decisions if verdict == "not fused"}
     assert all(reason for reason in stated.values())
-    home = {k: g.number for g in s.groups for k in g.members}
+    group_of = {k: g.number for g in s.groups for k in g.members}
     first = {g.number: min(g.members) for g in s.groups}
     for k, node in enumerate(s.program.nodes):
-        if isinstance(node, Extern) or first[home[k]] != k:
+        if isinstance(node, Extern) or first[group_of[k]] != k:
             continue  # it joined a kernel
         for d in s.deps.before[k]:
             writer = s.program.nodes[d]
             if not isinstance(writer, Extern) and set(reads(node)) & {writer.out}:
-                opened = s.program.nodes[first[home[d]]]
+                opened = s.program.nodes[first[group_of[d]]]
                 subject = f"{node.out} with kernel of {opened.out}"  # type: ignore[union-attr]
                 assert subject in stated, f"{subject} has no reason"
 
@@ -132,15 +135,15 @@ def test_order_respects_dependencies() -> None:
 
 
 def test_a_kernel_that_also_writes_a_late_result_runs_where_it_begins() -> None:
-    def group(number: int, members: list[int], *needs: int) -> fuse.Group:
-        return fuse.Group(number, 1, [], members, needs=set(needs))
+    def group(number: int, members: tuple[int, ...], *needs: int) -> Group:
+        return Group(number, 1, members, (), needs=frozenset(needs))
 
     # 0 also holds a result of the graph (node 9); 2 and 4 need nothing, and would keep what they write for long
-    groups = [group(0, [0, 9]), group(1, [1], 0), group(2, [5]), group(3, [2], 1), group(4, [8])]
-    assert [g.number for g in fuse.order(groups)] == [0, 1, 3, 2, 4]
+    groups = [group(0, (0, 9)), group(1, (1,), 0), group(2, (5,)), group(3, (2,), 1), group(4, (8,))]
+    assert [g.number for g in order(groups)] == [0, 1, 3, 2, 4]
     # what waits for a late node runs as soon as that is done, before later beginnings
-    groups = [group(0, [0, 6], 1), group(1, [4]), group(2, [5]), group(3, [1])]
-    assert [g.number for g in fuse.order(groups)] == [3, 1, 0, 2]
+    groups = [group(0, (0, 6), 1), group(1, (4,)), group(2, (5,)), group(3, (1,))]
+    assert [g.number for g in order(groups)] == [3, 1, 0, 2]
 
 
 def test_options_limit_fusion() -> None:
@@ -190,13 +193,13 @@ def test_the_program_is_left_as_it_was() -> None:
 
 
 def test_on_a_gpu_the_gradient_of_computed_labels_is_computed_again() -> None:
-    """What a row decides (the label, whether it is ignored) does not count as work of its elements."""
+    """Work on numbers of a row (the label, whether it is ignored) does not count as work of its elements."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x.float(), torch.arange(B) % 20)
 
     graphs = trace(loss, r(B, N).bfloat16().requires_grad_())
-    s = schedule(graphs[-1], target=device.cuda())
+    s = schedule(graphs[-1], ctx=ScheduleContext(H200))
     large = {b.name for b in s.program.buffers.values() if b.kind != "input" and b.numel == B * N}
     assert large == {s.program.outputs[0].buffer}, describe(s)
 
@@ -208,8 +211,8 @@ def test_a_kernel_of_a_gpu_has_no_more_operators_than_triton_builds_in_time() ->
         return x
 
     (gm,) = trace(fn, r(64))
-    gpu, cpu = (schedule(gm, target=t) for t in (device.cuda(), device.cpu(1)))
-    groups = fuse.fuse(gpu.program, gpu.deps, resolve(), device.cuda(), lambda *a: None)
+    gpu, cpu = (schedule(gm, ctx=ScheduleContext(d)) for d in (H200, Cpu(1)))
+    groups = fuse.fuse(gpu.program, gpu.deps, resolve(), H200, lambda *a: None)
     assert sum(g.operators for g in groups) >= 1000
-    assert max(g.operators for g in groups) <= device.MOST_OPERATORS
+    assert max(g.operators for g in groups) <= gpu_rules.MOST_OPERATORS
     assert len(cpu.steps) < len(gpu.steps) < 10

@@ -1,4 +1,4 @@
-"""The kernel AST: what printers spell. Scalars are `ir.value` nodes whose operands are names.
+"""The kernel AST of a CPU, which the C++ printer spells. Scalars are `ir.value` nodes whose operands are names.
 
 A name is a Value of op "name" (attr: the identifier). Every statement is a frozen dataclass.
 """
@@ -75,7 +75,7 @@ Stmt = Let | Declare | Store | Update | Loop
 
 @dataclass(frozen=True)
 class Param:
-    """A buffer argument; `written` decides constness, `shared`: another argument has the same storage."""
+    """A buffer argument. `written`: not const. `shared`: another argument has the same storage."""
 
     name: str
     dtype: torch.dtype
@@ -85,14 +85,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Partial:
-    """Per-thread accumulators of a reduction over rows: `numel` elements a thread, combined by `op` and stored."""
+    """Accumulators of a reduction over rows: `numel` elements of each thread, combined by `op` after the last row.
+
+    `parallel`: the loops over results. Result number `slot` is stored at `index` of `target`.
+    """
 
     name: str
     dtype: torch.dtype
     numel: Index
     op: str
     init: Value
-    kept: tuple[Atom, ...]
+    parallel: tuple[Atom, ...]
     slot: Index
     target: str
     index: Index
@@ -100,10 +103,10 @@ class Partial:
 
 @dataclass(frozen=True)
 class Function:
-    """One kernel. `buffers` names the program's buffers in the order of `params`.
+    """One kernel over `rows` rows, or over the single loop `flat`.
 
-    `short`: another body for rows whose only loop turns out to be short; its vectors run across rows.
-    `digits`: variables of the rows' loops, slowest first, which count with the row's number `o`.
+    `short`: another body for rows whose only loop has few iterations in a call; its vectors run across rows.
+    `row_counters`: variables of the rows' loops, slowest first, which count with the row's number `o`.
     """
 
     params: tuple[Param, ...]
@@ -120,11 +123,12 @@ class Function:
 
 
 def name(identifier: str, dtype: torch.dtype) -> Value:
+    """Return a value that is a variable of the generated code."""
     return va.make("name", (), dtype, identifier)
 
 
 def identity(op: str, dtype: torch.dtype) -> Value:
-    """The value that `op` leaves others unchanged with."""
+    """Return the identity element of `op`."""
     if op in ("sum", "any", "xor"):
         return va.const(0, dtype)
     if op in ("prod", "all"):
@@ -133,5 +137,5 @@ def identity(op: str, dtype: torch.dtype) -> Value:
         return va.const(op == "min", dtype)
     if dtype.is_floating_point:  # max, min, logaddexp
         return va.const(math.inf if op == "min" else -math.inf, dtype)
-    tail_bounds = torch.iinfo(dtype)
-    return va.const(tail_bounds.max if op == "min" else tail_bounds.min, dtype)
+    limits = torch.iinfo(dtype)
+    return va.const(limits.max if op == "min" else limits.min, dtype)

@@ -1,4 +1,4 @@
-"""Kernel -> kernel AST: places every scalar at the outermost loop where its operands are known."""
+"""Emit the AST of a CPU kernel: every scalar is computed in the outermost loop that has its operands."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.loops import Program, Reduction, Scan, Scatter
 from ...ir.value import Value
+from ...schedule.device import Cpu, ScheduleContext
 from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
-from ...schedule.loop_mapping import MappedNode
+from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
 from .short_rows import with_short_rows
 
-SUM_BLOCK = 256  # float32 sums run this long, in 16 lanes, before they are added to a float64 total
-COLUMN_BLOCK = SUM_BLOCK // 16  # and this long where each has one lane
-STREAM = 1 << 12  # elements that do not come from the nearest cache: waiting for them hides float64 additions
+SUM_BLOCK = 256  # elements of a float32 sum in 16 lanes, before it is added to a float64 total
+ANY_CPU = ScheduleContext(Cpu(1))
+COLUMN_BLOCK = SUM_BLOCK // 16  # the same for sums in one lane
 
 
 @dataclass
 class Scope:
-    """One stage being emitted: statements before and after the loop at each level."""
+    """One stage being emitted: statements before and after the loop at each level.
+
+    `bound`: names of values. `forwarded`: values of buffers in registers. `sums`: reductions of the innermost loop.
+    `serial`: the innermost loop is not vectorised. `blocked`: (float64 total, float32 sum) pairs. `columns`: statements
+    before and after each block of a loop over rows.
+    """
 
     stage: Stage
     before: list[list[Stmt]]
@@ -38,6 +44,12 @@ class Scope:
 
 @dataclass
 class Emitter:
+    """The state of emitting one kernel.
+
+    `levels`: the loop level of names. `scalars`: values of the row by buffer. `ready`: buffers of earlier stages.
+    `stream`: elements from which a row exceeds L1. `exact`: no reciprocals. `checks`: some position is checked.
+    """
+
     program: Program
     kernel: Kernel
     params: dict[str, Param] = field(default_factory=dict)
@@ -51,13 +63,16 @@ class Emitter:
     symbols: set[Atom] = field(default_factory=set)
     counter: int = 0
     checks: bool = False
+    stream: int = 0
     exact: bool = False
 
     def fresh(self, prefix: str) -> str:
+        """Return a new name."""
         self.counter += 1
         return f"{prefix}{self.counter - 1}"
 
     def param(self, buffer: str, written: bool = False) -> str:
+        """Return the parameter that stands for a buffer."""
         old = self.params.get(buffer)
         if old is None or (written and not old.written):
             label = old.name if old else f"p{len(self.params)}"
@@ -65,15 +80,17 @@ class Emitter:
         return self.params[buffer].name
 
     def note(self, e: Index) -> None:
+        """Enter the symbols of an index, which become arguments."""
         self.symbols.update(ex.syms_of(e))
 
 
-def emit(p: Program, k: Kernel, exact: bool = False) -> tuple[Function, tuple[str, ...]]:
-    """The AST of a kernel, and the program buffers that its parameters stand for.
+def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Function, tuple[str, ...]]:
+    """Return the AST of a kernel, and the program buffers that its parameters stand for.
 
-    `exact`: every quotient is a division, where a product with a reciprocal could err below the normal numbers.
+    Without fast math every quotient is a division, where a product with a reciprocal could err below normal numbers.
     """
-    e = Emitter(p, k, exact=exact)
+    assert isinstance(ctx.device, Cpu)
+    e = Emitter(p, k, stream=ctx.device.stream_elements, exact=not ctx.fast_math)
     for b, numel in k.scratch.items():
         _scratch(e, b, numel)
     for stage in k.stages:
@@ -120,7 +137,7 @@ def _stage(e: Emitter, stage: Stage) -> None:
 
 
 def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
-    """The loop at level `at` around everything deeper."""
+    """Return the loop at level `at` around all deeper ones."""
     v = s.stage.inner[at]
     begin, end = ("begin", "end") if e.kernel.flat else ("0", "")
     innermost = at == len(s.stage.inner) - 1
@@ -148,21 +165,22 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
 
 
 def _level(e: Emitter, s: Scope, v: Value) -> int:
-    known = e.levels.get(v)
-    if known is not None and v.op == "name":
-        return known
+    """Return the outermost loop level at which a value can be computed."""
+    level = e.levels.get(v)
+    if level is not None and v.op == "name":
+        return level
     inner = s.stage.inner
     deepest = max((k + 1 for k, a in enumerate(inner) if a in v.vars), default=0)
     return max([deepest, *(_level(e, s, a) for a in v.args)], default=0) if v.op != "name" else deepest
 
 
 def _bind(e: Emitter, s: Scope, v: Value) -> Value:
-    """`v` as a name (or constant), its definition placed at the outermost possible level."""
+    """Return `v` as a name or constant, defined at the outermost possible level."""
     if v.op in ("const", "name"):
         return v
-    found = s.bound.get(v) or e.row_names.get(v)
-    if found is not None:
-        return found
+    bound = s.bound.get(v) or e.row_names.get(v)
+    if bound is not None:
+        return bound
     if v.op == "load":
         source = _existing(e, s, v)
         if source is not None:
@@ -177,7 +195,7 @@ def _bind(e: Emitter, s: Scope, v: Value) -> Value:
 
 
 def _existing(e: Emitter, s: Scope, v: Value) -> Value | None:
-    """A load of something that this row already holds in a variable."""
+    """Return the variable with the value of a load, if the row has one."""
     b = v.attr[0]
     if b in s.forwarded:
         return s.forwarded[b]
@@ -185,12 +203,12 @@ def _existing(e: Emitter, s: Scope, v: Value) -> Value | None:
 
 
 def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
-    """`v` with its operands bound, and the level that it belongs to."""
+    """Return `v` with its operands bound, and its level."""
     if v.op == "masked":
         cond, other = _bind(e, s, v.args[0]), _bind(e, s, v.args[2])
-        held = _inline(e, s, v.args[1])
-        out = va.make("masked", (cond, held, other), v.dtype)
-        return out, max(_level(e, s, cond), _level(e, s, other), _tree_level(e, s, held))
+        guarded = _inline(e, s, v.args[1])
+        masked = va.make("masked", (cond, guarded, other), v.dtype)
+        return masked, max(_level(e, s, cond), _level(e, s, other), _tree_level(e, s, guarded))
     if v.op == "load":
         address, level = _address(e, s, v)
         return address, level
@@ -216,7 +234,7 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
 
 
 def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:
-    """a / d in a loop that keeps d: its reciprocal is taken outside, scaled to neither overflow nor vanish."""
+    """Return a / d where d does not change in the loop: a reciprocal outside, scaled to neither overflow nor vanish."""
     f32 = torch.float32
     scale = _bind(e, s, va.make("divisor_scale", (d,), f32))
     scaled = _bind(e, s, va.make("mul", (d, scale), f32))
@@ -229,7 +247,7 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
 
 
 def _inline(e: Emitter, s: Scope, v: Value) -> Value:
-    """A tree that is evaluated only under its mask: loads stay inside the expression."""
+    """Return a tree that is evaluated only under its mask: loads stay inside the expression."""
     if not any(x.op in ("load", "wrap_index", "nonzero") for x in va.walk(v)):
         return _bind(e, s, v)
     if v.op == "load":
@@ -256,7 +274,10 @@ def _address(e: Emitter, s: Scope, v: Value, masked: bool = False) -> tuple[Valu
 
 
 def _index(e: Emitter, s: Scope, index: Index, masked: bool = False) -> tuple[Index, int]:
-    """An index whose data-dependent parts are names; `masked`: they are read and checked only under the mask."""
+    """Return an index whose data-dependent parts are names, and its level.
+
+    `masked`: these parts are read and checked only under the mask.
+    """
     e.note(index)
     level = max((k + 1 for k, a in enumerate(s.stage.inner) if a in ex.vars_of(index)), default=0)
     if not ex.lookups(index):
@@ -268,13 +289,13 @@ def _index(e: Emitter, s: Scope, index: Index, masked: bool = False) -> tuple[In
 
 
 def _member(e: Emitter, s: Scope, q: MappedNode) -> None:
-    if q.kind == "point":
+    if q.kind is Kind.POINT:
         _point(e, s, q)
-    elif q.kind == "scan":
+    elif q.kind is Kind.SCAN:
         _scan(e, s, q)
-    elif q.kind == "scatter":
+    elif q.kind is Kind.SCATTER:
         _scatter(e, s, q)
-    elif e.kernel.flat or q.kind == "outer":
+    elif e.kernel.flat or q.kind is Kind.CROSS_ROW:
         _across_rows(e, s, q)
     else:
         _within_row(e, s, q)
@@ -284,11 +305,11 @@ def _point(e: Emitter, s: Scope, q: MappedNode) -> None:
     b = q.node.out
     value = _bind(e, s, q.value)
     depth = len(s.stage.inner)
-    where = e.kernel.storage[b]
+    storage = e.kernel.storage[b]
     s.forwarded[b] = value
-    if where == SCALAR:
+    if storage == SCALAR:
         e.scalars[b] = value
-    if where == SCRATCH:
+    if storage == SCRATCH:
         target = _scratch(e, b, e.kernel.scratch[b])
         s.before[depth].append(Store(target, scratch_index(q, q.index), value))
     if b in e.kernel.stored:
@@ -296,21 +317,21 @@ def _point(e: Emitter, s: Scope, q: MappedNode) -> None:
         s.before[depth].append(Store(e.param(b, written=True), at, value))
 
 
-def _kept_first(q: MappedNode) -> int | None:
-    """How many leading inner loops are kept when all kept ones precede all reduced ones, else None."""
+def _leading_parallel(q: MappedNode) -> int | None:
+    """Return the number of parallel inner loops if all of them precede all reduced loops, else None."""
     flags = [v in q.reduced for v in q.inner]
-    kept = flags.count(False)
-    return kept if flags == [False] * kept + [True] * (len(flags) - kept) else None
+    count = flags.count(False)
+    return count if flags == [False] * count + [True] * (len(flags) - count) else None
 
 
 def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
-    """A scalar accumulator opened at `level`, updated in the innermost loop; its name after the loops."""
+    """Return the name of an accumulator that `level` declares and the innermost loop updates."""
     node = q.node
     assert isinstance(node, Reduction)
     value = _bind(e, s, q.value)
     depth = len(s.stage.inner)
     acc = e.fresh("r")
-    if node.op == "sum" and value.dtype == torch.float32 and (wide := _wide(s, q)):
+    if node.op == "sum" and value.dtype == torch.float32 and (wide := _float64_total(e, s, q)):
         s.before[level].append(Declare(acc, torch.float64, va.const(0.0, torch.float64)))
         if wide == "blocks":
             part = e.fresh("r")
@@ -329,22 +350,22 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
     return name(acc, value.dtype)
 
 
-def _wide(s: Scope, q: MappedNode) -> str:
-    """How a float32 sum gets a float64 total: "blocks" of vectors, "steps" for each element, "" for a short one."""
+def _float64_total(e: Emitter, s: Scope, q: MappedNode) -> str:
+    """Return after what a float32 sum is added to a float64 total: "blocks" of vectors, "steps", or "" for never."""
     length = ex.prod(ex.size_of(v) for v in q.inner if v in q.reduced)
     if _one_lane(s.stage):
         return "" if _known_at_most(length, COLUMN_BLOCK) else "steps"
-    if isinstance(length, int) and length >= STREAM:
+    if isinstance(length, int) and length >= e.stream:
         return "steps"
     return "" if _known_at_most(length, SUM_BLOCK) else "blocks"
 
 
 def _one_lane(stage: Stage) -> bool:
-    """Whether the stage's innermost loop runs in order, so that its sums have no lanes."""
+    """Return whether the stage's innermost loop runs in order, so that its sums have no lanes."""
     return any(
-        q.kind in ("scan", "scatter")
+        q.kind in (Kind.SCAN, Kind.SCATTER)
         or any(v.op == "wrap_index" for v in va.walk(q.value))
-        or (bool(q.reduced) and _kept_first(q) is None and stage.inner[-1] in q.reduced)
+        or (bool(q.reduced) and _leading_parallel(q) is None and stage.inner[-1] in q.reduced)
         for q in stage.members
     )
 
@@ -355,20 +376,20 @@ def _known_at_most(size: Index, limit: int) -> bool:
 
 def _within_row(e: Emitter, s: Scope, q: MappedNode) -> None:
     b = q.node.out
-    kept = _kept_first(q)
-    where = e.kernel.storage[b]
-    if kept is None:
+    parallel = _leading_parallel(q)
+    storage = e.kernel.storage[b]
+    if parallel is None:
         _array_reduction(e, s, q)
         return
-    result = _accumulate(e, s, q, kept)
-    after = s.after[kept]
-    if where == SCALAR:
+    result = _accumulate(e, s, q, parallel)
+    after = s.after[parallel]
+    if storage == SCALAR:
         label = name(e.fresh("t"), result.dtype)
         after.append(Let(label.attr, result))
         e.levels[label] = 0
         e.scalars[b] = label
         result = label
-    if where == SCRATCH:
+    if storage == SCRATCH:
         after.append(Store(_scratch(e, b, e.kernel.scratch[b]), scratch_index(q, q.index), result))
     if b in e.kernel.stored:
         at, _ = _index(e, s, q.index)
@@ -376,13 +397,13 @@ def _within_row(e: Emitter, s: Scope, q: MappedNode) -> None:
 
 
 def _array_reduction(e: Emitter, s: Scope, q: MappedNode) -> None:
-    """Kept loops inside reduced ones: one accumulator per kept point; long sums of float32 in blocks."""
+    """Emit parallel loops inside reduced ones: one accumulator for each result, long float32 sums in blocks."""
     node = q.node
     assert isinstance(node, Reduction)
     b = node.out
-    kept = tuple(v for v in q.inner if v not in q.reduced)
-    numel = ex.prod(ex.size_of(v) for v in kept)
-    slot = ex.flatten([ex.size_of(v) for v in kept], [ex.ix(v) for v in kept])
+    parallel = q.parallel
+    numel = ex.prod(ex.size_of(v) for v in parallel)
+    slot = ex.flatten([ex.size_of(v) for v in parallel], [ex.ix(v) for v in parallel])
     dtype = q.value.dtype
     length = ex.prod(ex.size_of(v) for v in q.inner if v in q.reduced)
     wide = node.op == "sum" and dtype == torch.float32 and not _known_at_most(length, COLUMN_BLOCK)
@@ -390,23 +411,23 @@ def _array_reduction(e: Emitter, s: Scope, q: MappedNode) -> None:
     target = _scratch(e, b, numel) if direct else _temp(e, f"acc.{b}", torch.float64 if wide else dtype, numel)
     at = scratch_index(q, q.index) if direct else slot
     total = va.load(target, at, torch.float64 if wide else dtype)
-    s.before[0].append(_over(kept, Store(target, at, identity(node.op, total.dtype))))
+    s.before[0].append(_over(parallel, Store(target, at, identity(node.op, total.dtype))))
     value = _bind(e, s, q.value)
     if wide and q.inner[0] in q.reduced and not any(v in q.reduced for v in q.inner[1:]):
         part = _temp(e, f"part.{b}", dtype, numel)
-        opened = _over(kept, Store(part, at, identity(node.op, dtype)))
+        opened = _over(parallel, Store(part, at, identity(node.op, dtype)))
         folded = Update(target, at, node.op, _widen(va.load(part, at, dtype), torch.float64))
-        s.columns.append((opened, _over(kept, folded)))
+        s.columns.append((opened, _over(parallel, folded)))
         s.before[len(s.stage.inner)].append(Update(part, at, node.op, value))
     else:
         s.before[len(s.stage.inner)].append(Update(target, at, node.op, _widen(value, total.dtype)))
     s.serial |= s.stage.inner[-1] in q.reduced
     result = _widen(total, dtype)
     if e.kernel.storage[b] == SCRATCH and not direct:
-        s.after[0].append(_over(kept, Store(_scratch(e, b, numel), scratch_index(q, q.index), result)))
+        s.after[0].append(_over(parallel, Store(_scratch(e, b, numel), scratch_index(q, q.index), result)))
     if b in e.kernel.stored:
-        where, _ = _index(e, s, q.index)
-        s.after[0].append(_over(kept, Store(e.param(b, written=True), where, result)))
+        position, _ = _index(e, s, q.index)
+        s.after[0].append(_over(parallel, Store(e.param(b, written=True), position, result)))
 
 
 def _temp(e: Emitter, key: str, dtype: torch.dtype, numel: Index) -> str:
@@ -421,21 +442,21 @@ def _over(loops: tuple[Atom, ...], body: Stmt) -> Stmt:
 
 
 def _across_rows(e: Emitter, s: Scope, q: MappedNode) -> None:
-    """Each thread accumulates over its rows; results are combined once all rows are done."""
+    """Emit a reduction over rows: each thread accumulates over its rows, and results are combined after all rows."""
     node = q.node
     assert isinstance(node, Reduction)
     b = node.out
-    kept = tuple(v for v in q.inner if v not in q.reduced)
+    parallel = q.parallel
     dtype = q.value.dtype
-    slot = ex.flatten([ex.size_of(v) for v in kept], [ex.ix(v) for v in kept])
-    numel = ex.prod(ex.size_of(v) for v in kept)
+    slot = ex.flatten([ex.size_of(v) for v in parallel], [ex.ix(v) for v in parallel])
+    numel = ex.prod(ex.size_of(v) for v in parallel)
     acc = e.fresh("a")
     wide = torch.float64 if dtype == torch.float32 and node.op == "sum" else dtype
     target = e.param(b, written=True)
     e.note(numel)
     e.note(q.index)
-    e.partials.append(Partial(acc, wide, numel, node.op, identity(node.op, wide), kept, slot, target, q.index))
-    lead = _kept_first(q)
+    e.partials.append(Partial(acc, wide, numel, node.op, identity(node.op, wide), parallel, slot, target, q.index))
+    lead = _leading_parallel(q)
     if lead is not None and any(v in q.reduced for v in q.inner):
         result = _accumulate(e, s, q, lead)
         total = result.args[0] if result.op == "cast" and result.args[0].dtype == wide else _widen(result, wide)
@@ -451,7 +472,7 @@ def _widen(v: Value, dtype: torch.dtype) -> Value:
 
 
 def _scan(e: Emitter, s: Scope, q: MappedNode) -> None:
-    """One running result per point of the loops inside the scanned one, which are independent."""
+    """Emit a scan: one running result for each point of the loops inside the scanned one, which are independent."""
     node = q.node
     assert isinstance(node, Scan)
     depth = len(s.stage.inner)
@@ -485,7 +506,7 @@ _SCATTER_OPS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
 
 
 def _scatter(e: Emitter, s: Scope, q: MappedNode) -> None:
-    """Stores in loop order; only a loop that never meets its own elements again may run as vectors."""
+    """Emit stores in loop order; only a loop whose iterations store different elements may run as vectors."""
     node = q.node
     assert isinstance(node, Scatter)
     value = _bind(e, s, q.value)

@@ -1,4 +1,4 @@
-"""Kernel AST -> OpenMP C++. Spelling only: every decision is already in the AST."""
+"""Print the kernel AST as OpenMP C++. Every decision is already in the AST."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.ops import OPS
 from ...ir.value import Value
+from ..lines import Lines
 from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
 from .short_rows import SHORT
 
@@ -41,31 +42,29 @@ _COMBINE = {
     "xor": "{0} ^ {1}",
     "logaddexp": "alt::logaddexp({0}, {1})",
 }
-STACK_SCRATCH = 1 << 17  # bytes of scratch a kernel may take from a thread's stack
+STACK_SCRATCH = 1 << 17  # bytes of scratch that a kernel may allocate on a thread's stack
 
 
-class Lines:
-    """Indented text."""
+class _CppLines(Lines):
+    """Lines of C++ with blocks in braces."""
 
     def __init__(self) -> None:
-        self.out: list[str] = []
-        self.depth = 0
-
-    def add(self, text: str) -> None:
-        self.out.append("  " * self.depth + text)
+        super().__init__("  ")
 
     def open(self, text: str) -> None:
+        """Open a block."""
         self.add(text + " {")
         self.depth += 1
 
     def close(self, tail: str = "") -> None:
+        """Close the innermost block."""
         self.depth -= 1
         self.add("}" + tail)
 
 
 def function(f: Function, identifier: str, threshold: int) -> str:
-    """The C++ text of one kernel."""
-    w = Lines()
+    """Return the C++ text of one kernel. `threshold`: least work for which it uses several threads."""
+    w = _CppLines()
     params = [
         f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
         for p in f.params
@@ -94,10 +93,10 @@ def function(f: Function, identifier: str, threshold: int) -> str:
         else:
             if f.short:
                 _short(w, f)
-            _digits(w, f)
+            _init_counters(w, f)
             w.open("for (int64_t o = begin; o < end; ++o)")
         _block(w, f.body)
-        _count(w, f.row_counters)
+        _advance_counters(w, f.row_counters)
         w.close()
         if f.short:
             w.close()
@@ -107,10 +106,10 @@ def function(f: Function, identifier: str, threshold: int) -> str:
     for p in f.partials:
         _partial_close(w, p)
     w.close()
-    return "\n".join(w.out) + "\n"
+    return "\n".join(w.body) + "\n"
 
 
-def _short(w: Lines, f: Function) -> None:
+def _short(w: _CppLines, f: Function) -> None:
     (size,) = (ex.size_of(s.var) for s in f.short if isinstance(s, Loop))
     w.open(f"if ({index(size)} < {SHORT})")
     w.add("#pragma omp simd")
@@ -121,17 +120,17 @@ def _short(w: Lines, f: Function) -> None:
     w.depth += 1
 
 
-def _digits(w: Lines, f: Function) -> None:
-    """Where the variables of the rows' loops begin."""
+def _init_counters(w: _CppLines, f: Function) -> None:
+    """Print the first values of the row counters."""
     step: Index = 1
     for k, v in reversed(list(enumerate(f.row_counters))):
         quotient = "begin" if step == 1 else f"begin / ({index(step)})"
         first = quotient if k == 0 else f"{quotient} % {_paren(ex.size_of(v))}"
-        w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # where there are no rows, a size may be 0
+        w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # without rows, a size may be 0
         step = ex.mul(step, ex.size_of(v))
 
 
-def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
+def _advance_counters(w: _CppLines, row_counters: tuple[Atom, ...]) -> None:
     for k, v in reversed(list(enumerate(row_counters))):
         if k == 0:
             w.add(f"++{v.key};")
@@ -142,8 +141,8 @@ def _count(w: Lines, row_counters: tuple[Atom, ...]) -> None:
         w.close()
 
 
-def _threads(w: Lines, f: Function, threshold: int) -> None:
-    """Threads by work; a static kernel below the threshold is decided here."""
+def _threads(w: _CppLines, f: Function, threshold: int) -> None:
+    """Print the number of threads, decided here for kernels of static work and else in the call."""
     if f.rows == 1 and f.flat is None:
         w.add("const int threads = 1; (void)max_threads;")
     elif isinstance(f.work, int):
@@ -154,12 +153,12 @@ def _threads(w: Lines, f: Function, threshold: int) -> None:
         w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
 
 
-def _share(w: Lines, f: Function) -> None:
+def _share(w: _CppLines, f: Function) -> None:
     split = "alt::share({n}, thread, omp_get_num_threads())"
     if f.flat is not None:
         split = "alt::share_blocks({n}, 64, thread, omp_get_num_threads())"
-    w.add(f"const alt::Share mine = {split.format(n=index(f.rows))};")
-    w.add("const int64_t begin = mine.begin, end = mine.end;")
+    w.add(f"const alt::Share range = {split.format(n=index(f.rows))};")
+    w.add("const int64_t begin = range.begin, end = range.end;")
 
 
 def _scratch_bytes(f: Function) -> int:
@@ -171,7 +170,7 @@ def _scratch_bytes(f: Function) -> int:
     return total
 
 
-def _declare_scratch(w: Lines, d: Declare, heap: bool) -> None:
+def _declare_scratch(w: _CppLines, d: Declare, heap: bool) -> None:
     assert d.numel is not None
     t = CTYPES[d.dtype]
     if heap:
@@ -180,7 +179,7 @@ def _declare_scratch(w: Lines, d: Declare, heap: bool) -> None:
         w.add(f"alignas(64) {t} {d.name}[{index(d.numel)}];")
 
 
-def _partial_open(w: Lines, p: Partial) -> None:
+def _partial_open(w: _CppLines, p: Partial) -> None:
     t = CTYPES[p.dtype]
     per_line = max(64 // p.dtype.itemsize, 1)
     w.add(f"const int64_t {p.name}_pitch = ({index(p.numel)} + {2 * per_line - 1}) / {per_line} * {per_line};")
@@ -188,17 +187,17 @@ def _partial_open(w: Lines, p: Partial) -> None:
     w.add(f"for (int64_t k = 0; k < threads * {p.name}_pitch; ++k) {p.name}_all[k] = {scalar(p.init)};")
 
 
-def _partial_close(w: Lines, p: Partial) -> None:
-    for v in p.kept:
+def _partial_close(w: _CppLines, p: Partial) -> None:
+    for v in p.parallel:
         w.open(_for(v.key, "0", index(ex.size_of(v))))
-    if not p.kept:
+    if not p.parallel:
         w.open("")  # several partials of one kernel each have their own total
     t = CTYPES[p.dtype]
     w.add(f"{t} total = {p.name}_all[{index(p.slot)}];")
     combined = _COMBINE[p.op].format("total", f"{p.name}_all[t * {p.name}_pitch + {index(p.slot)}]")
     w.add(f"for (int t = 1; t < threads; ++t) total = {combined};")
     w.add(f"{p.target}[{index(p.index)}] = total;")
-    for _ in p.kept or (None,):
+    for _ in p.parallel or (None,):
         w.close()
 
 
@@ -206,12 +205,12 @@ def _for(v: str, begin: str, end: str) -> str:
     return f"for (int64_t {v} = {begin}; {v} < {end}; ++{v})"
 
 
-def _block(w: Lines, body: tuple[Stmt, ...]) -> None:
+def _block(w: _CppLines, body: tuple[Stmt, ...]) -> None:
     for s in body:
         _statement(w, s)
 
 
-def _statement(w: Lines, s: Stmt) -> None:
+def _statement(w: _CppLines, s: Stmt) -> None:
     match s:
         case Let():
             w.add(f"const {CTYPES[s.value.dtype]} {s.name} = {scalar(s.value)};")
@@ -228,8 +227,8 @@ def _statement(w: Lines, s: Stmt) -> None:
             _loop(w, s)
 
 
-def _tile(w: Lines, s: Loop) -> None:
-    """Two loops over a block: with as many iterations as a whole block has, which the compiler unrolls, or fewer."""
+def _tile(w: _CppLines, s: Loop) -> None:
+    """Print two forms of a tile: with constant bounds, which the compiler unrolls, and with those of a last tile."""
     limited = [s, *_limited(s.body)]
     for q in limited:
         w.add(f"const int64_t {q.var.key}_end = alt::min64({index(ex.size_of(q.var))}, {index(q.limit or 0)});")
@@ -246,14 +245,14 @@ def _limited(body: tuple[Stmt, ...]) -> list[Loop]:
 
 
 def _with_ends(s: Stmt, own: bool) -> Stmt:
-    """A loop without limits: to the `own` end of this block, or to that of whole blocks."""
+    """Return a loop nest without limits. `own`: loops end with this tile, else with a full tile."""
     if not isinstance(s, Loop):
         return s
     end = f"{s.var.key}_end" if own and s.limit is not None else s.end
     return replace(s, end=end, limit=None, body=tuple(_with_ends(q, own) for q in s.body))
 
 
-def _loop(w: Lines, s: Stmt) -> None:
+def _loop(w: _CppLines, s: Stmt) -> None:
     assert isinstance(s, Loop)
     if s.limit is not None:
         _tile(w, s)
@@ -273,7 +272,7 @@ def _loop(w: Lines, s: Stmt) -> None:
 
 
 def literal(number: object, dtype: torch.dtype) -> str:
-    """A constant that the compiler reads back exactly."""
+    """Return a constant that the compiler reads back exactly."""
     t = CTYPES[dtype]
     if dtype == torch.bool:
         return "true" if number else "false"
@@ -294,17 +293,17 @@ def literal(number: object, dtype: torch.dtype) -> str:
 
 
 def float_text(x: float) -> str:
-    """The shortest decimal of the nearest float32."""
-    near = _float32(x)
-    for row_counters in range(6, 18):
-        text = f"{near:.{row_counters}g}"
-        if _float32(float(text)) == near:
+    """Return the shortest decimal of the nearest float32."""
+    nearest = _float32(x)
+    for digits in range(6, 18):
+        text = f"{nearest:.{digits}g}"
+        if _float32(float(text)) == nearest:
             break
     return text if any(c in text for c in ".en") else text + ".0"
 
 
 def _float32(x: float) -> float:
-    """The nearest float32, as a Python float; too large a number becomes infinite."""
+    """Return the nearest float32 as a Python float; numbers that are too large become infinite."""
     try:
         rounded: float = struct.unpack("f", struct.pack("f", x))[0]
     except OverflowError:
@@ -313,7 +312,7 @@ def _float32(x: float) -> float:
 
 
 def scalar(v: Value) -> str:
-    """One scalar expression; operands that are names are spelled as such."""
+    """Return a value as one C++ expression."""
     match v.op:
         case "name":
             return str(v.attr)
@@ -331,8 +330,8 @@ def scalar(v: Value) -> str:
         case "wrap_index":
             code = int(v.args[1].attr) if len(v.args) > 1 else va.INDEX_ERROR
             name = "index_from_zero" if code & va.FROM_ZERO else "wrap_index"
-            more = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
-            return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{more})"
+            errors = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
+            return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{errors})"
         case "nonzero":
             return f"alt::nonzero({scalar(v.args[0])}, error)"
         case "divisor_scale" | "divide_by":
@@ -344,7 +343,7 @@ def scalar(v: Value) -> str:
 
 
 def index(e: Index) -> str:
-    """An index expression in 64-bit integers."""
+    """Return an index as an expression of 64-bit integers."""
     if isinstance(e, int):
         return str(e) if abs(e) < 2**31 else f"{e}LL"
     parts: list[str] = []
@@ -368,14 +367,11 @@ def _atom(a: Atom) -> str:
             return scalar(a.args[0])
     x, y = (_paren(b) for b in a.args)
 
-    def simple() -> bool:
-        return ex.known_nonnegative(a.args[0])
-
     match a.kind:
         case "floordiv":
-            return f"({x} / {y})" if simple() else f"alt::floor_div({x}, {y})"
+            return f"({x} / {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_div({x}, {y})"
         case "mod":
-            return f"({x} % {y})" if simple() else f"alt::floor_mod({x}, {y})"
+            return f"({x} % {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_mod({x}, {y})"
         case _:
             return f"alt::{a.kind}64({x}, {y})"
 

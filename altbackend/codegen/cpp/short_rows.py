@@ -1,6 +1,6 @@
-"""Rows that turn out to be short: a form of a row's reduction whose vectors run across rows.
+"""Give reductions along rows of unknown length a second form for short rows, whose vectors run across rows.
 
-A loop over 8 elements fills no vector, and a reduction of one costs more than its elements. Where only the call knows
+A loop over 8 elements fills no vector, and reducing a vector costs more than the elements. Where only the call knows
 the length, the kernel has both forms.
 """
 
@@ -14,7 +14,7 @@ SHORT = 32  # elements from which vectors along a row are faster
 
 
 def with_short_rows(f: Function) -> Function:
-    """`f` with a second body for rows below SHORT, if its rows are one reduction whose length is symbolic."""
+    """Return `f` with a second body for rows below SHORT, if its rows are one reduction of symbolic length."""
     loops = [s for s in f.body if isinstance(s, Loop)]
     if f.flat is not None or f.rows == 1 or f.scratch or f.partials or f.checks or f.row_counters or len(loops) != 1:
         return f
@@ -29,13 +29,13 @@ def with_short_rows(f: Function) -> Function:
 
 
 def _serial(loop: Loop, inner: Loop) -> list[Stmt]:
-    """The loop over a row without blocks, by one lane; what a block opens and closes is done once."""
+    """Return the loop over a row without blocks and in one lane; statements around a block run once."""
     plain = Loop(inner.var, "0", "", inner.body)
     return [plain if s is inner else s for s in loop.body] if loop is not inner else [plain]
 
 
 def _plain(s: Stmt) -> bool:
-    """Whether a statement touches nothing that rows share but their own results."""
+    """Return whether a statement of one row touches no memory of other rows."""
     match s:
         case Let() | Store():
             return True

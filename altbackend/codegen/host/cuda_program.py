@@ -1,7 +1,7 @@
-"""The host program for CUDA: a readable Python file that allocates, launches, calls libraries and returns.
+"""Print the host program of a GPU: a readable Python file that allocates, launches, calls libraries and returns.
 
-Every buffer is a tensor of its own from torch's caching allocator, which knows streams and graph capture; it is
-dropped after its last use, and its memory goes to the next one.
+Every buffer is a tensor of its own from torch's caching allocator, which knows streams and graph capture. The program
+drops a tensor after its last use, and the allocator reuses its memory.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import torch
 
 from ...ir import expr as ex
 from ...ir.loops import Buffer, Extern, Origin, Program, View, reads, results_text, unbacked_symbols, writes
-from ...schedule.deps import Deps
 from ..cpp.ast import Param
 from ..triton.print_triton import TritonKernel
-from .cpu_program import (
-    _arg,
-    _Names,
-    _output,
-    _provenance,
-    _Python,
-    _target_name,
+from .debug_file import describe, optional_functions
+from .launch_plan import Locations
+from .python_text import (
+    HostLines,
     bind_late,
     bind_numbers,
     bind_sizes,
+    call_text,
+    geometry_text,
     is_foreign,
     number_imports,
+    open_call,
     promise,
     promise_imports,
+    provenance,
+    return_line,
 )
-from .debug_file import describe, seldom, tuple_text
 
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel on named buffers; `finish` steps follow it as launches of their own. `scratch`: "" or one more."""
+    """One kernel on named buffers. `scratch`: the buffer of its global scratch memory, or ""."""
 
     kernel: TritonKernel
     params: tuple[Param, ...]
@@ -45,7 +45,8 @@ class CudaLaunch:
     scratch: str = ""
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def all_buffers(self) -> tuple[str, ...]:
+        """Return the buffers of the launch, scratch memory included."""
         return (*self.buffers, self.scratch) if self.scratch else self.buffers
 
 
@@ -54,7 +55,7 @@ Step = CudaLaunch | Extern
 
 @dataclass(frozen=True)
 class CudaHost:
-    """`launches`: per launch its kernel and the numbers of its pointers that are multiples of 16 bytes."""
+    """A printed host program. `launches`: each kernel with the numbers of its pointers that are multiples of 16."""
 
     python: str
     launches: tuple[tuple[TritonKernel, tuple[int, ...]], ...]
@@ -65,65 +66,89 @@ class CudaHost:
 def launches(
     p: Program, kernel: TritonKernel, buffers: tuple[str, ...], origins: tuple[Origin, ...], number: int
 ) -> tuple[Program, list[CudaLaunch]]:
-    """A kernel and its finishing kernels as launches; their partial results become buffers of the program."""
-    held = dict(zip((q.name for q in (*kernel.params, *kernel.totals)), buffers, strict=True))
+    """Return the launches of a kernel and its second kernels, and the program with their workspaces as buffers."""
+    buffer_of = dict(zip((q.name for q in (*kernel.params, *kernel.totals)), buffers, strict=True))
     device = p.buffers[buffers[0]].device
     added = {}
     for w in kernel.workspace:
-        held[w.name] = f"parts{number}_{w.name}"
-        added[held[w.name]] = Buffer(held[w.name], w.dtype, (w.numel,), (1,), device)
+        buffer_of[w.name] = f"parts{number}_{w.name}"
+        added[buffer_of[w.name]] = Buffer(buffer_of[w.name], w.dtype, (w.numel,), (1,), device)
     scratch = f"scratch{number}" if kernel.scratch else ""
     if scratch:
         added[scratch] = Buffer(scratch, torch.uint8, (ex.mul(kernel.scratch, *kernel.grid),), (1,), device)
     if added:
         p = replace(p, buffers={**p.buffers, **added})
     params = (*kernel.params, *(Param(w.name, w.dtype, True) for w in kernel.workspace))
-    out = [CudaLaunch(kernel, params, tuple(held[q.name] for q in params), origins, scratch)]
+    steps = [CudaLaunch(kernel, params, tuple(buffer_of[q.name] for q in params), origins, scratch)]
     for f in kernel.finish:
-        names = tuple(held[a] for a in f.arguments)
-        out.append(CudaLaunch(f.kernel, f.kernel.params, names, origins))
-    return p, out
+        names = tuple(buffer_of[a] for a in f.arguments)
+        steps.append(CudaLaunch(f.kernel, f.kernel.params, names, origins))
+    return p, steps
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], any_strides: bool = False, checked: bool = False) -> CudaHost:
-    """Print the host program. `any_strides`: inputs may have other strides than were traced; `checked`: look."""
+@dataclass(frozen=True)
+class _Plan:
+    """A program's steps, its launches, and the locations of its buffers. `flagged`: some kernel checks positions.
+
+    `written`: inputs that a step writes. `viewed`: buffers of which results or arguments are views, so that these must
+    be views of the caller's tensors. `used`: buffers that a step or the caller reads.
+    """
+
+    program: Program
+    steps: Sequence[Step]
+    launches: list[CudaLaunch]
+    locations: Locations
+    flagged: bool
+    written: set[str]
+    viewed: set[str]
+    used: set[str]
+
+
+def build(p: Program, steps: Sequence[Step], any_strides: bool = False, checked: bool = False) -> CudaHost:
+    """Print the host program.
+
+    `any_strides`: inputs may have other strides than were traced. `checked`: compare inputs with those traced.
+    """
     steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
-    found = [s for s in steps if isinstance(s, CudaLaunch)]
-    names = _names(p, steps)
-    written = written_inputs(p, steps)
-    anywhere = written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
-    hints = tuple((s.kernel, aligned_pointers(s, anywhere)) for s in found)
-    python = _python(p, deps, steps, found, names, any_strides, checked and not any_strides)
-    return CudaHost(python, hints, len(found), len(steps) - len(found))
+    launched = [s for s in steps if isinstance(s, CudaLaunch)]
+    viewed = {o.buffer for o in p.outputs if isinstance(o, View)}
+    viewed.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)
+    used = {o.buffer for o in p.outputs if isinstance(o, View)}
+    used.update(b for s in steps for b in (s.buffers if isinstance(s, CudaLaunch) else reads(s)))
+    flagged = any(s.kernel.checks for s in launched)
+    planned = _Plan(p, steps, launched, _locate(p, steps), flagged, written_inputs(p, steps), viewed, used)
+    unaligned = planned.written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
+    hints = tuple((s.kernel, aligned_pointers(s, unaligned)) for s in launched)
+    python = _file(planned, _body(planned, any_strides, checked and not any_strides))
+    return CudaHost(python, hints, len(launched), len(steps) - len(launched))
 
 
-def aligned_pointers(s: CudaLaunch, anywhere: Set[str]) -> tuple[int, ...]:
-    """Numbers of a launch's pointers that are multiples of 16 bytes; buffers in `anywhere` may begin anywhere."""
-    return tuple(k for k, b in enumerate(s.buffers) if b not in anywhere)
+def aligned_pointers(s: CudaLaunch, unaligned: Set[str]) -> tuple[int, ...]:
+    """Return the numbers of a launch's pointers that are multiples of 16 bytes: all but buffers in `unaligned`."""
+    return tuple(k for k, b in enumerate(s.buffers) if b not in unaligned)
 
 
-def anywhere_in(p: Program) -> set[str]:
-    """The buffers that may begin anywhere, as far as they are known before there are launches."""
+def unaligned_in(p: Program) -> set[str]:
+    """Return the buffers that may begin at any address, as far as the nodes tell before there are launches."""
     written = {b for n in p.nodes for b in writes(n) if b in p.buffers and p.buffers[b].kind == "input"}
     return written.union(o for n in p.nodes if isinstance(n, Extern) and n.aliases for o in n.outs if o)
 
 
-def _names(p: Program, steps: Sequence[Step]) -> _Names:
+def _locate(p: Program, steps: Sequence[Step]) -> Locations:
+    """Return the slots of pointers and sizes; every temporary is a tensor of its own."""
     slots: dict[str, int] = {}
     symbols: set[str] = set()
     for s in steps:
         if isinstance(s, CudaLaunch):
             symbols.update(s.kernel.symbols)
-            for b in s.held:
+            for b in s.all_buffers:
                 slots.setdefault(b, len(slots))
-    used = {o.buffer for o in p.outputs if isinstance(o, View)}
-    used.update(b for s in steps for b in (s.buffers if isinstance(s, CudaLaunch) else reads(s)))
-    temporary = {b for b, buf in p.buffers.items() if buf.kind == "temp"}
-    return _Names(slots, {}, {}, {b: b for b in sorted(used)}, temporary, tuple(sorted(symbols)))
+    temporary = {b for b, buffer in p.buffers.items() if buffer.kind == "temp"}
+    return Locations(slots, {}, {}, {}, temporary, tuple(sorted(symbols)))
 
 
 def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
-    """Inputs that any step writes: they cannot be copied to an aligned place, so nothing is promised of them."""
+    """Return the inputs that a step writes: they are not copied to aligned memory, and kernels assume no alignment."""
     written: set[str] = set()
     for s in steps:
         if isinstance(s, CudaLaunch):
@@ -134,118 +159,91 @@ def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
 
 
 def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
-    """Per step the buffers that nothing needs after it; storage shared with a library result lives on."""
+    """Return for each step the buffers that no later step needs; storage shared with a library result lives on."""
     last: dict[str, int] = {}
     for k, s in enumerate(steps):
-        for b in s.held if isinstance(s, CudaLaunch) else (*reads(s), *writes(s)):
+        for b in s.all_buffers if isinstance(s, CudaLaunch) else (*reads(s), *writes(s)):
             last[b] = k
-    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
-    out: dict[int, list[str]] = {}
+    outputs = {o.buffer for o in p.outputs if isinstance(o, View)}
+    drops: dict[int, list[str]] = {}
     for b, k in last.items():
-        if b in p.buffers and b not in kept and p.buffers[b].kind != "const":
-            out.setdefault(k, []).append(b)
-    return out
+        if b in p.buffers and b not in outputs and p.buffers[b].kind != "const":
+            drops.setdefault(k, []).append(b)
+    return drops
 
 
-def _python(
-    p: Program,
-    deps: Deps,
-    steps: Sequence[Step],
-    found: list[CudaLaunch],
-    names: _Names,
-    any_strides: bool,
-    checked: bool,
-) -> str:
-    w = _Python()
-    checks = [o.line for s in found if s.kernel.checks for o in s.origins if o.line]
-    flagged = any(s.kernel.checks for s in found)
-    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda")
-    views = {o.buffer for o in p.outputs if isinstance(o, View)}
-    views.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)
-    _prologue(w, p, names, _Inputs(written_inputs(p, steps), views, any_strides, checked), flagged)
-    last = _last_uses(p, steps)
+# --- the lines of a call ---------------------------------------------------------------------------------------------
+
+
+def _body(planned: _Plan, any_strides: bool, checked: bool) -> HostLines:
+    w, p = HostLines(), planned.program
+    _prologue(w, planned, any_strides, checked)
+    last = _last_uses(p, planned.steps)
     number = 0
-    for k, s in enumerate(steps):
+    for k, s in enumerate(planned.steps):
         if isinstance(s, CudaLaunch):
-            _launch(w, p, names, s, number)
+            _launch(w, planned, s, number)
             number += 1
         else:
-            _extern(w, p, names, s)
+            _extern(w, planned, s)
         if k in last:
             w.add(f"del {', '.join(last[k])}")
     w.add("tables.give(t)")
-    outs = ", ".join(_output(p, o) for o in p.outputs)
-    w.add(f"return ({outs}{',' if len(p.outputs) == 1 else ''})")
-    return _file(p, names, found, w, device.index or 0, sorted(set(checks)), flagged)
+    w.add(return_line(p))
+    return w
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """Those that are written, and those of which views are made or returned, which must be views of what is given."""
-
-    written: set[str]
-    viewed: set[str]
-    any_strides: bool
-    checked: bool
-
-
-def _prologue(w: _Python, p: Program, names: _Names, inputs: _Inputs, flagged: bool) -> None:
-    if p.inputs:
-        w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
-    w.add("args.clear()")
-    if flagged:
+def _prologue(w: HostLines, planned: _Plan, any_strides: bool, checked: bool) -> None:
+    p, locations = planned.program, planned.locations
+    open_call(w, p)
+    if planned.flagged:
         w.add("flag.check()")
-    bind_sizes(w, p, inputs.any_strides, inputs.checked)
+    bind_sizes(w, p, any_strides, checked)
     bind_numbers(w, p)
     w.add("t = tables.take()")
     w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
-    late = unbacked_symbols(p)
-    for k, s in enumerate(names.symbols):
-        if s not in late:
+    unbacked = unbacked_symbols(p)
+    for k, s in enumerate(locations.symbols):
+        if s not in unbacked:
             w.add(f"S[{k}] = {s}")
-    for b in p.inputs:
-        if b not in names.slots:
-            continue
+    for b in (b for b in p.inputs if b in locations.slots):
         if p.buffers[b].device.type == "cpu":
-            _bring(w, p, names, b)
+            _copy_to_gpu(w, planned, b)
             continue
-        near = f"{b}_near" if b in inputs.viewed else b
-        if b not in inputs.written:
-            w.add(f"{near} = aligned({b})")
-        w.add(f"P[{names.slots[b]}] = {near if b not in inputs.written else b}.data_ptr()")
+        tensor = b
+        if b not in planned.written:
+            tensor = f"{b}_near" if b in planned.viewed else b
+            w.add(f"{tensor} = aligned({b})")
+        w.add(f"P[{locations.slots[b]}] = {tensor}.data_ptr()")
 
 
-def _bring(w: _Python, p: Program, names: _Names, b: str) -> None:
-    """A CPU tensor that kernels read, often a number in a tensor, gets a copy on the device."""
-    buf = p.buffers[b]
-    w.add(f"{b}_there = empty_cuda({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype}).copy_({b}, True)")
-    w.add(f"P[{names.slots[b]}] = {b}_there.data_ptr()")
+def _copy_to_gpu(w: HostLines, planned: _Plan, b: str) -> None:
+    """Print the copy of a CPU tensor that kernels read, often a single number."""
+    allocation = f"empty_cuda({geometry_text(planned.program, b)}, {planned.program.buffers[b].dtype})"
+    w.add(f"{b}_there = {allocation}.copy_({b}, True)")
+    w.add(f"P[{planned.locations.slots[b]}] = {b}_there.data_ptr()")
 
 
-def _allocate(w: _Python, p: Program, names: _Names, b: str) -> None:
-    w.targets[b] = b
-    buf = p.buffers[b]
-    w.add(f"{b} = empty_cuda({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype})")
-    w.add(f"P[{names.slots[b]}] = {b}.data_ptr()")
-
-
-def _launch(w: _Python, p: Program, names: _Names, s: CudaLaunch, number: int) -> None:
-    for b in s.held:
-        if b in names.fresh and b not in w.targets:
-            _allocate(w, p, names, b)
+def _launch(w: HostLines, planned: _Plan, s: CudaLaunch, number: int) -> None:
+    p, locations = planned.program, planned.locations
+    for b in s.all_buffers:
+        if b in locations.fresh and b not in w.targets:
+            w.targets[b] = b
+            w.add(f"{b} = empty_cuda({geometry_text(p, b)}, {p.buffers[b].dtype})")
+            w.add(f"P[{locations.slots[b]}] = {b}.data_ptr()")
             if any(q.name in s.kernel.zeroed for q, c in zip(s.params, s.buffers, strict=True) if c == b):
                 w.add(f"{b}.zero_()")
     (grid,) = s.kernel.grid
-    w.add(f"kernel{number}({ex.show(grid)}, stream, L[{number}])  # {_provenance(s.origins)}")
+    w.add(f"kernel{number}({ex.show(grid)}, stream, L[{number}])  # {provenance(s.origins)}")
 
 
-def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
-    fn = _target_name(w, s.target)
-    args = [_arg(p, names, a) for a in s.args] + [f"{k}={_arg(p, names, v)}" for k, v in s.kwargs]
-    w.add(f"{results_text(s)} = {fn}({', '.join(args)})  # {_provenance(s.origins)}")
-    bind_late(w, p, names, s)
+def _extern(w: HostLines, planned: _Plan, s: Extern) -> None:
+    p, locations = planned.program, planned.locations
+    function, args = call_text(w, p, locations, s.target, s)
+    w.add(f"{results_text(s)} = {function}({', '.join(args)})  # {provenance(s.origins)}")
+    bind_late(w, p, locations, s)
     for o in s.outs:
-        if o not in p.buffers or o not in names.home:  # a result that nobody uses may be None
+        if o not in p.buffers or o not in planned.used:  # an unused result may be None
             continue
         assert o is not None
         w.targets[o] = o
@@ -253,39 +251,45 @@ def _extern(w: _Python, p: Program, names: _Names, s: Extern) -> None:
         if is_foreign(s.target):
             w.add(promise(p, s.target, o))
         if b.device.type == "cpu":
-            if o in names.slots:
-                _bring(w, p, names, o)
+            if o in locations.slots:
+                _copy_to_gpu(w, planned, o)
             continue
-        if (b.sizes or o in names.slots) and not s.aliases:  # a view must stay one, wherever it begins
-            w.add(f"{o} = ensure_strides({o}, {tuple_text(b.sizes)}, {tuple_text(b.strides)})")
-        if o in names.slots:
-            w.add(f"P[{names.slots[o]}] = {o}.data_ptr()")
+        if (b.sizes or o in locations.slots) and not s.aliases:  # a view must stay a view, at any address
+            w.add(f"{o} = ensure_strides({o}, {geometry_text(p, o)})")
+        if o in locations.slots:
+            w.add(f"P[{locations.slots[o]}] = {o}.data_ptr()")
 
 
-def _arguments(s: CudaLaunch, names: _Names, flag: int) -> str:
-    out = [("p", names.slots[b]) for b in s.buffers]
-    out += [("p", flag)] if s.kernel.checks else []
-    out += [("s", names.symbols.index(x)) for x in s.kernel.symbols]
-    out += [("p", names.slots[s.scratch])] if s.scratch else []
-    return repr(tuple(out))
+# --- the file --------------------------------------------------------------------------------------------------------
 
 
-def _file(
-    p: Program, names: _Names, found: list[CudaLaunch], w: _Python, device: int, checks: list[str], flagged: bool
-) -> str:
-    flag = len(names.slots)
-    fixed = {names.slots[b]: f"const[{b!r}]" for b in names.slots if p.buffers[b].kind == "const"}
-    fixed |= {flag: "flag"} if flagged else {}
+def _arguments(s: CudaLaunch, locations: Locations, flag: int) -> str:
+    """Return where a launch finds its arguments: ("p", slot of a pointer) or ("s", slot of a size)."""
+    arguments = [("p", locations.slots[b]) for b in s.buffers]
+    arguments += [("p", flag)] if s.kernel.checks else []
+    arguments += [("s", locations.symbols.index(x)) for x in s.kernel.symbols]
+    arguments += [("p", locations.slots[s.scratch])] if s.scratch else []
+    return repr(tuple(arguments))
+
+
+def _file(planned: _Plan, w: HostLines) -> str:
+    p, locations, launched = planned.program, planned.locations, planned.launches
+    flag = len(locations.slots)
+    checks = sorted({o.line for s in launched if s.kernel.checks for o in s.origins if o.line})
+    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda").index or 0
+    fixed = {locations.slots[b]: f"const[{b!r}]" for b in locations.slots if p.buffers[b].kind == "const"}
+    fixed |= {flag: "flag"} if planned.flagged else {}
     fixed_text = ", ".join(f"{slot}: {text}" for slot, text in fixed.items())
-    functions = list(dict.fromkeys(s.kernel.source for s in found))
+    functions = list(dict.fromkeys(s.kernel.source for s in launched))
     sources = [f"SOURCE{n} = r'''\n{text}'''\n" for n, text in enumerate(functions)]
-    which = [functions.index(s.kernel.source) for s in found]
+    numbers = [functions.index(s.kernel.source) for s in launched]
+    arguments = [_arguments(s, locations, flag) for s in launched]
     lines = [
         *number_imports(p),
         "import torch",
         "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, ensure_strides, on_device, view",
         "from altbackend.runtime.cuda import stream as current_stream",
-        *(f"from altbackend.runtime.host import {name}" for name in seldom(w)),
+        *(f"from altbackend.runtime.host import {name}" for name in optional_functions(w)),
         *promise_imports(p),
         "",
         f"DEVICE = {device}",
@@ -293,18 +297,18 @@ def _file(
         "",
         "def bind(kernels, const):",
         '    """`kernels`: one launch function per launch, in order; `const`: constants by name."""',
-        *([f"    flag = ErrorFlag({checks!r})"] if flagged else []),
+        *([f"    flag = ErrorFlag({checks!r})"] if planned.flagged else []),
         "    launches = [",
-        *(f"        {_arguments(s, names, flag)},  # SOURCE{n}" for s, n in zip(found, which, strict=True)),
+        *(f"        {text},  # SOURCE{n}" for text, n in zip(arguments, numbers, strict=True)),
         "    ]",
-        f"    tables = Tables({flag + 1}, {len(names.symbols)}, launches, {{{fixed_text}}})",
-        *([f"    {', '.join(f'kernel{n}' for n in range(len(found)))}, = kernels"] if found else []),
+        f"    tables = Tables({flag + 1}, {len(locations.symbols)}, launches, {{{fixed_text}}})",
+        *([f"    {', '.join(f'kernel{n}' for n in range(len(launched)))}, = kernels"] if launched else []),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
         "",
         "    def call(args):",
         *w.body,
         "",
-        *(["    call.check = flag.check"] if flagged else []),
+        *(["    call.check = flag.check"] if planned.flagged else []),
         "    return on_device(call, DEVICE)",
         "",
         "",

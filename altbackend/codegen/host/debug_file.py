@@ -1,85 +1,52 @@
-"""The Python file that a debug folder shows of a CPU graph: memory layout, host program, C++ text, a main part."""
+"""Print the Python file of a CPU graph: memory layout, host program, C++ text, and a main part that runs it."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...config.options import Config
 from ...ir import expr as ex
-from ...ir.expr import Index
 from ...ir.loops import Extern, Program
-
-if TYPE_CHECKING:
-    from .cpu_program import _Names, _Python
-
+from .launch_plan import LaunchPlan, Locations
+from .python_text import HostLines, geometry_text, number_imports, promise_imports, tuple_text
 
 _RUNTIME = ("Workspaces", "check_error", "empty_cpu", "ensure_strides", "view")
 
 
-def seldom(w: _Python) -> list[str]:
-    """The functions of `runtime.host` that only some programs call, those that this one does."""
+def optional_functions(w: HostLines) -> list[str]:
+    """Return the functions of `runtime.host` that only some programs call, and this one does."""
     return [name for name in ("check_input", "retyped") if any(f"{name}(" in line for line in w.body)]
 
 
-def tuple_text(xs: Sequence[Index]) -> str:
-    return "(" + ", ".join(map(ex.show, xs)) + ("," if len(xs) == 1 else "") + ")"
-
-
-def file_text(
-    p: Program,
-    names: _Names,
-    segments: list[list[int]],
-    cfg: Config,
-    w: _Python,
-    source: str,
-    imports: Sequence[str] = (),
-) -> str:
-    """The file; `imports` are of what the texts of numbers name."""
-    blocks, windows = [], []
-    taken: dict[str, list[str]] = {}
-    for c, root in names.home.items():
-        taken.setdefault(root, []).append(c)
-    for b, (first, last) in names.arena.items():
-        if b in names.home:
-            continue
-        buf = p.buffers[b]
-        nbytes = ex.show(ex.mul(buf.extent, buf.dtype.itemsize))
-        here = [b, *taken.get(b, ())]
-        slots = ", ".join(str(names.slots[c]) for c in here)
-        blocks.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(here)}")
-    for v in names.windows:
-        dtype = v.dtype or p.buffers[v.buffer].dtype
-        fields = (
-            f"{names.slots[v.buffer]}, {dtype}, {tuple_text(v.sizes)}, {tuple_text(v.strides)}, {ex.show(v.offset)}"
-        )
-        windows.append(f"        ({fields}),  # {v.buffer}")
-    fixed = {names.slots[b]: b for b in names.slots if p.buffers[b].kind == "const"}
+def file_text(planned: LaunchPlan, cfg: Config, w: HostLines, source: str) -> str:
+    """Return the Python file of a CPU graph. `source`: the C++ text, `w`: the lines of the host program."""
+    p, locations = planned.program, planned.locations
+    fixed = {locations.slots[b]: b for b in locations.slots if p.buffers[b].kind == "const"}
     fixed_text = ", ".join(f"{slot}: const[{b!r}]" for slot, b in fixed.items())
-    others = f", {len(names.symbols) - names.laid}" if len(names.symbols) > names.laid else ""
+    call_symbols = len(locations.symbols) - locations.layout_symbols
+    options = f"{cfg.reuse_memory}, {cfg.persistent_workspace}" + (f", {call_symbols}" if call_symbols else "")
     lines = [
-        *imports,
+        *number_imports(p),
+        *promise_imports(p),
         "import torch",
-        f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *seldom(w)]))}",
+        f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *optional_functions(w)]))}",
         "",
         "",
-        f"def layout({', '.join(names.layout)}):",
+        f"def layout({', '.join(locations.layout)}):",
         '    """Temporaries as (slots, bytes, first step, last step); windows on them for library calls."""',
         "    blocks = [",
-        *blocks,
+        *_blocks(p, locations),
         "    ]",
         "    windows = [",
-        *windows,
+        *_windows(p, locations),
         "    ]",
         "    return blocks, windows",
         "",
         "",
         "def bind(library, const, num_threads):",
-        f"    spaces = Workspaces(layout, {len(names.slots)}, {{{fixed_text}}}, {cfg.reuse_memory}, "
-        f"{cfg.persistent_workspace}{others})",
-        "    spaces.constants = const  # whose addresses the workspaces hold",
-        *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(segments))),
+        f"    spaces = Workspaces(layout, {len(locations.slots)}, {{{fixed_text}}}, {options})",
+        "    spaces.constants = const  # the workspaces hold their addresses",
+        *(f"    segment{n} = library.fn('segment{n}')" for n in range(len(planned.segments))),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
         "",
         "    def call(args):",
@@ -103,15 +70,43 @@ def file_text(
     return "\n".join(lines)
 
 
+def _blocks(p: Program, locations: Locations) -> list[str]:
+    """Return a line for each block of the arena, with the temporaries that share it."""
+    sharing: dict[str, list[str]] = {}
+    for b, root in locations.shares.items():
+        sharing.setdefault(root, []).append(b)
+    lines = []
+    for b, (first, last) in locations.arena.items():
+        if b in locations.shares:
+            continue
+        buffer = p.buffers[b]
+        nbytes = ex.show(ex.mul(buffer.extent, buffer.dtype.itemsize))
+        names = [b, *sharing.get(b, ())]
+        slots = ", ".join(str(locations.slots[c]) for c in names)
+        lines.append(f"        (({slots},), {nbytes}, {first}, {last}),  # {', '.join(names)}")
+    return lines
+
+
+def _windows(p: Program, locations: Locations) -> list[str]:
+    """Return a line for each view on a temporary that a library call takes."""
+    lines = []
+    for v in locations.windows:
+        dtype = v.dtype or p.buffers[v.buffer].dtype
+        geometry = f"{tuple_text(v.sizes)}, {tuple_text(v.strides)}, {ex.show(v.offset)}"
+        lines.append(f"        ({locations.slots[v.buffer]}, {dtype}, {geometry}),  # {v.buffer}")
+    return lines
+
+
 def describe(p: Program, b: str) -> str:
+    """Return an input's name, dtype and sizes."""
     if b not in p.buffers:
         return b
-    buf = p.buffers[b]
-    return f"{b} {str(buf.dtype).removeprefix('torch.')}{tuple_text(buf.sizes)}"
+    buffer = p.buffers[b]
+    return f"{b} {str(buffer.dtype).removeprefix('torch.')}{tuple_text(buffer.sizes)}"
 
 
 def _own_targets(p: Program) -> dict[str, str]:
-    """Functions of `altbackend.runtime` that the program calls, and their modules."""
+    """Return the functions of `altbackend.runtime` that the program calls, with their modules."""
     targets = [n.target for n in p.nodes if isinstance(n, Extern) and isinstance(n.target, types.FunctionType)]
     return {t.__name__: t.__module__ for t in targets if t.__module__.startswith("altbackend.runtime.")}
 
@@ -125,21 +120,13 @@ def _own_calls(p: Program) -> str:
 
 
 def _main(p: Program) -> list[str]:
-    """Random inputs of the right shapes, two timed calls."""
-    if any(syms for b in p.inputs if b in p.buffers for syms in [ex.syms_of(p.buffers[b].extent)]) or any(
-        buf.kind == "const" for buf in p.buffers.values()
-    ):
+    """Return lines that make two timed calls with random inputs of the traced shapes."""
+    symbolic = any(ex.syms_of(p.buffers[b].extent) for b in p.inputs if b in p.buffers)
+    if symbolic or any(buffer.kind == "const" for buffer in p.buffers.values()):
         return ["    print('symbolic shapes or constants: call bind(...)(inputs) yourself')"]
-    made = []
-    for b in p.inputs:
-        if b not in p.buffers:
-            made.append("0")
-            continue
-        buf = p.buffers[b]
-        fill = f"rand_strided({tuple_text(buf.sizes)}, {tuple_text(buf.strides)}, {buf.dtype})"
-        made.append(fill)
+    inputs = [f"rand_strided({geometry_text(p, b)}, {p.buffers[b].dtype})" if b in p.buffers else "0" for b in p.inputs]
     return [
         "    from altbackend.runtime.bench import rand_strided, time_calls",
         "",
-        f"    print(time_calls(call, lambda: [{', '.join(made)}]))",
+        f"    print(time_calls(call, lambda: [{', '.join(inputs)}]))",
     ]

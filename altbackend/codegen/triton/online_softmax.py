@@ -1,7 +1,7 @@
-"""One pass over long rows for a maximum and the sums of exponentials below it (`online.py` finds them).
+"""Emit one pass over long rows for a maximum and the sums of exponentials below it.
 
-The elements of a block that one thread holds have a maximum and sums of their own while the row is read, so that no
-thread waits for another before the end; where a tile has several rows, each row has.
+While the program reads the row, every thread has a maximum and sums of its own elements, so that no thread waits for
+another before the end. Where a tile has several rows, every row has them instead.
 """
 
 from __future__ import annotations
@@ -15,77 +15,77 @@ from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.ops import LOW_PRECISION
 from ...ir.value import Value
-from ...schedule.tiling.gpu.online_softmax import Online
+from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
 from ..cpp.ast import Let, identity, name
-from .scope import Emitter, Scope, bind, let, on_tile, row_axis, row_length, row_points, shape_of, store, whole
+from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, row_points, shape_of, store
 from .tile_ast import Accumulator, Comment, Shape, TileLoop
 from .totals import provenance
 
-LOAD_BYTES = 16  # what one thread loads at once
+LOAD_BYTES = 16  # one load of a thread
 THREADS = 32  # of a warp
 
 
 @dataclass(frozen=True)
 class Running:
-    """What the passes over blocks carry: names of the maximum and of the sums.
+    """The names of the running maximum and sums.
 
-    `group`: the block as (turns, threads, width), with a maximum and sums for each thread. Triton lays a block out so:
-    every thread holds neighbours that one load brings, and the same of every turn. Where a tile has several rows there
-    is no group.
+    `group`: the block as (turns, threads, width), with a maximum and sums for each thread. This is Triton's layout of a
+    block: in every turn a thread holds the neighbours of one load. Where a tile has several rows there is no group.
     """
 
-    best: Value
+    maximum: Value
     sums: tuple[Value, ...]
     group: Shape = ()
 
 
-def emit_online(e: Emitter, scope: Scope, part: Online) -> None:
-    """The maximum and the sums of a row, block after block; what is left beyond whole blocks comes last, masked.
+def emit_online_softmax(e: Emitter, scope: Scope, softmax: OnlineSoftmax) -> None:
+    """Emit the maximum and the sums of a row, block after block; a last partial block is masked.
 
     m' = max(m, max v);  s' = s exp(m - m') + sum exp(v - m'), where exp(-inf - -inf) counts as 0.
     """
-    n = row_length(e, part.top)
+    n = row_length(e, softmax.maximum)
     row_axis(e, scope, n)
     block = e.blocks.rblocks[n]
-    run = _start(e, scope, part, n)
+    run = _start(e, scope, softmax, n)
     full = n - n % block if isinstance(n, int) else 0
     if full or not isinstance(n, int):
         inner = Scope(scope, "r")
-        row_points(e, inner, n, "base", whole=bool(full))
-        _turn(e, inner, part, run)
+        row_points(e, inner, n, "base", full=bool(full))
+        _turn(e, inner, softmax, run)
         e.note(n)
         scope.body.append(TileLoop("base", "0", full or n, e.blocks.name_of(n), tuple(inner.body)))
     if isinstance(n, int) and full < n:
         inner = Scope(scope, "r")
         row_points(e, inner, n, str(full))
-        _turn(e, inner, part, run)
+        _turn(e, inner, softmax, run)
         scope.body.extend(inner.body)
-    _finish(e, scope, part, run)
+    _finish(e, scope, softmax, run)
 
 
-def _start(e: Emitter, scope: Scope, part: Online, n: Index) -> Running:
-    kind = part.top.value.dtype
+def _start(e: Emitter, scope: Scope, softmax: OnlineSoftmax, n: Index) -> Running:
+    """Emit the accumulators of the maximum and of the sums."""
+    kind = softmax.maximum.value.dtype
     group: Shape = ()
     shape = shape_of(e, frozenset({"x"}), None)
     if not e.blocks.tiled_x:
         block = e.blocks.rblocks[n]
         threads = min(THREADS * e.blocks.warps, block)
-        width = min(_width(part), block // threads)
+        width = min(_width(softmax), block // threads)
         group = f"{e.blocks.name_of(n)} // {threads * width}", str(threads), str(width)
         shape = (str(threads),)
     carried = []
-    for prefix, op in (("best", "max"), *(("sum", "sum") for _ in part.sums)):
+    for prefix, op in (("best", "max"), *(("sum", "sum") for _ in softmax.sums)):
         label = e.fresh(prefix)
         scope.body.append(Accumulator(label, kind, identity(op, kind), shape))
         carried.append(name(label, kind))
     return Running(carried[0], tuple(carried[1:]), group)
 
 
-def _width(part: Online) -> int:
-    """Elements that one load may bring: as many as the start of every row is a multiple of."""
-    made = {q.node.out for q in part.passed}
-    found = [(q, v) for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"]
-    rows = [(q, v) for q, v in found if v.attr[0] not in made and ex.vars_of(v.attr[1]) & {*q.inner}]
+def _width(softmax: OnlineSoftmax) -> int:
+    """Return the elements of one load: a number of which the start of every row is a multiple."""
+    written = {q.node.out for q in softmax.points}
+    loads = [(q, v) for q in (*softmax.points, softmax.maximum) for v in va.walk(q.value) if v.op == "load"]
+    rows = [(q, v) for q, v in loads if v.attr[0] not in written and ex.vars_of(v.attr[1]) & {*q.inner}]
     starts = [ex.substitute(v.attr[1], dict.fromkeys(q.inner, 0)) for q, v in rows]
     width = LOAD_BYTES // max(min((v.dtype.itemsize for _, v in rows), default=LOAD_BYTES), 2)
     while width > 1 and any(ex.mod(i, width) != 0 for i in starts):
@@ -93,57 +93,59 @@ def _width(part: Online) -> int:
     return width
 
 
-def _turn(e: Emitter, inner: Scope, part: Online, run: Running) -> None:
-    """One block of the row."""
-    for q in part.passed:
+def _turn(e: Emitter, inner: Scope, softmax: OnlineSoftmax, run: Running) -> None:
+    """Emit the update by one block of the row."""
+    for q in softmax.points:
         mapped = e.writers[q.node.out] = on_tile(e, inner, q)
         if q.node.out in e.kernel.stored:
             inner.body.append(Comment(provenance(q)))
             store(e, inner, mapped, bind(e, inner, mapped.value))
-    inner.body.append(Comment(provenance(part.top)))
-    top = on_tile(e, inner, part.top)
-    value = whole(e, inner, top, bind(e, inner, top.value), "max")
+    inner.body.append(Comment(provenance(softmax.maximum)))
+    maximum = on_tile(e, inner, softmax.maximum)
+    value = fill_block(e, inner, maximum, bind(e, inner, maximum.value), "max")
     if run.group:
         value = let(e, inner, va.make("reshaped", (value,), value.dtype, run.group), frozenset())
     kind, none = value.dtype, frozenset[str]()
-    highest = let(e, inner, _of_thread(e, inner, value, "max", run), none)
-    new = let(e, inner, va.make("combined", (run.best, highest), kind, "max"), none)
+    block_maximum = let(e, inner, _reduced(e, inner, value, "max", run), none)
+    new = let(e, inner, va.make("combined", (run.maximum, block_maximum), kind, "max"), none)
     floor = _floor(e, inner, new)
-    scale = let(e, inner, _exp(e, va.apply("sub", run.best, floor), part), none)
+    scale = let(e, inner, _exp(e, va.apply("sub", run.maximum, floor), softmax), none)
     spread = va.make("spread", (floor,), kind) if run.group else floor
-    for q, total in zip(part.sums, run.sums, strict=True):
+    for q, total in zip(softmax.sums, run.sums, strict=True):
         inner.body.append(Comment(provenance(q)))
-        terms = let(e, inner, _exp(e, va.apply("sub", value, spread), part), none)
-        held = let(e, inner, _of_thread(e, inner, terms, "sum", run), none)
-        inner.body.append(Let(total.attr, va.apply("add", va.apply("mul", total, scale), held)))
-    inner.body.append(Let(run.best.attr, new))
+        terms = let(e, inner, _exp(e, va.apply("sub", value, spread), softmax), none)
+        block_sum = let(e, inner, _reduced(e, inner, terms, "sum", run), none)
+        inner.body.append(Let(total.attr, va.apply("add", va.apply("mul", total, scale), block_sum)))
+    inner.body.append(Let(run.maximum.attr, new))
 
 
-def _of_thread(e: Emitter, scope: Scope, value: Value, op: str, run: Running) -> Value:
-    """A block reduced to one number a thread, or a row where the tile has several."""
+def _reduced(e: Emitter, scope: Scope, value: Value, op: str, run: Running) -> Value:
+    """Return a block reduced to one number a thread, or one a row where the tile has several."""
     if not run.group:
         return va.make("reduced", (value,), value.dtype, (op, 1, 2))
     of_loads = let(e, scope, va.make("reduced", (value,), value.dtype, (op, 2, 1)), frozenset())
     return va.make("reduced", (of_loads,), value.dtype, (op, 0, 1))
 
 
-def _floor(e: Emitter, scope: Scope, best: Value) -> Value:
-    """What is subtracted: 0 where there is no maximum yet, so that exp(-inf - floor) is 0 and not NaN."""
-    kind = best.dtype
-    found = va.apply("where", va.apply("eq", best, identity("max", kind)), va.const(0.0, kind), best)
-    return let(e, scope, found, frozenset())
+def _floor(e: Emitter, scope: Scope, maximum: Value) -> Value:
+    """Return the number to subtract: 0 before there is a maximum, so that exp(-inf - floor) is 0 and not NaN."""
+    kind = maximum.dtype
+    is_none = va.apply("eq", maximum, identity("max", kind))
+    return let(e, scope, va.apply("where", is_none, va.const(0.0, kind), maximum), frozenset())
 
 
-def _finish(e: Emitter, scope: Scope, part: Online, run: Running) -> None:
-    """The row's own numbers from those of its groups."""
-    results = [run.best, *run.sums]
+def _finish(e: Emitter, scope: Scope, softmax: OnlineSoftmax, run: Running) -> None:
+    """Emit the maximum and the sums of the row from those of its threads."""
+    results = [run.maximum, *run.sums]
     if run.group:
-        best = let(e, scope, va.make("reduced", (run.best,), run.best.dtype, ("max", 0, 1)), frozenset(), "total")
-        scale = let(e, scope, _exp(e, va.apply("sub", run.best, _floor(e, scope, best)), part), frozenset())
+        reduced = va.make("reduced", (run.maximum,), run.maximum.dtype, ("max", 0, 1))
+        maximum = let(e, scope, reduced, frozenset(), "total")
+        below = va.apply("sub", run.maximum, _floor(e, scope, maximum))
+        scale = let(e, scope, _exp(e, below, softmax), frozenset())
         scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", 0, 1)) for s in run.sums]
-        results = [best, *(let(e, scope, s, frozenset(), "total") for s in scaled)]
+        results = [maximum, *(let(e, scope, s, frozenset(), "total") for s in scaled)]
     axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
-    for q, result in zip((part.top, *part.sums), results, strict=True):
+    for q, result in zip((softmax.maximum, *softmax.sums), results, strict=True):
         mapped = on_tile(e, scope, q)
         e.axes[result] = axes
         e.results[q.node.out], e.writers[q.node.out] = result, mapped
@@ -152,13 +154,14 @@ def _finish(e: Emitter, scope: Scope, part: Online, run: Running) -> None:
     e.normalisers.update(results[1:])
 
 
-def _exp(e: Emitter, x: Value, part: Online) -> Value:
-    """exp(x) of x <= 0 as a term of a sum that has a term 1.
+def _exp(e: Emitter, x: Value, softmax: OnlineSoftmax) -> Value:
+    """Return exp(x) of x <= 0 as a term of a sum that has a term 1.
 
-    The fast form is off by |x| 2^-24 of the term, which averages to a rounding of the sum; rows of 16 bits, which leave
+    The fast form errs by |x| 2^-24 of the term, which averages to a rounding of the sum. Rows of 16 bits, which leave
     the least time for each element, take it.
     """
-    if x.dtype != torch.float32 or not e.own_numerics:
+    if x.dtype != torch.float32 or not e.tiled.fast_math:
         return va.make("exp", (x,), x.dtype)
-    loaded = {v.dtype for q in (*part.passed, part.top) for v in va.walk(q.value) if v.op == "load"}
-    return va.make("helper", (x,), x.dtype, "exp_below_fast" if e.fast or loaded <= LOW_PRECISION else "exp_below")
+    loaded = {v.dtype for q in (*softmax.points, softmax.maximum) for v in va.walk(q.value) if v.op == "load"}
+    fast = e.tiled.low_precision or loaded <= LOW_PRECISION
+    return va.make("helper", (x,), x.dtype, "exp_below_fast" if fast else "exp_below")

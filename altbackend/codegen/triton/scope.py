@@ -1,4 +1,4 @@
-"""Where the scalars of a kernel become tiles: each a name, defined in the outermost loop that knows its operands."""
+"""Turn the scalars of a kernel into tiles: each is a name, defined in the outermost loop that has its operands."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from ...errors import Unsupported
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
-from ...ir.loops import Loop, Program
+from ...ir.loops import Program
 from ...ir.ops import OPS, triton_spelling
 from ...ir.value import Value
 from ...schedule.kernel import Kernel
-from ...schedule.loop_mapping import MappedNode
-from ...schedule.tiling.gpu.blocks import CROSSED, MATMUL, ROWS, Blocks
+from ...schedule.loop_mapping import Kind, MappedNode
+from ...schedule.tiling.gpu.blocks import Blocks, Form
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
-from ...schedule.tiling.gpu.sink_select import chosen_last
+from ...schedule.tiling.gpu.sink_select import sink_selects
+from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, Param, identity, name
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
-DEEP = 150  # levels of operators that are bound by calls inside calls
+MOST_NESTED = 150  # levels of operators that `bind` follows by recursion
 
 
 @dataclass
@@ -39,9 +40,17 @@ class Scope:
 
 @dataclass
 class Emitter:
+    """The state of emitting one kernel.
+
+    By buffer: `params` the parameters, `writers` the nodes emitted so far, `results` values that later nodes read.
+    `guards`: for each checked position the name that says whether it is in range. `masks`: for each axis the name of
+    its mask. `axes`: the tile axes of names. `rows`: the axis of each row length. `points`: definitions of axes.
+    `zeros`: masks without which a named tile is 0, as masked loads are. `normalisers`: sums of online softmaxes.
+    `last_reads`: buffers that no later pass reads. `binding_chain`: nodes are bound in order, without recursion.
+    """
+
     program: Program
-    kernel: Kernel
-    blocks: Blocks
+    tiled: TiledKernel
     params: dict[str, Param] = field(default_factory=dict)
     writers: dict[str, MappedNode] = field(default_factory=dict)
     results: dict[str, Value] = field(default_factory=dict)
@@ -54,84 +63,95 @@ class Emitter:
     symbols: set[Atom] = field(default_factory=set)
     counter: dict[str, int] = field(default_factory=dict)
     checks: bool = False
-    fast: bool = False
-    cheap: dict[Loop, Value] = field(default_factory=dict)
-    own_numerics: bool = False
     normalisers: set[Value] = field(default_factory=set)
     last_reads: set[str] = field(default_factory=set)
-    ahead: bool = False  # members are bound in order
-    # masks without which a named tile is 0, as what is not loaded is
+    binding_chain: bool = False
     zeros: dict[Value, frozenset[str]] = field(default_factory=dict)
 
+    @property
+    def kernel(self) -> Kernel:
+        """Return the kernel that is emitted."""
+        return self.tiled.kernel
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return the kernel's blocks."""
+        return self.tiled.blocks
+
     def fresh(self, prefix: str) -> str:
+        """Return a new name."""
         n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
         return f"{prefix}{n}"
 
     def param(self, buffer: str) -> str:
+        """Return the parameter that stands for a buffer."""
         if buffer not in self.params:
-            written = any(q.node.out == buffer for s in self.kernel.stages for q in s.members)
+            written = any(q.node.out == buffer for q in self.kernel.nodes)
             label = self.fresh("out" if written else "in")
             self.params[buffer] = Param(label, self.program.buffers[buffer].dtype, written)
         return self.params[buffer].name
 
     def note(self, *indices: Index) -> None:
+        """Enter the symbols of indices, which become arguments."""
         for e in indices:
             self.symbols.update(ex.syms_of(e))
 
-    def place(self, scope: Scope, points: Points) -> None:
-        """Define the positions of an axis; the last definition of a name is the one that holds."""
+    def define_axis(self, scope: Scope, points: Points) -> None:
+        """Define the positions of an axis; the last definition of a name is valid."""
         scope.body.append(points)
         self.points[points.name] = scope, points
 
 
-def refusal(node: object, reason: str) -> Unsupported:
+def unsupported(node: object, reason: str) -> Unsupported:
+    """Return the error for an operator that tiles cannot express."""
     return Unsupported(node, reason, todo="leave it to a library call, or split the kernel")
 
 
 def row_axis(e: Emitter, scope: Scope, n: Index) -> Atom:
-    """The axis over the `n` points of a row; a row that is read in blocks has its own loops instead."""
+    """Return the axis over the `n` points of a row, and define it unless loops over blocks of the row will."""
     if n not in e.rows:
         e.rows[n] = ex.var(f"r{len(e.rows)}", n)
         if not e.blocks.looped(n):
             while scope.parent is not None:
                 scope = scope.parent
-            tiled = e.blocks.form in (CROSSED, MATMUL)
+            tiled = e.blocks.form in (Form.TRANSPOSE, Form.MATMUL)
             row_points(e, scope, n, f"along * {e.blocks.name_of(n)}" if tiled else "0")
     return e.rows[n]
 
 
-def row_points(e: Emitter, scope: Scope, n: Index, base: str, whole: bool = False) -> None:
-    """The positions of a block that starts at `base`, and what masks those beyond the row unless it is `whole`."""
+def row_points(e: Emitter, scope: Scope, n: Index, base: str, full: bool = False) -> None:
+    """Define the positions of a block that starts at `base`, and unless it is `full` a mask for the row's end."""
     b, atom = e.blocks, e.rows[n]
-    e.place(scope, Points(atom.key, base, b.name_of(n), b.rank - 1, b.rank))
+    e.define_axis(scope, Points(atom.key, base, b.name_of(n), b.rank - 1, b.rank))
     e.masks.pop(atom, None)
-    if not (whole or (isinstance(n, int) and n % b.rblocks[n] == 0)):
+    if not (full or (isinstance(n, int) and n % b.rblocks[n] == 0)):
         e.masks[atom] = f"{atom.key}mask"
         e.note(n)
         scope.body.append(Mask(e.masks[atom], atom.key, n))
 
 
 def axes_of(e: Emitter, v: Value) -> frozenset[str]:
+    """Return the tile axes along which a value differs."""
     if v in e.axes:
         return e.axes[v]
     return frozenset("x" if a.key == "x" else "r" for a in v.vars)
 
 
 def shape_of(e: Emitter, axes: frozenset[str], row: Index | None) -> Shape:
-    """The shape of a tile that has `axes`; `row`: the length of its row axis."""
+    """Return the shape of a tile that has `axes`; `row`: the length of its row axis."""
     b = e.blocks
-    out: list[str] = []
+    shape: list[str] = []
     if b.tiled_x:
-        out.append("XBLOCK" if "x" in axes else "1")
+        shape.append("XBLOCK" if "x" in axes else "1")
     if b.has_rows:
-        out.append(b.name_of(row) if "r" in axes and row is not None else "1")
-    return tuple(out) if any(n != "1" for n in out) else ()
+        shape.append(b.name_of(row) if "r" in axes and row is not None else "1")
+    return tuple(shape) if any(n != "1" for n in shape) else ()
 
 
 def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> Value:
-    """`v` as a name or constant, defined in the outermost scope where its operands are known.
+    """Return `v` as a name or constant, defined in the outermost scope that has its operands.
 
-    `conds`: conditions under which alone memory may be touched.
+    `conds`: the program may access memory only where these conditions hold.
     """
     if v.op in ("const", "name"):
         return v
@@ -141,15 +161,15 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     while scope.parent is not None and scope.axis not in axes:
         scope = scope.parent
-    found = scope.bound.get((v, conds))
-    if found is None:
-        found = _define(e, scope, v, conds)
-        scope.bound[v, conds] = found
-    return found
+    bound = scope.bound.get((v, conds))
+    if bound is None:
+        bound = _define(e, scope, v, conds)
+        scope.bound[v, conds] = bound
+    return bound
 
 
 def _holds_somewhere(cond: Value) -> bool:
-    """Whether a comparison of positions holds for some of them. What does not vary with these is read there anyway."""
+    """Return whether a comparison of positions holds for some: values that do not vary with them are read anyway."""
     if cond.op not in ("lt", "ge") or any(a.op not in ("index", "const") for a in cond.args):
         return False
     left, right = (ex.bounds(a.attr) if a.op == "index" else (a.attr, a.attr) for a in cond.args)
@@ -157,6 +177,7 @@ def _holds_somewhere(cond: Value) -> bool:
 
 
 def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
+    """Define a new name for `v`, a tile that has `axes`, and return it."""
     label = name(e.fresh(prefix), v.dtype)
     e.axes[label] = axes
     e.zeros[label] = _zeros(e, v)
@@ -165,7 +186,7 @@ def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = 
 
 
 def _zeros(e: Emitter, v: Value) -> frozenset[str]:
-    """The masks where `v` of named operands is 0 if one of them does not hold. A product with 0 may be NaN."""
+    """Return the masks of which each, where it does not hold, makes `v` 0. A product with 0 may be NaN."""
     if v.op == "tile_load":
         return frozenset(m.attr for m in v.args)
     if v.op == "cast" or v.op in ("add", "sub", "mul"):
@@ -174,7 +195,7 @@ def _zeros(e: Emitter, v: Value) -> frozenset[str]:
 
 
 def _is_zero(v: Value) -> bool:
-    """Whether `v` is the number 0, and not -0."""
+    """Return whether `v` is the number 0, and not -0."""
     return v.op == "const" and v.attr == 0 and (isinstance(v.attr, complex) or math.copysign(1, v.attr) == 1)
 
 
@@ -187,16 +208,16 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             cond = bind(e, scope, v.args[0], conds)
             if cond.op == "const":
                 return bind(e, scope, v.args[1 if cond.attr else 2], conds)
-            held = bind(e, scope, v.args[1], (*conds, v.args[0]))
+            inside = bind(e, scope, v.args[1], (*conds, v.args[0]))
             other = bind(e, scope, v.args[2], conds)
-            if cond.attr in e.zeros.get(held, ()) and _is_zero(other):
-                return held
-            return let(e, scope, va.make("where", (cond, held, other), v.dtype), axes)
+            if cond.attr in e.zeros.get(inside, ()) and _is_zero(other):
+                return inside
+            return let(e, scope, va.make("where", (cond, inside, other), v.dtype), axes)
         case "index":
-            at = _resolved(e, scope, v.attr, conds)[0]
-            return let(e, scope, va.make("tile_index", (), v.dtype, at), axes)
+            position = _resolved(e, scope, v.attr, conds)[0]
+            return let(e, scope, va.make("tile_index", (), v.dtype, position), axes)
         case "wrap_index":
-            return _wrapped(e, scope, v, conds)
+            return _checked_position(e, scope, v, conds)
         case "cast":
             if (product := _unrounded(e, v)) is not None:
                 return bind(e, scope, product)
@@ -207,51 +228,51 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "narrowed":
             return let(e, scope, v, axes)
         case "eq" | "ne" if (pair := _narrow_position(e, v)) is not None:
-            position, number = pair
-            narrow = va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, position.attr)
+            compared, number = pair
+            narrow = va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, compared.attr)
             e.axes[narrow] = axes_of(e, number)
-            return let(e, scope, va.make(v.op, (position, bind(e, scope, narrow)), torch.bool), axes)
-        case "truediv" if e.fast and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
+            return let(e, scope, va.make(v.op, (compared, bind(e, scope, narrow)), torch.bool), axes)
+        case "truediv" if e.tiled.low_precision and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
             return let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(FAST_MATH):
         pass
     elif not triton_spelling(op, kind):
-        raise refusal(op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
-    elif e.fast and kind == torch.float32 and OPS[op].triton_fast:
+        raise unsupported(op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
+    elif e.tiled.low_precision and kind == torch.float32 and OPS[op].triton_fast:
         op = FAST_MATH + op
     return let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:
-    """The float32 value of a product that the kernel itself rounds to its dtype, where `v` is its conversion back."""
+    """Return the float32 value of the kernel's product where `v` converts the rounded product back; else None."""
     (x,) = v.args
     m = e.kernel.matmul
-    if m is None or not e.own_numerics or x.op != "load" or x.attr[0] != m.out or m.out not in e.writers:
+    if m is None or not e.tiled.fast_math or x.op != "load" or x.attr[0] != m.out or m.out not in e.writers:
         return None
-    held = e.writers[m.out].value
-    return held.args[0] if held.op == "cast" and held.args[0].dtype == v.dtype else None
+    product = e.writers[m.out].value
+    return product.args[0] if product.op == "cast" and product.args[0].dtype == v.dtype else None
 
 
 def _narrow_position(e: Emitter, v: Value) -> tuple[Value, Value] | None:
-    """A position with 32 bits and the number of 64 bits with which `v` compares it, where only the position varies."""
-    for at, number in (v.args, v.args[::-1]):
+    """Return a 32-bit position and the 64-bit number with which `v` compares it, where only the position varies."""
+    for position, number in (v.args, v.args[::-1]):
         if (
-            at.op == "index"
+            position.op == "index"
             and not e.blocks.wide
-            and not axes_of(e, at) <= axes_of(e, number)
-            and not ex.lookups(at.attr)
+            and not axes_of(e, position) <= axes_of(e, number)
+            and not ex.lookups(position.attr)
         ):
-            low, high = ex.bounds(at.attr)
+            low, high = ex.bounds(position.attr)
             if low >= 0 and high < 2**31 - 1:
-                e.note(at.attr)
-                return va.make("tile_scalar", (), torch.int32, at.attr), number
+                e.note(position.attr)
+                return va.make("tile_scalar", (), torch.int32, position.attr), number
     return None
 
 
 def _quads(e: Emitter, v: Value) -> Index | None:
-    """The number of the block of four, where neighbours of a tile's last axis draw from one; else None."""
+    """Return the number of the Philox block from which four neighbours of a tile's last axis draw; None if none do."""
     if v.args[1].op != "index" or e.kernel.matmul is not None:
         return None
     counter: Index = v.args[1].attr
@@ -273,92 +294,94 @@ def _quads(e: Emitter, v: Value) -> Index | None:
 
 
 def _bind_chain(e: Emitter, scope: Scope, b: str) -> None:
-    """Bind what a member of the kernel is computed from, the first member first, where one call inside another for
-    every operator of a long chain of members would be too many."""
-    if e.ahead:
+    """Bind the nodes from which `b` is computed, first to last, where their chain is too deep for recursion."""
+    if e.binding_chain:
         return
     chain, depth = _chain(e, b)
-    if depth <= DEEP:
+    if depth <= MOST_NESTED:
         return
-    e.ahead = True
+    e.binding_chain = True
     try:
-        for member in chain:
-            bind(e, scope, e.writers[member].value)
+        for out in chain:
+            bind(e, scope, e.writers[out].value)
     finally:
-        e.ahead = False
+        e.binding_chain = False
 
 
 def _chain(e: Emitter, b: str) -> tuple[list[str], int]:
-    """Members that are computed again for `b`, each after those that it reads, and the depth of all.
+    """Return the nodes that are computed again for `b`, each after those that it reads, and the depth of all.
 
-    A member that writes in place reads what it stands for; that is another value of the same name, and no step of the
-    chain.
+    A node that writes in place reads a buffer of its own name. That is the older value, and no step of the chain.
     """
     depths: dict[str, int] = {}
     begun: set[str] = set()
     stack = [b]
     while stack:
-        at = stack[-1]
-        if at in depths:
+        out = stack[-1]
+        if out in depths:
             stack.pop()
             continue
-        begun.add(at)
-        value = e.writers[at].value
-        below = [
-            r for r, _ in va.loads(value) if r not in e.results and r in e.writers and e.writers[r].kind == "point"
-        ]
-        waiting = [r for r in below if r not in depths and r not in begun]
+        begun.add(out)
+        value = e.writers[out].value
+        read = [r for r, _ in va.loads(value) if r not in e.results and _is_point(e, r)]
+        waiting = [r for r in read if r not in depths and r not in begun]
         if waiting:
             stack += waiting
             continue
         stack.pop()
-        depths[at] = value.depth + max((depths.get(r, 0) for r in below), default=0)
+        depths[out] = value.depth + max((depths.get(r, 0) for r in read), default=0)
     return list(depths), depths[b]
+
+
+def _is_point(e: Emitter, b: str) -> bool:
+    """Return whether a pointwise node emitted so far writes `b`."""
+    return b in e.writers and e.writers[b].kind is Kind.POINT
 
 
 def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
     b, index = v.attr
     if b in e.results:
         return e.results[b]
-    if b in e.writers and e.writers[b].kind == "point":
+    if _is_point(e, b):
         _bind_chain(e, scope, b)
         return bind(e, scope, e.writers[b].value)
-    at, guards = _resolved(e, scope, index, conds)
+    position, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
     row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
-    if axes == {"r"} and e.blocks.form == ROWS and e.blocks.tiled_x:
-        # a tensor of one row gets a layout of its own, and Triton then brings whole tiles into it, by shared memory
+    if axes == {"r"} and e.blocks.form is Form.ROWS and e.blocks.tiled_x:
+        # Triton gives a tensor of one row a layout of its own, and converts full tiles to it through shared memory
         axes = frozenset({"x", "r"})
-    shape = shape_of(e, axes, row) if axes != _plain_axes(e, at) else None
-    policy = "evict_first" if _read_once(e, axes) or _read_last(e, b, index) else ""
-    load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, (e.param(b), at, shape, policy))
+    shape = shape_of(e, axes, row) if axes != _plain_axes(e, position) else None
+    policy = "evict_first" if _is_only_read(e, axes) or _is_last_read(e, b, index) else ""
+    attributes = (e.param(b), position, shape, policy)
+    load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, attributes)
     return let(e, scope, load, axes)
 
 
-def _read_once(e: Emitter, axes: frozenset[str]) -> bool:
-    """Rows in registers are read once; what all rows share (weights) stays in the cache."""
+def _is_only_read(e: Emitter, axes: frozenset[str]) -> bool:
+    """Return whether no program reads the tile again. Tensors that all rows share (weights) stay in the cache."""
     return e.blocks.streams and axes == {"x", "r"}
 
 
-def _read_last(e: Emitter, b: str, index: Index) -> bool:
-    """Whether a pass over a long row is the last of several that read it, so that the cache need not keep it."""
+def _is_last_read(e: Emitter, b: str, index: Index) -> bool:
+    """Return whether no later pass reads a long row again, so that the cache may evict it."""
     keys = {a.key for a in ex.vars_of(index)}
     return b in e.last_reads and "x" in keys and len(keys) > 1
 
 
 def _plain_axes(e: Emitter, index: Index) -> frozenset[str]:
-    """Axes that the text of an index has: those of its variables, and of the names in it."""
+    """Return the axes of the printed index: those of its variables, and of the names in it."""
     own = frozenset("x" if a.key == "x" else "r" for a in ex.vars_of(index))
     return own.union(*(e.axes.get(v, frozenset()) for v in ex.lookups(index)))
 
 
 def _resolved(e: Emitter, scope: Scope, index: Index, conds: tuple[Value, ...]) -> tuple[Index, tuple[str, ...]]:
-    """An index whose data-dependent parts are names, and the names that say whether these are in range."""
+    """Return an index whose data-dependent parts are names, and the names that say whether these are in range."""
     e.note(index)
-    found = ex.lookups(index)
-    if not found:
+    lookups = ex.lookups(index)
+    if not lookups:
         return index, ()
-    bound = {x: bind(e, scope, x, conds) for x in found}
+    bound = {x: bind(e, scope, x, conds) for x in lookups}
     guards = tuple(dict.fromkeys(e.guards[n].attr for n in bound.values() if n in e.guards))
     return ex.substitute(index, {}, lambda x: bound[x]), guards
 
@@ -366,29 +389,29 @@ def _resolved(e: Emitter, scope: Scope, index: Index, conds: tuple[Value, ...]) 
 def _masks(
     e: Emitter, scope: Scope, index: Index, conds: tuple[Value, ...], guards: tuple[str, ...]
 ) -> tuple[Masks, frozenset[str]]:
-    """Masks of an access, and the axes of index and masks together."""
+    """Return the masks of an access, and the axes of index and masks together."""
     atoms = set(ex.vars_of(index)).union(*(c.vars for c in conds))
     named = [bind(e, scope, c, conds[:n]) for n, c in enumerate(conds)]
     masks = [e.masks[a] for a in sorted(atoms, key=lambda a: a.key) if a in e.masks]
     texts = [n.attr for n in named if n.op == "name"]
     if any(n.op == "const" and not n.attr for n in named):
-        raise refusal("masked value", "its mask never holds")
+        raise unsupported("masked value", "its mask never holds")
     axes = frozenset("x" if a.key == "x" else "r" for a in atoms)
     return tuple(dict.fromkeys((*masks, *texts, *guards))), axes
 
 
-def _wrapped(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
-    """A checked position: an index that is out of range reads and stores nothing, and raises the error flag.
+def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
+    """Return a position read from data; where it is out of range, nothing is accessed and the error flag is set.
 
-    A program cannot stop its kernel, and clamping would give a wrong result silently. So accesses at such a position
-    are masked out and the caller, who reads the flag after the launch, raises IndexError.
+    A program cannot stop its kernel, and clamping would give a wrong result silently. So the program masks accesses at
+    such a position, and the host program, which reads the flag after the launch, raises IndexError.
     """
     size, _ = _resolved(e, scope, v.attr, conds)
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     position = bind(e, scope, v.args[0], conds)
-    at = let(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
-    inside = let(e, scope, va.make("inside", (at,), torch.bool, size), axes_of(e, v), "inside")
-    e.guards[at] = inside
+    wrapped = let(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
+    inside = let(e, scope, va.make("inside", (wrapped,), torch.bool, size), axes_of(e, v), "inside")
+    e.guards[wrapped] = inside
     e.checks = True
     atoms = set(v.vars).union(*(c.vars for c in conds))
     masks = [e.masks[a] for a in sorted(atoms, key=lambda a: a.key) if a in e.masks]
@@ -397,55 +420,57 @@ def _wrapped(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Va
     outside = va.make("logical_not", (inside,), torch.bool)
     flag = let(e, scope, outside, axes_of(e, v), "outside")
     scope.body.append(TileStore("error", 0, va.const(1, torch.int32), (*masks, flag.attr), shape_of(e, axes, row)))
-    return at
+    return wrapped
 
 
 def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
-    """`q` with its loops replaced by the axes of the tile."""
+    """Return `q` with the axes of the tile in place of its loops."""
     b, n = e.blocks, row_length(e, q)
     x = ex.ix(ex.var("x", n if b.flat else b.points))
     env: dict[Atom, Index] = {} if b.flat else {q.row: x}
-    if b.form == CROSSED:
-        *rows, column = b.cross
+    if b.form is Form.TRANSPOSE:
+        *rows, column = b.axis_loops
         env = {column: ex.ix(row_axis(e, scope, n))}
         env |= dict(zip(rows, ex.unflatten(x, tuple(ex.size_of(v) for v in rows)), strict=True))
     else:
-        at = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
-        env |= dict(zip(q.inner, ex.unflatten(at, q.sizes), strict=True))
-    value = chosen_last(e.cheap.get(q.node, q.value).substitute(env), lambda v: axes_of(e, v))
+        point = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
+        env |= dict(zip(q.inner, ex.unflatten(point, q.sizes), strict=True))
+    value = sink_selects(e.tiled.fast_values.get(q.node, q.value).substitute(env), lambda v: axes_of(e, v))
     index = ex.substitute(q.index, env, lambda x: x.substitute(env))
     return MappedNode(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 
 
 def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -> None:
-    at, guards = _resolved(e, scope, q.index, ())
+    """Emit the store of a node's `value`, or the atomic `op`."""
+    position, guards = _resolved(e, scope, q.index, ())
     masks, axes = _masks(e, scope, q.index, (), guards)
-    if e.blocks.flat and e.blocks.tiled_x:  # a store at a fixed place is one element's, not every program's
+    if e.blocks.flat and e.blocks.tiled_x:  # only the program of the one element stores at a constant position
         axes |= {"x"}
         x = ex.var("x", row_length(e, q))
         masks = tuple(dict.fromkeys((*masks, *((e.masks[x],) if x in e.masks else ()))))
-    shape = shape_of(e, axes, row_length(e, q)) if axes != _plain_axes(e, at) else None
-    scope.body.append(TileStore(e.param(q.node.out), at, value, masks, shape, op))
+    shape = shape_of(e, axes, row_length(e, q)) if axes != _plain_axes(e, position) else None
+    scope.body.append(TileStore(e.param(q.node.out), position, value, masks, shape, op))
 
 
 def row_length(e: Emitter, q: MappedNode) -> Index:
-    """Points of the row axis, or of all where there are no rows."""
-    return ex.size_of(e.blocks.cross[-1]) if e.blocks.cross else ex.prod(q.sizes)
+    """Return the points of the row axis, or all points where there are no rows."""
+    return ex.size_of(e.blocks.axis_loops[-1]) if e.blocks.axis_loops else q.points
 
 
 def row_mask(e: Emitter, q: MappedNode) -> str | None:
+    """Return the mask of the row axis, or None where no block exceeds the row."""
     atom = e.rows.get(row_length(e, q))
     return None if atom is None else e.masks.get(atom)
 
 
-def needed(e: Emitter, mask: str | None, value: Value, op: str) -> str | None:
-    """`mask`, or None where `value` is 0 without it and `op` sums."""
+def needed_mask(e: Emitter, mask: str | None, value: Value, op: str) -> str | None:
+    """Return `mask`, or None where `value` is 0 without it and `op` sums."""
     return None if op == "sum" and mask in e.zeros.get(value, ()) else mask
 
 
-def whole(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str) -> Value:
-    """`value` on all points of the row's block, with the identity of `op` beyond the row's end."""
-    mask = needed(e, row_mask(e, q), value, op)
+def fill_block(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str) -> Value:
+    """Return `value` on all points of the row's block, with the identity of `op` beyond the row's end."""
+    mask = needed_mask(e, row_mask(e, q), value, op)
     axes = axes_of(e, value) | {"r"}
     if mask is not None:
         guarded = va.make("guarded", (value, name(mask, torch.bool), identity(op, value.dtype)), value.dtype, None)

@@ -1,6 +1,8 @@
-"""Kernel -> tile AST: what one program of a GPU computes, as statements over whole tiles (`tile_ast.py`)."""
+"""Emit the tile AST of a finished GPU kernel: statements over whole tiles (`tile_ast.py`) that one program runs."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -8,46 +10,35 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.loops import Program
-from ...schedule.device import Target
 from ...schedule.kernel import Kernel, Stage
-from ...schedule.loop_mapping import MappedNode
+from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.products.matmul import PRODUCT, Matmul, tiles_of
-from ...schedule.tiling.gpu.blocks import CROSSED, SLICES, Blocks, ceil_div, choose
-from ...schedule.tiling.gpu.fast_math import cheapened, only_low_precision
-from ...schedule.tiling.gpu.online_softmax import Online, plan
+from ...schedule.tiling.gpu.blocks import Form, ceil_div
+from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
+from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, name
-from .online_softmax import emit_online
+from .online_softmax import emit_online_softmax
 from .scope import Emitter, Scope, bind, on_tile, row_axis, row_points, store
 from .templates.matmul import Descriptors, Product
 from .tile_ast import Comment, Mask, Points, TileFunction, TileLoop
-from .totals import across_programs, provenance, scan, scatter, store_total, within_row
+from .totals import across_programs, provenance, scan, scatter, store_partials, within_row
 
-PIPELINE = 3  # rows that a program works on or waits for: 2 leave a third of the bandwidth unused
+PIPELINED_ROWS = 3  # rows that a program works on or waits for: 2 leave a third of the bandwidth unused
 PIPELINE_BYTES = 96 << 10  # shared memory for them, so that two programs fit on a multiprocessor
 
 
-def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) -> TileFunction:
-    """The tile AST of a kernel, of `blocks` or those of the rules. Raises Unsupported where tiles cannot express it."""
-    fast = target.fast and only_low_precision(p, k)
-    cheap = cheapened(p, k) if target.fast and not fast else {}
-    e = Emitter(p, k, blocks or choose(p, k, target), fast=fast, cheap=cheap, own_numerics=target.fast)
+def emit(p: Program, tiled: TiledKernel) -> TileFunction:
+    """Return the tile AST of a finished kernel. Raises Unsupported where tiles cannot express it."""
+    e = Emitter(p, tiled)
     top = Scope()
     _program_axis(e, top)
-    body = _rows_loop(e, top) if e.blocks.form == SLICES else top
-    long = [s for s in k.stages if not e.blocks.flat and e.blocks.looped(_flat_points(s))]
-    parts = plan(k.stages, long, k.stored)
-    read = [_read_by(k, part) if part in long or isinstance(part, Online) else set() for part in parts]
-    for n, part in enumerate(parts):
-        e.last_reads = read[n].intersection(*[set().union(*read[:n])]).difference(*read[n + 1 :])
-        if isinstance(part, Stage):
-            _stage(e, body, part)
-        else:
-            emit_online(e, body, part)
+    body = _rows_loop(e, top) if e.blocks.form is Form.PERSISTENT else top
+    _passes(e, body)
     if body is not top:
         _close_rows_loop(e, top, body)
-    if k.matmul is not None:
-        _close_tiles_loop(e, top, k.matmul)
-    e.note(e.blocks.points, *(t.numel for t in e.totals))
+    if e.kernel.matmul is not None:
+        _close_tiles_loop(e, top, e.kernel.matmul)
+    e.note(e.blocks.points, *(t.partial.numel for t in e.totals))
     return TileFunction(
         params=tuple(e.params.values()),
         buffers=tuple(e.params),
@@ -59,61 +50,123 @@ def emit(p: Program, k: Kernel, target: Target, blocks: Blocks | None = None) ->
     )
 
 
-def _read_by(k: Kernel, part: Stage | Online) -> set[str]:
-    """The buffers that a pass over long rows reads, for the points too that it computes again."""
-    points = {q.node.out: q for s in k.stages for q in s.members if q.kind == "point"}
-    pending = list(part.members if isinstance(part, Stage) else (*part.passed, part.top, *part.sums))
+# --- passes over rows ------------------------------------------------------------------------------------------------
+
+
+def _passes(e: Emitter, body: Scope) -> None:
+    """Emit all passes; the last one that reads a long row lets the cache evict it."""
+    passes, long = e.tiled.passes, e.tiled.long_stages
+    read = [_read_by(e.kernel, x) if x in long or isinstance(x, OnlineSoftmax) else set() for x in passes]
+    for n, x in enumerate(passes):
+        e.last_reads = read[n].intersection(*[set().union(*read[:n])]).difference(*read[n + 1 :])
+        if isinstance(x, Stage):
+            _stage(e, body, x)
+        else:
+            emit_online_softmax(e, body, x)
+
+
+def _read_by(k: Kernel, one_pass: Stage | OnlineSoftmax) -> set[str]:
+    """Return the buffers that a pass over long rows reads, also for points that it computes again."""
+    point_of = {q.node.out: q for q in k.nodes if q.kind is Kind.POINT}
+    pending = list(
+        one_pass.members if isinstance(one_pass, Stage) else (*one_pass.points, one_pass.maximum, *one_pass.sums)
+    )
     read: set[str] = set()
     while pending:
-        found = {b for b, _ in va.loads(pending.pop().value)} - read
-        read |= found
-        pending += [points[b] for b in found & points.keys()]
+        new = {b for b, _ in va.loads(pending.pop().value)} - read
+        read |= new
+        pending += [point_of[b] for b in new & point_of.keys()]
     return read
+
+
+def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
+    n = _points_of(stage)
+    if e.blocks.flat or not e.blocks.looped(n):
+        _members(e, scope, stage.members, scope)
+        return
+    row_axis(e, scope, n)
+    inner, after = Scope(scope, "r"), Scope(scope)
+    row_points(e, inner, n, "base")
+    header = len(inner.body)
+    _members(e, inner, stage.members, after)
+    if any(not isinstance(x, Comment) for x in inner.body[header:]):
+        e.note(n)
+        scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
+    scope.body.extend(after.body)
+
+
+def _points_of(s: Stage) -> Index:
+    return ex.prod(ex.size_of(v) for v in s.inner)
+
+
+def _members(e: Emitter, scope: Scope, members: Sequence[MappedNode], after: Scope) -> None:
+    for q in members:
+        tile = on_tile(e, scope, q)
+        note = provenance(q)
+        if note:
+            scope.body.append(Comment(note))
+        _member(e, scope, tile, after)
+        e.writers[q.node.out] = tile
+
+
+def _member(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
+    match q.kind:
+        case Kind.POINT:
+            if q.node.out in e.kernel.stored:
+                store(e, scope, q, bind(e, scope, q.value))
+        case Kind.SCATTER:
+            scatter(e, scope, q)
+        case Kind.SCAN:
+            scan(e, scope, q)
+        case Kind.CROSS_ROW:
+            across_programs(e, scope, q)
+        case Kind.IN_ROW if e.blocks.flat:
+            across_programs(e, scope, q)
+        case Kind.IN_ROW:
+            within_row(e, scope, q, after)
+
+
+# --- the axis over programs ------------------------------------------------------------------------------------------
 
 
 def _program_axis(e: Emitter, top: Scope) -> None:
     b = e.blocks
-    if b.form == SLICES or b.points == 1:
+    if b.form is Form.PERSISTENT or b.points == 1:
         return
     if e.kernel.matmul is not None:
         _product(e, top, e.kernel.matmul)
         return
-    if b.form == CROSSED:
-        program, wide = ex.sym("program"), ceil_div(ex.size_of(b.cross[-1]), *b.rblocks.values())
-        for label, at in (("across", ex.floordiv(program, wide)), ("along", ex.mod(program, wide))):
-            top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, at)))
+    if b.form is Form.TRANSPOSE:
+        program, columns = ex.sym("program"), ceil_div(ex.size_of(b.axis_loops[-1]), *b.rblocks.values())
+        for label, position in (("across", ex.floordiv(program, columns)), ("along", ex.mod(program, columns))):
+            top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, position)))
         base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)
         top.body.append(Points("x", base, block, 0, b.rank))
     elif b.tiled_x:
-        e.place(top, Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
+        e.define_axis(top, Points("x", "program * XBLOCK", "XBLOCK", 0, b.rank))
     else:
         top.body.append(Points("x", "program", None, 0, b.rank))
     _x_masks(e, top)
 
 
 def _x_masks(e: Emitter, scope: Scope) -> None:
-    """One mask for every length that the tile of rows or elements does not divide."""
+    """Define one mask for every length that the tile of rows or elements does not divide."""
     b = e.blocks
-    lengths = dict.fromkeys(_flat_points(s) for s in e.kernel.stages) if b.flat else {b.points: None}
+    lengths = dict.fromkeys(_points_of(s) for s in e.kernel.stages) if b.flat else {b.points: None}
     for n in lengths:
-        atom = ex.var("x", n)
         if n == b.points and isinstance(n, int) and n % b.xblock == 0:
             continue
         label = "xmask" if n == b.points else e.fresh("xmask_")
-        e.masks[atom] = label
+        e.masks[ex.var("x", n)] = label
         e.note(n)
         scope.body.append(Mask(label, "x", n))
 
 
-def _flat_points(s: Stage) -> Index:
-    return ex.prod(ex.size_of(v) for v in s.inner)
-
-
 def _product(e: Emitter, top: Scope, m: Matmul) -> None:
-    """The sums of a tile of a matrix product; its rows are those of their own batch only."""
+    """Emit the sums of a tile of a matrix product; the tile has rows of one matrix of the batch only."""
     tiles, batch = tiles_of(m)[0], ex.sym("batch")
-    sides = e.param(m.left.buffer), e.param(m.right.buffer)
-    top.body.append(Product("tile" if tiles.persistent else "program", *sides, m))
+    operands = e.param(m.left.buffer), e.param(m.right.buffer)
+    top.body.append(Product("tile" if tiles.persistent else "program", *operands, m))
     base = f"batch * {m.rows} + across * XBLOCK" if m.batch > 1 else "across * XBLOCK"
     top.body.append(Points("x", base, "XBLOCK", 0, e.blocks.rank))
     if m.rows % tiles.rows:
@@ -125,20 +178,23 @@ def _product(e: Emitter, top: Scope, m: Matmul) -> None:
 
 
 def _close_tiles_loop(e: Emitter, top: Scope, m: Matmul) -> None:
-    """A persistent program computes one tile after the other."""
-    tiles, high, wide = tiles_of(m)
+    """Put the body in a loop over tiles where programs are persistent."""
+    tiles, down, across = tiles_of(m)
     if tiles.persistent:
-        count = m.batch * high * wide
+        count = m.batch * down * across
         top.body = [TileLoop("tile", "program", count, "programs", tuple(top.body), joined=tiles.descriptors)]
     if tiles.descriptors:
         top.body.insert(0, Descriptors(e.param(m.left.buffer), e.param(m.right.buffer), m))
 
 
+# --- persistent programs ---------------------------------------------------------------------------------------------
+
+
 def _rows_loop(e: Emitter, top: Scope) -> Scope:
+    """Open the loop of a persistent program over its rows or elements."""
     scope = Scope(top, "x")
-    b = e.blocks
-    if b.tiled_x:
-        e.place(scope, Points("x", "first", "XBLOCK", 0, b.rank))
+    if e.blocks.tiled_x:
+        e.define_axis(scope, Points("x", "first", "XBLOCK", 0, e.blocks.rank))
     _x_masks(e, scope)
     return scope
 
@@ -147,66 +203,24 @@ def _close_rows_loop(e: Emitter, top: Scope, body: Scope) -> None:
     b = e.blocks
     step = "programs * XBLOCK" if b.tiled_x else "programs"
     start = "program * XBLOCK" if b.tiled_x else "program"
-    top.body.append(TileLoop("first" if b.tiled_x else "x", start, b.points, step, tuple(body.body), _stages(e)))
+    var = "first" if b.tiled_x else "x"
+    top.body.append(TileLoop(var, start, b.points, step, tuple(body.body), _pipeline_stages(e)))
     for t in e.totals:
-        store_total(e, top, t)
+        store_partials(e, top, t)
 
 
-def _stages(e: Emitter) -> int:
-    """How many turns of the loop over rows to overlap; what is on its way lies in shared memory."""
+def _pipeline_stages(e: Emitter) -> int:
+    """Return how many turns of the loop over rows overlap; loads under way occupy shared memory."""
     if not e.blocks.has_rows:
         return 1
-    members = [q for s in e.kernel.stages for q in s.members]
-    made = {q.node.out for q in members}
-    full = {
+    members = e.kernel.nodes
+    written = {q.node.out for q in members}
+    full_tiles = {
         b
         for q in members
         for b, i in va.loads(q.value)
-        if b not in made and q.row in ex.vars_of(i) and ex.vars_of(i).intersection(q.inner)
+        if b not in written and q.row in ex.vars_of(i) and ex.vars_of(i).intersection(q.inner)
     }
     points = e.blocks.xblock * max(e.blocks.rblocks.values())
-    waiting = sum(e.program.buffers[b].dtype.itemsize for b in full) * points
-    return next((n for n in range(PIPELINE, 1, -1) if n * waiting <= PIPELINE_BYTES), 1)
-
-
-def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
-    n = _flat_points(stage)
-    if e.blocks.flat or not e.blocks.looped(n):
-        _members(e, scope, stage, scope)
-        return
-    row_axis(e, scope, n)
-    inner, after = Scope(scope, "r"), Scope(scope)
-    row_points(e, inner, n, "base")
-    header = len(inner.body)
-    _members(e, inner, stage, after)
-    if any(not isinstance(x, Comment) for x in inner.body[header:]):
-        e.note(n)
-        scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
-    scope.body.extend(after.body)
-
-
-def _members(e: Emitter, scope: Scope, stage: Stage, after: Scope) -> None:
-    for q in stage.members:
-        tile = on_tile(e, scope, q)
-        note = provenance(q)
-        if note:
-            scope.body.append(Comment(note))
-        _member(e, scope, tile, after)
-        e.writers[q.node.out] = tile
-
-
-def _member(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
-    match q.kind:
-        case "point":
-            if q.node.out in e.kernel.stored:
-                store(e, scope, q, bind(e, scope, q.value))
-        case "scatter":
-            scatter(e, scope, q)
-        case "scan":
-            scan(e, scope, q)
-        case "outer":
-            across_programs(e, scope, q)
-        case _ if e.blocks.flat:
-            across_programs(e, scope, q)
-        case _:
-            within_row(e, scope, q, after)
+    turn_bytes = sum(e.program.buffers[b].dtype.itemsize for b in full_tiles) * points
+    return next((n for n in range(PIPELINED_ROWS, 1, -1) if n * turn_bytes <= PIPELINE_BYTES), 1)

@@ -1,4 +1,4 @@
-"""Kernel -> tile AST: what one program of a GPU computes, as statements over whole tiles.
+"""The tile AST: statements over whole tiles that one program of a GPU runs.
 
 A tile has up to two axes: `x` over rows (or, without rows, over all elements) and `r` over the points of a row. A
 scalar of the IR becomes a named tile that has the axes on which it depends. Values are `ir.value` trees whose
@@ -8,9 +8,9 @@ operands are names, with these operators beside those of the IR:
     tile_index  attr: index, as int64
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
-    tile_scalar attr: index, as it is
-    narrowed    args: number of 64 bits; attr: index, whose values alone it may equal
-    guarded     args: value, mask; attr: identity of an operator where the mask does not hold
+    tile_scalar attr: index, without a conversion
+    narrowed    args: number of 64 bits; attr: index with which it is compared
+    guarded     args: value, mask, identity of an operator where the mask does not hold
     broadcast   attr: shape
     reshaped    attr: shape
     spread      one number a thread, for the middle one of three axes
@@ -28,9 +28,10 @@ from typing import TypeAlias
 
 import torch
 
-from ...ir.expr import Atom, Index
+from ...ir.expr import Index
 from ...ir.value import Value
 from ...schedule.tiling.gpu.blocks import Blocks
+from ...schedule.tiling.gpu.tiled import PartialTotal
 from ..cpp.ast import Let, Param
 from .templates.matmul import Descriptors, Product
 
@@ -40,9 +41,9 @@ Masks = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Points:
-    """`name`: the positions of one axis that start at `base`; without a block a single one.
+    """`name`: the positions of an axis that start at `base`, or a single position without a block.
 
-    `axis` of `rank` is the place of the axis in the tile.
+    `axis` is the number of the axis among the `rank` axes of the tile.
     """
 
     name: str
@@ -95,9 +96,9 @@ class TileStore:
 
 @dataclass(frozen=True)
 class TileLoop:
-    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at a time.
+    """`for var in range(begin, end, step)`. `stages`: turns whose loads are under way at the same time.
 
-    `joined`: the loop inside it runs on from one turn to the next, so that its loads are ahead of its turn.
+    `joined`: Triton flattens the loop with the loop inside it, so that loads run ahead from one turn to the next.
     """
 
     var: str
@@ -111,6 +112,8 @@ class TileLoop:
 
 @dataclass(frozen=True)
 class Comment:
+    """A comment in the generated code."""
+
     text: str
 
 
@@ -121,25 +124,16 @@ TileStmt: TypeAlias = (
 
 @dataclass(frozen=True)
 class Total:
-    """Partial results of a reduction over rows, `numel` a program in a workspace of `dtype`.
+    """The `accumulator` of `shape` in which a program reduces its rows to a `partial` total."""
 
-    `workspace` names the accumulator, of `shape`. Result number `slot` is `op` over the programs, stored at `index` of
-    the buffer `out`.
-    """
-
-    workspace: str
-    dtype: torch.dtype
-    numel: Index
+    accumulator: str
     shape: Shape
-    op: str
-    out: str
-    slot: Atom
-    index: Index
+    partial: PartialTotal
 
 
 @dataclass(frozen=True)
 class TileFunction:
-    """What the printer spells; `buffers` are the program's buffers in the order of `params`."""
+    """A function for the printer; `buffers` are the program's buffers in the order of `params`."""
 
     params: tuple[Param, ...]
     buffers: tuple[str, ...]
@@ -148,8 +142,3 @@ class TileFunction:
     blocks: Blocks
     body: tuple[TileStmt, ...]
     totals: tuple[Total, ...]
-
-
-def parts_name(t: Total) -> str:
-    """The workspace parameter of a total."""
-    return f"{t.workspace}_parts"

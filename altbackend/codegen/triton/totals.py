@@ -1,4 +1,4 @@
-"""Reductions, scans and scatters of a kernel as statements over tiles."""
+"""Emit reductions, scans and scatters of a kernel as statements over tiles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,27 @@ from ...ir.ops import ATOMIC
 from ...ir.value import Value
 from ...schedule.loop_mapping import MappedNode
 from ..cpp.ast import identity, name
-from .scope import Emitter, Scope, axes_of, bind, let, needed, refusal, row_length, row_mask, shape_of, store, whole
-from .tile_ast import Accumulator, Fold, Masks, TileStore, Total, parts_name
+from .scope import (
+    Emitter,
+    Scope,
+    axes_of,
+    bind,
+    fill_block,
+    let,
+    needed_mask,
+    row_length,
+    row_mask,
+    shape_of,
+    store,
+    unsupported,
+)
+from .tile_ast import Accumulator, Fold, Masks, TileStore, Total
+
+_LABELS = {"sum": "sum", "max": "best", "min": "best"}
 
 
 def within_row(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
-    """A reduction finished by the program that holds the row."""
+    """Emit a reduction that the program finishes itself; `after` is the scope behind the loop over a long row."""
     node = q.node
     assert isinstance(node, Reduction)
     value = bind(e, scope, q.value)
@@ -30,7 +45,7 @@ def within_row(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
         total = _accumulate(e, scope, q, value, scope.parent or scope)
         axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
     else:
-        total = whole(e, scope, q, value, node.op)
+        total = fill_block(e, scope, q, value, node.op)
     result = let(e, after, va.make("reduced", (total,), value.dtype, (node.op, rank - 1, rank)), axes, "total")
     e.results[node.out] = result
     if node.out in e.kernel.stored:
@@ -38,82 +53,79 @@ def within_row(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
 
 
 def _accumulate(e: Emitter, scope: Scope, q: MappedNode, value: Value, before: Scope) -> Value:
-    """A tile of running results, updated by every block of a long row."""
+    """Return a tile of running results, which every block of a long row updates."""
     node = q.node
     assert isinstance(node, Reduction)
     shape = shape_of(e, frozenset({"x", "r"}), row_length(e, q))
-    label = e.fresh("sum" if node.op == "sum" else "best" if node.op in ("max", "min") else "part")
+    label = e.fresh(_LABELS.get(node.op, "part"))
     before.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
-    mask = needed(e, row_mask(e, q), value, node.op)
+    mask = needed_mask(e, row_mask(e, q), value, node.op)
     scope.body.append(Fold(label, node.op, value, () if mask is None else (mask,)))
-    out = name(label, value.dtype)
-    e.axes[out] = frozenset({"x", "r"})
-    return out
+    running = name(label, value.dtype)
+    e.axes[running] = frozenset({"x", "r"})
+    return running
 
 
 def across_programs(e: Emitter, scope: Scope, q: MappedNode) -> None:
-    """A reduction over rows: every program folds its own rows and leaves a partial result in a workspace."""
+    """Emit a reduction over rows: every program reduces its own rows; a second kernel reduces the programs' results."""
     node = q.node
     assert isinstance(node, Reduction)
     assert scope.parent is not None
     value = bind(e, scope, q.value)
-    b, n = e.blocks, row_length(e, q)
-    kept = 1 if b.flat or q.reduced else n
+    b, n, partial = e.blocks, row_length(e, q), e.tiled.partials[node.out]
     x = ex.var("x", n if b.flat else b.points)
     shape = shape_of(e, frozenset({"x"} if b.flat or n == 1 else {"x", "r"}), n)
-    label = e.fresh("sum" if node.op == "sum" else "best" if node.op in ("max", "min") else "part")
+    label = e.fresh(_LABELS.get(node.op, "part"))
     scope.parent.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
-    rows = e.masks.get(x)
-    within = row_mask(e, q) if kept == 1 and not b.flat else None
-    masks = [m for m in (rows, within) if m is not None and needed(e, m, value, node.op)]
+    within = row_mask(e, q) if partial.numel == 1 and not b.flat else None
+    masks = [m for m in (e.masks.get(x), within) if m is not None and needed_mask(e, m, value, node.op)]
     scope.body.append(Fold(label, node.op, value, tuple(masks)))
-    slot = ex.var("i0", kept)
-    where = ex.substitute(q.index, {v: ex.ix(slot) for v in ex.vars_of(q.index)})
-    e.totals.append(Total(label, value.dtype, kept, shape, node.op, node.out, slot, where))
+    e.totals.append(Total(label, shape, partial))
 
 
-def store_total(e: Emitter, top: Scope, t: Total) -> None:
-    """What remains of the axes that the accumulator sums over, then one store of `numel` elements."""
-    b = e.blocks
-    value: Value = name(t.workspace, t.dtype)
-    keeps_row = t.numel != 1
+def store_partials(e: Emitter, top: Scope, t: Total) -> None:
+    """Reduce the accumulator along the axes that do not hold results, and store `numel` elements in the workspace."""
+    b, partial = e.blocks, t.partial
+    value: Value = name(t.accumulator, partial.dtype)
+    has_row = partial.numel != 1
     for axis, block in enumerate(t.shape):
-        if block == "1" or (keeps_row and axis == len(t.shape) - 1):
+        if block == "1" or (has_row and axis == len(t.shape) - 1):
             continue
-        value = let(e, top, va.make("reduced", (value,), t.dtype, (t.op, axis, b.rank)), frozenset(), "total")
-    at: Index = 0
+        reduced = va.make("reduced", (value,), partial.dtype, (partial.op, axis, b.rank))
+        value = let(e, top, reduced, frozenset(), "total")
+    position: Index = 0
     masks: Masks = ()
-    if keeps_row:
-        atom = e.rows[t.numel]
-        at = ex.ix(atom)
+    if has_row:
+        atom = e.rows[partial.numel]
+        position = ex.ix(atom)
         masks = (e.masks[atom],) if atom in e.masks else ()
-    offset = ex.add(ex.mul(ex.sym("program"), t.numel), at)
-    shape = ("1", "1") if b.rank == 2 and not keeps_row else None
-    top.body.append(TileStore(parts_name(t), offset, value, masks, shape))
+    offset = ex.add(ex.mul(ex.sym("program"), partial.numel), position)
+    shape = ("1", "1") if b.rank == 2 and not has_row else None
+    top.body.append(TileStore(partial.workspace, offset, value, masks, shape))
 
 
 def scatter(e: Emitter, scope: Scope, q: MappedNode) -> None:
-    """Stores to positions from data, atomic where they accumulate; which of several plain stores stays is open."""
+    """Emit stores to positions read from data: atomic where they accumulate, else the last of several is undefined."""
     node = q.node
     assert isinstance(node, Scatter)
     if node.mode != "set" and q.value.dtype not in ATOMIC.get(node.mode, ()):
-        raise refusal(node.out, f"no atomic {node.mode} of {str(q.value.dtype).removeprefix('torch.')}")
+        raise unsupported(node.out, f"no atomic {node.mode} of {str(q.value.dtype).removeprefix('torch.')}")
     value = bind(e, scope, q.value)
     store(e, scope, q, value, "" if node.mode == "set" else node.mode)
 
 
 def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
-    """A running result along the row; blocks of a long row carry it from one to the next."""
+    """Emit a running result along the row; each block of a long row carries it to the next."""
     node = q.node
     assert isinstance(node, Scan)
     value = bind(e, scope, q.value)
     n, b = row_length(e, q), e.blocks
     if n != 1:
-        value = whole(e, scope, q, value, node.op)
+        value = fill_block(e, scope, q, value, node.op)
         source = value
         value = let(e, scope, va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1)), axes_of(e, source))
         if b.looped(n):
-            value = _carried(e, scope, q, source, value, node.op)
+            value = _carried(e, scope, source, value, node.op)
         else:
             e.results[node.out] = value
     else:
@@ -122,19 +134,20 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
         store(e, scope, q, value)
 
 
-def _carried(e: Emitter, scope: Scope, q: MappedNode, source: Value, scanned: Value, op: str) -> Value:
+def _carried(e: Emitter, scope: Scope, source: Value, scanned: Value, op: str) -> Value:
+    """Return the scanned block combined with the result of the blocks before it."""
     assert scope.parent is not None
     carry = name(e.fresh("carry"), scanned.dtype)
     e.axes[carry] = frozenset({"x"})
     shape = shape_of(e, frozenset({"x"}), None)
     scope.parent.body.append(Accumulator(carry.attr, carry.dtype, identity(op, carry.dtype), shape))
-    out = let(e, scope, va.make("combined", (carry, scanned), scanned.dtype, op), axes_of(e, scanned))
+    combined = let(e, scope, va.make("combined", (carry, scanned), scanned.dtype, op), axes_of(e, scanned))
     block = va.make("reduced", (source,), source.dtype, (op, e.blocks.rank - 1, e.blocks.rank))
     total = let(e, scope, block, frozenset({"x"}), "total")
     scope.body.append(Fold(carry.attr, op, total, ()))
-    return out
+    return combined
 
 
 def provenance(q: MappedNode) -> str:
-    """The operators that a member comes from. Names of nodes would make the kernels of equal layers differ."""
+    """Return the operators of a node. Names of graph nodes would make the kernels of equal layers differ."""
     return ", ".join(dict.fromkeys(o.target.removeprefix("aten.") for o in q.node.origins))

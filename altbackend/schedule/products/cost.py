@@ -1,9 +1,9 @@
-"""Predicted times of matrix products on a GPU, in microseconds: the library's, the templates', a separate kernel's.
+"""Predict times of matrix products on a GPU in microseconds: by the library, by templates, by a separate kernel.
 
 A product runs in waves of one tile per multiprocessor: `start + waves * (per_wave + per_term * depth)`, not faster than
-the device's sustained rate. Of few results with long sums the library computes parts of the sums side by side (split
-K), at a time near that of the arithmetic or of reading the operands. The constants are fitted to times measured on one
-H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one stream.
+the device's sustained rate. For few results with long sums the library computes parts of the sums in
+parallel (split K), in about the time of the arithmetic or of reading the operands. The constants are fitted to times
+measured on one H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one stream.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.loops import Program
 from ..deps import Deps
+from ..device import Gpu
 from ..loop_mapping import Refusal
 from ..tiling.gpu.pressure import alive_at_once
 from .epilogue import Candidate, Choose
 from .matmul import PRODUCT, Matmul, Tiles, fits
 
-CAPABILITY = 90  # of the GPU that the constants are fitted to; others take templates by measurement only
-MULTIPROCESSORS = 132
+CAPABILITY = 90  # of the GPU to which the constants are fitted; others take templates by measurement only
 BYTES_PER_US = 4.2e6
 LAUNCH_US = 2.0
 FLOPS_PER_US = 760e6  # sustained, 16-bit operands
-GAIN = 0.9  # of the separate kernels' time, below which a template is taken
-SAVED_US = 20.0  # what a template must save a call: it takes the compiler seconds, where another kernel takes tenths
-SPLIT_START_US, SPLIT_SHARE = 8.5, 0.9  # before the parts of sums, and of the bound by arithmetic or memory reached
-# Values of an epilogue's tiles per thread, beyond which the compiler keeps some in memory. It computes several results
-# at a time, not value by value, so that about half of them need a register of the 255.
+GAIN = 0.9  # a template runs where it takes less than this part of the separate kernels' time
+SAVED_US = 20.0  # a template must save so much a call: it compiles for seconds, another kernel for tenths
+SPLIT_START_US, SPLIT_SHARE = 8.5, 0.9  # a constant, and the part that is reached of the bound by arithmetic or memory
+# Values of an epilogue's tiles per thread from which the compiler spills registers. It computes several results at a
+# time, not value by value, so that about half of the values need one of the 255 registers.
 MOST_VALUES = 320
 EPILOGUE_US = 0.1  # a wave of 128x128 tiles, per float addition of the epilogue
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Times of tiles of `rows` x `columns`: before the first, each, and each per term of the sums; in microseconds."""
+    """Microseconds of tiles of `rows` x `columns`: a constant, for each wave, and for each term of the sums."""
 
     rows: int
     columns: int
@@ -56,7 +56,7 @@ TEMPLATES: dict[Tiles, Rate] = {
     Tiles(64, 128, 64, 4, 4): Rate(64, 128, 0.71, 0.033, 0.00464),
     Tiles(64, 64, 64, 4, 4): Rate(64, 64, -0.07, -0.068, 0.0032),
 }
-# what max_autotune measures: these, and other sizes, warps and pipelines
+# max_autotune measures these, and other sizes, warps and pipelines
 SEARCH: tuple[Tiles, ...] = (
     *TEMPLATES,
     Tiles(128, 128, 64, 8, 3),
@@ -79,7 +79,7 @@ SEARCH: tuple[Tiles, ...] = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds of the library call followed by the reader's kernel, and of one kernel of the best `tiles`."""
+    """Microseconds of the library call and the reader's kernel (`separate`), and of one kernel of the best `tiles`."""
 
     separate: float
     fused: float
@@ -89,79 +89,78 @@ class Prediction:
         return f"{self.fused:.0f} us predicted, {self.separate:.0f} us apart"
 
 
-def waves(tiles: int) -> float:
-    """How many tiles a multiprocessor computes; of many, the last wave overlaps with the one before."""
-    return -(-tiles // MULTIPROCESSORS) if tiles < 8 * MULTIPROCESSORS else tiles / MULTIPROCESSORS
+def waves(tiles: int, sms: int) -> float:
+    """Return how many tiles each of `sms` multiprocessors computes; of many, the last two waves overlap."""
+    return -(-tiles // sms) if tiles < 8 * sms else tiles / sms
 
 
-def product_us(m: Matmul, rate: Rate) -> float:
-    """The product alone. float32 operands as TF32 take twice the time of 16 bits."""
+def product_us(m: Matmul, rate: Rate, sms: int) -> float:
+    """Return the microseconds of the product alone. float32 operands as TF32 take twice the time of 16 bits."""
     tiles = m.batch * -(-m.rows // rate.rows) * -(-m.columns // rate.columns)
     slow = 2 if m.dtype == torch.float32 else 1
     return max(
-        rate.start + waves(tiles) * (rate.per_wave + slow * rate.per_term * m.depth), slow * m.flops / FLOPS_PER_US
+        rate.start + waves(tiles, sms) * (rate.per_wave + slow * rate.per_term * m.depth), slow * m.flops / FLOPS_PER_US
     )
 
 
-def library_us(m: Matmul) -> float:
-    """The library's product alone, in tiles of the whole sums or of parts of them."""
+def library_us(m: Matmul, sms: int) -> float:
+    """Return the microseconds of the library's product alone, in tiles of complete sums or of parts of them."""
     operands = m.batch * m.depth * (m.rows + m.columns) * m.dtype.itemsize
     bound = max((2 if m.dtype == torch.float32 else 1) * m.flops / FLOPS_PER_US, operands / BYTES_PER_US)
-    return min(product_us(m, LIBRARY), SPLIT_START_US + bound / SPLIT_SHARE)
+    return min(product_us(m, LIBRARY, sms), SPLIT_START_US + bound / SPLIT_SHARE)
 
 
 def room_for(tiles: Tiles, alive: float) -> bool:
-    """Whether a thread's registers hold what an epilogue keeps: `alive` numbers for each of its results."""
+    """Return whether a thread's registers hold an epilogue's values: `alive` numbers for each of its results."""
     return alive * tiles.rows * tiles.columns / (32 * tiles.warps) <= MOST_VALUES
 
 
 @dataclass(frozen=True)
 class Model:
-    """Chooses without measuring, for a device whose programs have `shared` bytes of shared memory.
+    """Chooses tiles for a GPU without measuring. `always`: take the best tiles, even where the library is faster."""
 
-    `always`: the best tiles, whatever the library would take.
-    """
-
-    shared: int
+    device: Gpu
     always: bool = False
 
     def choose(self, p: Program, deps: Deps, c: Candidate) -> tuple[Tiles, str] | Refusal:
-        """Tiles where one kernel is predicted to be clearly faster."""
+        """Return the tiles of one kernel where it is predicted to be clearly faster, and the reason; else a refusal."""
         if c.matmul.vectors and not self.always:
             return Refusal(c.matmul.vectors)
-        found = self.predict(p, deps, c)
-        if isinstance(found, Refusal) or self.always:
-            return found if isinstance(found, Refusal) else (found.tiles, f"matmul_templates='on': {found}")
-        if found.fused > min(GAIN * found.separate, found.separate - SAVED_US):
-            return Refusal(f"no clear gain: {found}")
-        return found.tiles, str(found)
+        prediction = self.predict(p, deps, c)
+        if isinstance(prediction, Refusal):
+            return prediction
+        if self.always:
+            return prediction.tiles, f"matmul_templates='on': {prediction}"
+        if prediction.fused > min(GAIN * prediction.separate, prediction.separate - SAVED_US):
+            return Refusal(f"no clear gain: {prediction}")
+        return prediction.tiles, str(prediction)
 
     def predict(self, p: Program, deps: Deps, c: Candidate) -> Prediction | Refusal:
-        m = c.matmul
-        fitting = [t for t in TEMPLATES if fits(p, deps.writers, m, t, self.shared)]
+        """Return the predicted times of a candidate, or a refusal where no tiles fit."""
+        m, sms = c.matmul, self.device.sms
+        fitting = [t for t in TEMPLATES if fits(p, deps.writers, m, t, self.device.shared_memory)]
         if not fitting:
-            return Refusal(f"no tiles fit in {self.shared} bytes of shared memory")
+            return Refusal(f"no tiles fit in {self.device.shared_memory} bytes of shared memory")
         alive = alive_at_once(c.fused.mapped, PRODUCT)
         roomy = [t for t in fitting if room_for(t, alive)]
         if not roomy and not self.always:
             return Refusal(f"its {alive:g} numbers for every result do not fit in the registers")
-        own = {m.out, *c.reader.writes}
-        others = sum(_bytes(p, b) for b in c.reader.reads - own)
+        others = sum(_bytes(p, b) for b in c.reader.reads - {m.out, *c.reader.writes})
         stored = sum(_bytes(p, b) for b in c.reader.writes)
-        apart = library_us(m) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
+        separate = library_us(m, sms) + LAUNCH_US + (_bytes(p, m.out) + others + stored) / BYTES_PER_US
         work = sum(va.flops(q.value) for q in c.fused.mapped)
-        epilogue = EPILOGUE_US * work * m.points / (MULTIPROCESSORS * 128 * 128) + others / BYTES_PER_US
-        tiles = min(roomy or fitting, key=lambda t: product_us(m, TEMPLATES[t]))
-        return Prediction(apart, product_us(m, TEMPLATES[tiles]) + epilogue, tiles)
+        epilogue = EPILOGUE_US * work * m.points / (sms * 128 * 128) + others / BYTES_PER_US
+        tiles = min(roomy or fitting, key=lambda t: product_us(m, TEMPLATES[t], sms))
+        return Prediction(separate, product_us(m, TEMPLATES[tiles], sms) + epilogue, tiles)
 
 
-def chooser(cfg: Config, shared: int, capability: int) -> Choose | None:
-    """Who decides without measuring: nobody where templates are off, or the constants are of another kind of GPU."""
+def chooser(cfg: Config, device: Gpu) -> Choose | None:
+    """Return the choice without measuring; None where templates are off, or the constants are of another GPU."""
     if cfg.matmul_templates == "on":
-        return Model(shared, always=True).choose
-    return Model(shared).choose if cfg.matmul_templates == "auto" and capability == CAPABILITY else None
+        return Model(device, always=True).choose
+    return Model(device).choose if cfg.matmul_templates == "auto" and device.capability == CAPABILITY else None
 
 
 def _bytes(p: Program, b: str) -> int:
-    held = p.buffers[b]
-    return ex.bounds(held.numel)[1] * held.dtype.itemsize if not ex.syms_of(held.numel) else 0
+    buffer = p.buffers[b]
+    return ex.bounds(buffer.numel)[1] * buffer.dtype.itemsize if not ex.syms_of(buffer.numel) else 0

@@ -1,4 +1,4 @@
-"""A matrix product that a kernel of ours computes: its operands as they lie in memory, and how it is cut into tiles."""
+"""Matrix products that a generated kernel computes: the layout of their operands, and their tiles."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ LEAST = 16  # rows, columns and terms below which the tensor cores' tiles would 
 BARRIERS = 64  # bytes of shared memory besides the tiles
 RESULTS = 32 << 10  # bytes through which a tile of results goes, part by part, to be stored in whole lines
 _aten: Any = torch.ops.aten
-# per operator: where the term to add (or none), the left and the right operand stand among the arguments
+# for each operator the positions of the added term (or None), the left and the right operand among the arguments
 _ARGUMENTS: dict[Any, tuple[int | None, int, int]] = {
     _aten.mm.default: (None, 0, 1),
     _aten.bmm.default: (None, 0, 1),
     _aten.addmm.default: (0, 1, 2),
     _aten.baddbmm.default: (0, 1, 2),
 }
-PRODUCT = va.make("product", (), torch.float32)  # the float32 sums, before anything is done to them
+PRODUCT = va.make("product", (), torch.float32)  # the float32 sums before the epilogue
 
 
 @dataclass(frozen=True, order=True)
 class Tiles:
-    """`rows` x `columns` results a program, `depth` terms of their sums at a time, loads `stages` turns ahead.
+    """Tiles of `rows` x `columns` results, `depth` terms of the sums at a time, loaded `stages` turns ahead.
 
-    `band`: rows of tiles that are computed together, since they share columns in the L2 cache. `persistent`: as many
-    programs as the device has multiprocessors, each walking over several tiles. `descriptors`: operands are read by the
-    tensor memory unit, from descriptions that every program makes once in global memory.
+    `band`: rows of tiles that run together, since they share columns in the L2 cache. `persistent`: one program for
+    each multiprocessor, which computes several tiles. `descriptors`: the tensor memory unit reads the operands, by
+    descriptors that every program writes once to global memory.
     """
 
     rows: int
@@ -50,13 +50,13 @@ class Tiles:
     descriptors: bool = False
 
     def __str__(self) -> str:
-        ways = " persistent" * self.persistent + " descriptors" * self.descriptors
-        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{ways}"
+        loads = " persistent" * self.persistent + " descriptors" * self.descriptors
+        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{loads}"
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A stack of matrices: element [b, i, j] is number `offset + b*strides[0] + i*strides[1] + j*strides[2]`."""
+    """A stack of matrices: element [b, i, j] is at `offset + b*strides[0] + i*strides[1] + j*strides[2]`."""
 
     buffer: str
     offset: int
@@ -86,7 +86,7 @@ class Matmul:
 
     @property
     def vectors(self) -> str:
-        """Why operands cannot be read 16 bytes at a time, or ""."""
+        """Return the reason why operands cannot be read 16 bytes at a time, or ""."""
         elements = 16 // self.dtype.itemsize
         for o in (self.left, self.right):
             if any(n % elements for n in (o.offset, *(s for s in o.strides if s != 1))):
@@ -95,74 +95,78 @@ class Matmul:
 
     @property
     def flops(self) -> int:
+        """Return the multiplications and additions of the product."""
         return 2 * self.batch * self.rows * self.columns * self.depth
 
     @property
     def points(self) -> int:
+        """Return the number of results."""
         return self.batch * self.rows * self.columns
 
 
 def is_matmul(node: Extern) -> bool:
+    """Return whether a library call is a matrix product that a generated kernel could compute."""
     return node.target in _ARGUMENTS
 
 
 def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
-    """The product that a library call computes, or why a kernel of ours cannot."""
+    """Return the product that a library call computes, or a refusal where no generated kernel can."""
     term, *sides = _ARGUMENTS[node.target]
     views = [node.args[k] for k in sides]
     (out,) = node.outs
     if out is None or not all(isinstance(v, View) for v in views):
-        return Refusal("its operands are no plain tensors")
+        return Refusal("an operand is not a plain tensor")
     b = p.buffers[out]
     (batch, rows, depth), (_, _, columns) = (_stacked(v.sizes) for v in views)
     added = None if term is None else node.args[term]
-    if (no := _check(p, node, [b.name, *(v.buffer for v in views)], (batch, rows, depth, columns))) is not None:
-        return no
+    names = [b.name, *(v.buffer for v in views)]
+    if (refusal := _check(p, names, (batch, rows, depth, columns))) is not None:
+        return refusal
     operands = [Operand(v.buffer, v.offset, _stacked(v.strides, 0)) for v in views]
     for v, o in zip(views, operands, strict=True):
-        if (no := _check_layout(v, o)) is not None:
-            return no
+        if (refusal := _check_layout(v, o)) is not None:
+            return refusal
     dims = tuple(ex.dim(k, n) for k, n in enumerate((batch, rows, columns)))
-    at = [ex.ix(d) for d in dims][-len(b.sizes) :]
-    index = ex.add(*(ex.mul(s, i) for s, i in zip(b.strides, at, strict=True)))
-    value = _value(p, node, added, at)
+    position = [ex.ix(d) for d in dims][-len(b.sizes) :]
+    index = ex.add(*(ex.mul(s, i) for s, i in zip(b.strides, position, strict=True)))
+    value = _value(p, node, added, position)
     if isinstance(value, Refusal):
         return value
-    live = tuple(d for d in dims if ex.size_of(d) != 1)
+    loops = tuple(d for d in dims if ex.size_of(d) != 1)
     left, right = operands
     dtype = p.buffers[left.buffer].dtype
-    return Matmul(out, dtype, batch, rows, columns, depth, left, right, live, index, va.cast(value, b.dtype))
+    return Matmul(out, dtype, batch, rows, columns, depth, left, right, loops, index, va.cast(value, b.dtype))
 
 
 def shared_bytes(m: Matmul, tiles: Tiles) -> int:
-    """Shared memory of a program: the operands' tiles of all stages, and where turns overlap, one of results."""
+    """Return the bytes of a program's shared memory: operand tiles of all stages and, where turns overlap, results."""
     loads = tiles.stages * (tiles.rows + tiles.columns) * tiles.depth
     results = tiles.rows * tiles.columns if tiles.persistent and tiles.descriptors else 0
     return loads * m.dtype.itemsize + min(results * m.dtype.itemsize, RESULTS) + BARRIERS
 
 
 def fits(p: Program, written: Collection[str], m: Matmul, tiles: Tiles, shared: int) -> bool:
-    """Whether the product can be cut so on a device whose programs have `shared` bytes of shared memory.
+    """Return whether the product runs in `tiles` where programs have `shared` bytes of shared memory.
 
-    Descriptors want one matrix, vectors, and addresses that are multiples of 16: an input that some node writes has any
-    address, all others are copied where theirs is odd.
+    Descriptors need one matrix, vectors, and addresses that are multiples of 16. The host copies inputs at other
+    addresses, except those that a node writes.
     """
     if shared_bytes(m, tiles) > shared:
         return False
     if not tiles.descriptors:
         return True
     sides = (m.left, m.right)
-    odd = any(p.buffers[o.buffer].kind == "input" and o.buffer in written for o in sides)
-    return m.batch == 1 and not m.vectors and not odd and all(s > 0 for o in sides for s in o.strides[1:])
+    unaligned = any(p.buffers[o.buffer].kind == "input" and o.buffer in written for o in sides)
+    return m.batch == 1 and not m.vectors and not unaligned and all(s > 0 for o in sides for s in o.strides[1:])
 
 
 def node_of(m: Matmul, origin: Extern) -> Pointwise:
-    """The product as a loop node, so that what holds for pointwise loops can be asked of it."""
+    """Return the product as a pointwise node, so that the rules for pointwise loops apply to it."""
     return Pointwise(m.out, m.dims, m.index, m.value, origin.origins)
 
 
 def with_columns(m: Matmul, columns: int) -> Matmul:
-    """The first `columns` columns of the product."""
+    """Return the product with its first `columns` columns only."""
     *others, last = m.dims
     fewer = ex.resized(last, columns)
     env = {last: ex.ix(fewer)}
@@ -179,7 +183,8 @@ def _stacked(values: Sequence[Index], missing: int = 1) -> tuple[Any, Any, Any]:
     return (missing, *values) if len(values) == 2 else tuple(values)  # type: ignore[return-value]
 
 
-def _check(p: Program, node: Extern, names: list[str], sizes: tuple[Index, ...]) -> Refusal | None:
+def _check(p: Program, names: list[str], sizes: tuple[Index, ...]) -> Refusal | None:
+    """Refuse symbolic sizes, short sides, and dtypes without a tensor core form."""
     symbolic = [n for n in sizes if not isinstance(n, int)]
     if symbolic or any(ex.syms_of(p.buffers[b].extent) for b in names):
         return Refusal("its sizes are symbolic")
@@ -194,15 +199,16 @@ def _check(p: Program, node: Extern, names: list[str], sizes: tuple[Index, ...])
 
 
 def _check_layout(v: View, o: Operand) -> Refusal | None:
+    """Refuse operands whose elements tiles cannot address."""
     if v.dtype is not None:
         return Refusal(f"{o.buffer} is read as another dtype")
     if not all(isinstance(n, int) for n in (o.offset, *o.strides)):
         return Refusal(f"the strides of {o.buffer} are symbolic")
     if 1 not in o.strides[1:]:
         return Refusal(f"{o.buffer} has neither contiguous rows nor contiguous columns")
-    # a tile may end up to 256 rows behind the last one, where nothing is read, but where positions are computed
-    reachability = sum((n + 256) * s for n, s in zip(_stacked(v.sizes), o.strides, strict=True))
-    return Refusal(f"positions in {o.buffer} need 64 bits") if reachability + o.offset >= 2**31 else None
+    # a tile may end up to 256 rows behind the last one: nothing is read there, but positions are computed
+    extent = sum((n + 256) * s for n, s in zip(_stacked(v.sizes), o.strides, strict=True))
+    return Refusal(f"positions in {o.buffer} need 64 bits") if extent + o.offset >= 2**31 else None
 
 
 def tiles_of(m: Matmul) -> tuple[Tiles, int, int]:
@@ -211,8 +217,8 @@ def tiles_of(m: Matmul) -> tuple[Tiles, int, int]:
     return m.tiles, -(-m.rows // m.tiles.rows), -(-m.columns // m.tiles.columns)
 
 
-def _value(p: Program, node: Extern, added: Any, at: list[Index]) -> Value | Refusal:
-    """alpha * product + beta * term, in float32 like the library, which rounds once."""
+def _value(p: Program, node: Extern, added: Any, position: list[Index]) -> Value | Refusal:
+    """Return alpha * product + beta * term in float32: like the library, the kernel rounds once."""
     factors = dict(node.kwargs)
     alpha, beta = factors.pop("alpha", 1), factors.pop("beta", 1)
     if factors or not all(isinstance(f, (int, float)) for f in (alpha, beta)):
@@ -221,10 +227,10 @@ def _value(p: Program, node: Extern, added: Any, at: list[Index]) -> Value | Ref
     if added is None or beta == 0:
         return product
     if not isinstance(added, View) or added.dtype is not None:
-        return Refusal("what it adds is no plain tensor")
-    near = at[len(at) - len(added.sizes) :]
-    steps = zip(added.sizes, added.strides, near, strict=True)
-    index = ex.add(added.offset, *(ex.mul(s, i) for n, s, i in steps if n != 1))
+        return Refusal("the added term is not a plain tensor")
+    broadcast = position[len(position) - len(added.sizes) :]
+    axes = zip(added.sizes, added.strides, broadcast, strict=True)
+    index = ex.add(added.offset, *(ex.mul(s, i) for n, s, i in axes if n != 1))
     term = va.cast(va.load(added.buffer, index, p.buffers[added.buffer].dtype), torch.float32)
     if beta != 1:
         term = va.apply("mul", term, va.const(beta, torch.float32))

@@ -1,4 +1,4 @@
-"""The loop of a matrix product in Triton: what a program computes before the pointwise code that uses its sums.
+"""Print the loop of a matrix product in Triton, which runs before the pointwise code that uses its sums.
 
 The text defines `across` and `along` (which tile of rows and of columns), `batch` where there is one, and `sums`,
 a float32 tile [XBLOCK, RBLOCK]. Tiles are numbered in bands of several rows, so that programs that run together share
@@ -16,7 +16,7 @@ from ....schedule.products.matmul import Matmul, Operand, tiles_of
 
 @dataclass(frozen=True)
 class Product:
-    """A statement: the sums of tile number `tile`, from the parameters `left` and `right`."""
+    """A statement: compute the sums of tile number `tile` from the parameters `left` and `right`."""
 
     tile: str
     left: str
@@ -26,27 +26,27 @@ class Product:
 
 @dataclass(frozen=True)
 class Descriptors:
-    """A statement: the descriptions of both operands, made once by every program."""
+    """A statement: write the descriptors of both operands, once in every program."""
 
     left: str
     right: str
     matmul: Matmul
 
 
-DESCRIPTOR_BYTES = 128  # of global memory a description takes
+DESCRIPTOR_BYTES = 128  # of global memory
 
 
 def scratch_bytes(m: Matmul | None) -> int:
-    """Global memory that each program of a kernel needs for itself."""
+    """Return the bytes of global memory that each program of a kernel needs for its descriptors."""
     return 2 * DESCRIPTOR_BYTES if m is not None and m.tiles is not None and m.tiles.descriptors else 0
 
 
 def lines(s: Product) -> list[str]:
-    """The text, lines of a loop's body indented."""
+    """Return the lines that compute the sums."""
     m = s.matmul
     t, _, _ = tiles_of(m)
     if t.descriptors:
-        return [*_position(s.tile, m), *_described(m)]
+        return [*_position(s.tile, m), *_load_by_descriptors(m)]
     left, right = m.left.strides, m.right.strides
     rows, row_mask = _inside("rows", m.rows, t.rows, masked=left[1] == 1)
     columns, column_mask = _inside("columns", m.columns, t.columns, masked=right[2] == 1)
@@ -72,8 +72,8 @@ def lines(s: Product) -> list[str]:
     ]
 
 
-def descriptions(s: Descriptors) -> list[str]:
-    """The text of the descriptions; what they read beyond the end of a matrix is zero."""
+def descriptor_lines(s: Descriptors) -> list[str]:
+    """Return the lines that write the descriptors; loads beyond the end of a matrix give zero."""
     m = s.matmul
     sides = (
         ("left", _base(s.left, m.left), m.left.strides, (m.rows, m.depth), ("XBLOCK", "KBLOCK")),
@@ -88,7 +88,7 @@ def descriptions(s: Descriptors) -> list[str]:
     return out
 
 
-def _described(m: Matmul) -> list[str]:
+def _load_by_descriptors(m: Matmul) -> list[str]:
     a = "[across * XBLOCK, begin])" if m.left.strides[2] == 1 else "[begin, across * XBLOCK]).T"
     b = "[begin, along * RBLOCK])" if m.right.strides[2] == 1 else "[along * RBLOCK, begin]).T"
     return [
@@ -107,30 +107,30 @@ def _dot(m: Matmul) -> str:
 
 
 def _position(tile: str, m: Matmul) -> list[str]:
-    t, high, wide = tiles_of(m)
+    t, down, wide = tiles_of(m)
     out = []
     if m.batch > 1:
-        out = [f"batch = {tile} // {high * wide}", f"within = {tile} % {high * wide}"]
+        out = [f"batch = {tile} // {down * wide}", f"within = {tile} % {down * wide}"]
         tile = "within"
-    band = min(t.band, high)
+    band = min(t.band, down)
     if band == 1:
         return [*out, f"across = {tile} // {wide}", f"along = {tile} % {wide}"]
-    if band == high:
-        return [*out, f"across = {tile} % {high}", f"along = {tile} // {high}"]
-    height = str(band) if high % band == 0 else "height"
+    if band == down:
+        return [*out, f"across = {tile} % {down}", f"along = {tile} // {down}"]
+    height = str(band) if down % band == 0 else "height"
     return [
         *out,
         f"first = {tile} // {band * wide} * {band}",
-        *([f"height = tl.minimum({high} - first, {band})"] if height == "height" else []),
+        *([f"height = tl.minimum({down} - first, {band})"] if height == "height" else []),
         f"across = first + {tile} % {band * wide} % {height}",
         f"along = {tile} % {band * wide} // {height}",
     ]
 
 
 def _inside(name: str, size: int, block: int, masked: bool) -> tuple[list[str], str]:
-    """What keeps positions inside the matrix: where they are contiguous in memory a mask, else the last one again.
+    """Return lines and a mask that confine positions to the matrix: a mask where they are contiguous, else clamping.
 
-    A clamped position costs nothing in the loop; of contiguous ones it would hide that they are contiguous.
+    Clamping costs nothing in the loop, but would hide from the compiler that positions are contiguous.
     """
     if size % block == 0:
         return [], ""
@@ -153,6 +153,6 @@ def _times(text: str, step: int) -> str:
 
 
 def _mask(below: str, beside: str) -> str:
-    """The arguments of a load that masks of the first and of the second axis guard."""
+    """Return the mask arguments of a load; `below` masks the first axis, `beside` the second."""
     masks = [*([f"({below})[:, None]"] if below else []), *([f"({beside})[None, :]"] if beside else [])]
     return f", mask={' & '.join(masks)}, other=0.0" if masks else ""

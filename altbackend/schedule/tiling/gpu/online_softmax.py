@@ -1,7 +1,7 @@
-"""Finds sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
+"""Find sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
 
-The running sum is rescaled whenever a block of the row raises the maximum (Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018), so that the row is read once and not twice.
+The pass rescales the running sum whenever a block of the row raises the maximum (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018), so that it reads the row once and not twice.
 """
 
 from __future__ import annotations
@@ -13,69 +13,75 @@ from ....ir import value as va
 from ....ir.loops import Reduction
 from ....ir.value import Value
 from ...kernel import Stage
-from ...loop_mapping import MappedNode
+from ...loop_mapping import Kind, MappedNode
 
 
 @dataclass(frozen=True)
-class Online:
-    """`top` is the maximum of its value, `sums` sums of exp(value - maximum). `passed`: points beside them."""
+class OnlineSoftmax:
+    """One pass for a maximum and the `sums` of exp(value - maximum); `points` are the pointwise nodes beside them."""
 
-    top: MappedNode
+    maximum: MappedNode
     sums: tuple[MappedNode, ...]
-    passed: tuple[MappedNode, ...]
+    points: tuple[MappedNode, ...]
 
 
-def plan(stages: Sequence[Stage], long: Sequence[Stage], stored: frozenset[str]) -> list[Stage | Online]:
-    """The stages, with neighbours of `long` as one where the second needs of the first only a running maximum."""
-    out: list[Stage | Online] = []
+def with_online_softmax(
+    stages: Sequence[Stage], long: Sequence[Stage], stored: frozenset[str]
+) -> list[Stage | OnlineSoftmax]:
+    """Return the passes of a kernel: neighbouring stages of `long` become one where they compute an online softmax."""
+    passes: list[Stage | OnlineSoftmax] = []
     for s in stages:
-        before = out[-1] if out else None
-        pair = _pair(before, s, stored) if isinstance(before, Stage) and before in long and s in long else None
-        if pair is None:
-            out.append(s)
+        last = passes[-1] if passes else None
+        joined = _joined(last, s, stored) if isinstance(last, Stage) and last in long and s in long else None
+        if joined is None:
+            passes.append(s)
         else:
-            out[-1] = pair
-    return out
+            passes[-1] = joined
+    return passes
 
 
-def _pair(a: Stage, b: Stage, stored: frozenset[str]) -> Online | None:
-    points = [q for q in (*a.members, *b.members) if q.kind == "point"]
-    tops, sums = ([q for q in s.members if q.kind != "point"] for s in (a, b))
-    if a.inner != b.inner or len(tops) != 1 or not sums:
+def _joined(first: Stage, second: Stage, stored: frozenset[str]) -> OnlineSoftmax | None:
+    points = [q for q in (*first.members, *second.members) if q.kind is Kind.POINT]
+    maxima, sums = ([q for q in s.members if q.kind is not Kind.POINT] for s in (first, second))
+    if first.inner != second.inner or len(maxima) != 1 or not sums:
         return None
-    (top,) = tops
-    held = {q.node.out: q for q in points}
-    if any(q.node.out in stored and _needs(q, top, held) for q in points):
+    (maximum,) = maxima
+    point_of = {q.node.out: q for q in points}
+    if any(q.node.out in stored and _reads_maximum(q, maximum, point_of) for q in points):
         return None
-    value = inlined(top.value, held)
-    if not _is(top, "max") or not all(_is(q, "sum") and _scaled(q, top, value, held) for q in sums):
+    value = inlined(maximum.value, point_of)
+    if not _reduces(maximum, "max"):
         return None
-    return Online(top, tuple(sums), tuple(points))
+    if not all(_reduces(q, "sum") and _is_exp_below(q, maximum, value, point_of) for q in sums):
+        return None
+    return OnlineSoftmax(maximum, tuple(sums), tuple(points))
 
 
-def _needs(q: MappedNode, top: MappedNode, held: dict[str, MappedNode]) -> bool:
-    """Whether a point is computed from the maximum, which a single pass knows only when it is over."""
-    return any(b == top.node.out for b, _ in va.loads(inlined(q.value, held)))
+def _reads_maximum(q: MappedNode, maximum: MappedNode, point_of: dict[str, MappedNode]) -> bool:
+    """Return whether a point depends on the maximum, which a single pass knows only at its end."""
+    return any(b == maximum.node.out for b, _ in va.loads(inlined(q.value, point_of)))
 
 
-def _is(q: MappedNode, op: str) -> bool:
-    return isinstance(q.node, Reduction) and q.kind == "inner" and q.node.op == op and q.value.dtype.is_floating_point
+def _reduces(q: MappedNode, op: str) -> bool:
+    in_row = isinstance(q.node, Reduction) and q.kind is Kind.IN_ROW and q.node.op == op
+    return in_row and q.value.dtype.is_floating_point
 
 
-def _scaled(q: MappedNode, top: MappedNode, value: Value, held: dict[str, MappedNode]) -> bool:
-    """Whether `q` sums exp(value - maximum)."""
-    v = inlined(q.value, held)
+def _is_exp_below(q: MappedNode, maximum: MappedNode, value: Value, point_of: dict[str, MappedNode]) -> bool:
+    """Return whether `q` sums exp(value - maximum)."""
+    v = inlined(q.value, point_of)
     if v.op != "exp" or v.args[0].op != "sub":
         return False
     left, right = v.args[0].args
-    return left is value and right.op == "load" and right.attr == (top.node.out, top.index)
+    return left is value and right.op == "load" and right.attr == (maximum.node.out, maximum.index)
 
 
-def inlined(v: Value, held: dict[str, MappedNode]) -> Value:
-    """`v` with loads of what points of the same loops compute replaced by their values."""
+def inlined(v: Value, point_of: dict[str, MappedNode]) -> Value:
+    """Return `v` with the values of pointwise nodes of the same loops in place of loads of their results."""
 
     def on_load(x: Value) -> Value | None:
         name, index = x.attr
-        return inlined(held[name].value, held) if name in held and held[name].index is index else None
+        point = point_of.get(name)
+        return inlined(point.value, point_of) if point is not None and point.index is index else None
 
     return va.rewrite(v, on_load=on_load)

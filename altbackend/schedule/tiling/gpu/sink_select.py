@@ -1,4 +1,4 @@
-"""A choice between two numbers of a row is taken last: f(where(c, a, b)) becomes where(c, f(a), f(b)).
+"""Move selections between two numbers of a row towards the root: f(where(c, a, b)) -> where(c, f(a), f(b)).
 
 Where `c` differs from element to element and `a` and `b` do not, `f` is then computed twice a row and not for every
 element, with the same bits. The gradient of a cross-entropy is such a tree: -1 at one class and 0 at all others, times
@@ -16,8 +16,8 @@ from ....ir.value import Value
 Axes = Callable[[Value], frozenset[str]]
 
 
-def chosen_last(root: Value, axes: Axes) -> Value:
-    """The same scalar; `axes`: the axes of a tile along which a value differs."""
+def sink_selects(root: Value, axes: Axes) -> Value:
+    """Return the same scalar with selections as late as they pay. `axes`: the tile axes along which a value differs."""
     if not any(v.op == "where" for v in va.walk(root)):
         return root
     memo: dict[Value, Value] = {}
@@ -28,15 +28,15 @@ def chosen_last(root: Value, axes: Axes) -> Value:
 
 
 def _distributed(v: Value, args: tuple[Value, ...], axes: Axes) -> Value | None:
-    """`v` of `args` as a choice between two results; None where its arguments are no such choice."""
+    """Return `v` of `args` as a selection between two results; None where its arguments are no such selection."""
     if v.op not in OPS and v.op != "cast":
         return None
     for cond in dict.fromkeys(a.args[0] for a in args if a.op == "where"):
-        first, second = (tuple(_taken(a, cond, k) for a in args) for k in (1, 2))
+        first, second = (tuple(_selected(a, cond, k) for a in args) for k in (1, 2))
         if not axes(cond) <= frozenset[str]().union(*(axes(x) for x in (*first, *second))):
             return va.where(cond, *(va.make(v.op, side, v.dtype, v.attr) for side in (first, second)))
     return None
 
 
-def _taken(a: Value, cond: Value, side: int) -> Value:
+def _selected(a: Value, cond: Value, side: int) -> Value:
     return a.args[side] if a.op == "where" and a.args[0] is cond else a

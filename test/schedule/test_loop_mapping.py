@@ -15,18 +15,8 @@ from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.expr import Atom, Index
 from altbackend.ir.loops import Pointwise, Reduction, Scan
-from altbackend.schedule.loop_mapping import (
-    MappedNode,
-    Refusal,
-    common_refinement,
-    cut_rows,
-    fit,
-    mappings,
-    mergeable,
-    merged,
-    natural_rows,
-    split_loops,
-)
+from altbackend.schedule.loop_mapping import Kind, MappedNode, Refusal, cut_rows, fit, mappings, natural_rows
+from altbackend.schedule.loop_refinement import common_refinement, mergeable, merged, split_loops
 
 FUZZ = settings(max_examples=150, derandomize=True, deadline=None)
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)
@@ -148,8 +138,8 @@ def test_rechain_and_merge_keep_every_access(sizes: list[int], split: int, trans
 
 
 def _factors(n: int) -> list[int]:
-    found = [p for p in (2, 3, 5) for _ in range(3) if n % p == 0 and n > 1]
-    return [*found[:1], n // found[0]] if found else [n]
+    factors = [p for p in (2, 3, 5) for _ in range(3) if n % p == 0 and n > 1]
+    return [*factors[:1], n // factors[0]] if factors else [n]
 
 
 def test_transposed_loops_do_not_merge() -> None:
@@ -162,30 +152,30 @@ def test_transposed_loops_do_not_merge() -> None:
     assert not mergeable(turned, 0)
 
 
-def reduction(kept: tuple[int, ...], sizes: list[int], op: str = "sum") -> Reduction:
+def reduction(parallel: tuple[int, ...], sizes: list[int], op: str = "sum") -> Reduction:
     dims, index = loops(sizes)
-    keep = tuple(d for k, d in enumerate(dims) if k in kept)
+    keep = tuple(d for k, d in enumerate(dims) if k in parallel)
     out = ex.flatten([d.args[1] for d in keep], [ex.ix(d) for d in keep])
     return Reduction(
-        "s", keep, tuple(d for k, d in enumerate(dims) if k not in kept), out, op, va.load("x", index, F32)
+        "s", keep, tuple(d for k, d in enumerate(dims) if k not in parallel), out, op, va.load("x", index, F32)
     )
 
 
 @pytest.mark.parametrize(
-    ("kept", "rows", "kind"),
+    ("parallel", "rows", "kind"),
     [
-        ((0,), 3, "inner"),
-        ((0,), 1, "inner"),
-        ((1,), 3, "outer"),
-        ((1,), 4, "inner"),
-        ((), 3, "outer"),
-        ((), 1, "inner"),
+        ((0,), 3, Kind.IN_ROW),
+        ((0,), 1, Kind.IN_ROW),
+        ((1,), 3, Kind.CROSS_ROW),
+        ((1,), 4, Kind.IN_ROW),
+        ((), 3, Kind.CROSS_ROW),
+        ((), 1, Kind.IN_ROW),
     ],
 )
-def test_kinds_of_placed_reductions(kept: tuple[int, ...], rows: int, kind: str) -> None:
-    mapped = fit(reduction(kept, [3, 4]), rows)
+def test_kinds_of_placed_reductions(parallel: tuple[int, ...], rows: int, kind: Kind) -> None:
+    mapped = fit(reduction(parallel, [3, 4]), rows)
     assert isinstance(mapped, MappedNode)
-    assert mapped.kind == kind
+    assert mapped.kind is kind
     points = Counter(at[1:] for at in accesses(mapped).elements())
     assert points == Counter((k,) for k in range(12)), "every element is read exactly once"
 
@@ -194,7 +184,7 @@ def test_a_reduction_over_rows_is_tried_where_its_columns_also_divide() -> None:
     """4 columns cut into 2 rows of 2, or 2 rows accumulated: which one fits depends on what else is in the kernel."""
     ways = mappings(reduction((1,), [2, 4]), 2)
     assert not isinstance(ways, Refusal)
-    assert [w.kind for w in ways] == ["outer", "inner"]
+    assert [w.kind for w in ways] == [Kind.CROSS_ROW, Kind.IN_ROW]
     for w in ways:
         points = Counter(at[1:] for at in accesses(w).elements())
         assert points == Counter((k,) for k in range(8))
@@ -203,10 +193,10 @@ def test_a_reduction_over_rows_is_tried_where_its_columns_also_divide() -> None:
 def test_refusals_have_reasons() -> None:
     no = fit(reduction((0,), [3, 4]), 5)
     assert isinstance(no, Refusal)
-    assert no.reason == "no way to cut its loops into the kernel's rows"
+    assert no.reason == "its loops cannot be cut into the kernel's rows"
     mixed = fit(reduction((1,), [2, 3]), 6)
     assert isinstance(mixed, Refusal)
-    assert "mix kept and reduced" in mixed.reason
+    assert "mix parallel and reduced" in mixed.reason
 
 
 def test_a_scan_stays_inside_its_row() -> None:
@@ -215,7 +205,7 @@ def test_a_scan_stays_inside_its_row() -> None:
     assert natural_rows(scan)[0] == 3
     mapped = fit(scan, 3)
     assert isinstance(mapped, MappedNode)
-    assert (mapped.kind, mapped.sizes) == ("scan", (4,))
+    assert (mapped.kind, mapped.sizes) == (Kind.SCAN, (4,))
     assert isinstance(fit(scan, 12), Refusal)
 
 

@@ -19,20 +19,20 @@ def test_paths_are_those_of_a_full_search(seed: int) -> None:
     for number in range(18):
         needs[number] = set(rng.sample(range(number), min(number, rng.randint(0, 2))))
         reachability.add(number, needs[number])
-    found = set()
+    answers = set()
     for _ in range(60):
         a, b = rng.sample(sorted(needs), 2)
         forward, backward = _depends(needs, a, b), _depends(needs, b, a)
         assert (reachability.path([a, b], b) == a) is forward
         assert reachability.path([a], a) is None
-        found.add(forward)
+        answers.add(forward)
         if not backward and rng.random() < 0.4:  # a kernel gains something that it needs
             needs[a].add(b)
             reachability.add(a, [b])
         elif forward and len(needs) > 6 and not any(_depends(needs, n, b) for n in needs[a] - {b}):
             _join(needs, b, a)
             reachability.join(b, a)
-    assert found == {True, False}
+    assert answers == {True, False}
 
 
 def _join(needs: dict[int, set[int]], early: int, late: int) -> None:

@@ -1,4 +1,4 @@
-"""Which kernels share a launch, and that the order of everything else is kept."""
+"""Kernels that are alike share a launch, and the order of all other steps stays valid."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from altbackend.ir.loops import Extern, reads, writes
-from altbackend.schedule import device, horizontal_fusion
+from altbackend.schedule import horizontal_fusion
+from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
 
 T = torch.Tensor
-GPU = device.cuda()
+GPU = ScheduleContext(H200)
 
 
 def r(*sizes: int) -> T:
@@ -83,32 +84,32 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]], list[int]]] 
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_results_and_bundles(name: str) -> None:
+def test_results_and_launches(name: str) -> None:
     fn, make, sizes = CASES[name]
     inputs = make()
-    mine, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    our_inputs, eager_inputs = [x.clone() for x in inputs], [x.clone() for x in inputs]
     seen: list[Any] = []
-    got, want = as_list(triton_run.compiled(fn, seen=seen)(*mine)), as_list(fn(*theirs))
-    for a, b in zip([*got, *mine], [*want, *theirs], strict=True):
+    got, want = as_list(triton_run.compiled(fn, seen=seen)(*our_inputs)), as_list(fn(*eager_inputs))
+    for a, b in zip([*got, *our_inputs], [*want, *eager_inputs], strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
     (gm,) = trace(fn, *make())
-    s = schedule(gm, target=GPU)
-    steps = horizontal_fusion.bundled(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.Bundle)] == sizes
+    s = schedule(gm, ctx=GPU)
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.HorizontalKernel)] == sizes
     assert triton_run.compile_errors() == []
 
 
 def test_every_step_runs_once_and_after_what_it_needs() -> None:
     (gm,) = trace(chain, r(8, 16).half(), *(r(16, 16) for _ in range(5)))
-    s = schedule(gm, target=GPU)
+    s = schedule(gm, ctx=GPU)
     written: set[str] = set(s.program.inputs)
     ran = 0
-    for step in horizontal_fusion.bundled(s.program, s.steps, lambda *a: None):
-        for part in step.parts if isinstance(step, horizontal_fusion.Bundle) else (step,):
+    for step in horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None):
+        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             assert {b for n in nodes for b in reads(n)} <= written
             ran += 1
-        for part in step.parts if isinstance(step, horizontal_fusion.Bundle) else (step,):
+        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             written.update(b for n in nodes for b in writes(n))
     assert ran == len(s.steps)
@@ -116,6 +117,7 @@ def test_every_step_runs_once_and_after_what_it_needs() -> None:
 
 def test_a_launch_takes_as_many_as_fit() -> None:
     (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.MOST_PARTS + 7)))
-    s = schedule(gm, target=GPU)
-    steps = horizontal_fusion.bundled(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.Bundle)] == [horizontal_fusion.MOST_PARTS, 7]
+    s = schedule(gm, ctx=GPU)
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
+    launches = [k for k in steps if isinstance(k, horizontal_fusion.HorizontalKernel)]
+    assert [len(k.parts) for k in launches] == [horizontal_fusion.MOST_PARTS, 7]

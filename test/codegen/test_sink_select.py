@@ -7,7 +7,7 @@ import torch
 from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.value import Value
-from altbackend.schedule.tiling.gpu.sink_select import chosen_last
+from altbackend.schedule.tiling.gpu.sink_select import sink_selects
 
 ROW, COLUMN = ex.var("o", 8), ex.var("i", 64)
 ROW_NUMBER = va.load("row", ex.ix(ROW), torch.float32)
@@ -24,9 +24,9 @@ def number(x: float) -> Value:
 
 
 def test_what_follows_a_choice_is_computed_for_both_sides() -> None:
-    chosen = va.where(HERE, number(-1.0), number(0.0))
-    product = va.cast(va.cast(va.apply("mul", chosen, ROW_NUMBER), torch.bfloat16), torch.float32)
-    last = chosen_last(product, axes)
+    selection = va.where(HERE, number(-1.0), number(0.0))
+    product = va.cast(va.cast(va.apply("mul", selection, ROW_NUMBER), torch.bfloat16), torch.float32)
+    last = sink_selects(product, axes)
     assert last.op == "where"
     assert last.args[0] is HERE
     assert all("i" not in axes(side) for side in last.args[1:])
@@ -38,12 +38,12 @@ def test_what_differs_by_element_stays() -> None:
         va.apply("mul", va.where(HERE, ELEMENT, number(0.0)), ROW_NUMBER),
         va.apply("add", ELEMENT, ROW_NUMBER),
     ):
-        assert chosen_last(tree, axes) is tree
+        assert sink_selects(tree, axes) is tree
 
 
 def test_a_choice_by_row_is_no_choice_of_elements() -> None:
     ignored = va.apply("ne", va.load("target", ex.ix(ROW), torch.int64), va.const(-100, torch.int64))
     scale = va.where(ignored, ROW_NUMBER, number(0.0))
-    last = chosen_last(va.apply("mul", va.where(HERE, number(-1.0), number(0.0)), scale), axes)
+    last = sink_selects(va.apply("mul", va.where(HERE, number(-1.0), number(0.0)), scale), axes)
     assert last.op == "where"
     assert last.args[0] is HERE

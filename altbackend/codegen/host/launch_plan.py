@@ -1,0 +1,238 @@
+"""Plan the calls of a CPU host program: lifetimes of buffers, shared storage, and runs of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...config.options import Config
+from ...ir import expr as ex
+from ...ir.expr import Index
+from ...ir.loops import Extern, Origin, Program, View, reads, unbacked_symbols, views, writes
+from ...schedule.deps import Deps
+from ..cpp import print_cpp, translation_units
+from ..cpp.ast import Function
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One generated kernel on named buffers. `in_place`: pairs of buffers that may share storage."""
+
+    kernel: str
+    function: Function
+    buffers: tuple[str, ...]
+    origins: tuple[Origin, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
+
+
+Step = Launch | Extern
+
+
+@dataclass(frozen=True)
+class Locations:
+    """The location of each buffer in the printed program.
+
+    `slots`: numbers in the table of pointers. `windows`: numbers of views on temporaries in the table of views.
+    `arena`: first and last step of each temporary in the arena. `shares`: temporary -> the one whose storage it takes
+    over. `fresh`: buffers that are tensors of their own. `symbols`: names in the table of sizes; the first
+    `layout_symbols` of them decide the layout of the arena, the others may differ in every call.
+    """
+
+    slots: dict[str, int]
+    windows: dict[View, int]
+    arena: dict[str, tuple[int, int]]
+    shares: dict[str, str]
+    fresh: set[str]
+    symbols: tuple[str, ...]
+    layout_symbols: int = 0
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        """Return the symbols that decide the layout of the arena."""
+        return self.symbols[: self.layout_symbols]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A program's steps with the locations of its buffers. `segments`: runs of kernels, each one call of the host."""
+
+    program: Program
+    steps: tuple[Step, ...]
+    locations: Locations
+    segments: list[list[int]]
+
+
+def plan(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> LaunchPlan:
+    """Return the launch plan of a program's kernels and library calls."""
+    locations = _locate(p, deps, steps, cfg)
+    steps = [_without_restrict(s, locations) for s in steps]
+    temporaries = {b.name for b in p.buffers.values() if b.kind == "temp"}
+    return LaunchPlan(p, tuple(steps), locations, _segments(steps, temporaries))
+
+
+def full_view(p: Program, b: str) -> View:
+    """Return a buffer as a view of all its elements."""
+    buffer = p.buffers[b]
+    return View(b, buffer.sizes, buffer.strides)
+
+
+# --- locations -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Uses:
+    """The first and last step that uses each buffer, directly or through an alias."""
+
+    first: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    aliased: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, k: int, buffers: Sequence[str]) -> None:
+        for b in buffers:
+            for used in (b, *self._below(b)):
+                self.first.setdefault(used, k)
+                self.last[used] = k
+
+    def _below(self, b: str) -> list[str]:
+        """Return the buffers of which `b` may be a view."""
+        below: list[str] = []
+        for a in self.aliased.get(b, ()):
+            below += [a, *self._below(a)]
+        return below
+
+
+def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locations:
+    """Return which temporaries share the arena, which are tensors of their own, and all slots."""
+    uses = _Uses()
+    fresh = {b for b in deps.escaping if p.buffers[b].kind == "temp"} | _sized_in_call(p, steps)
+    slots: dict[str, int] = {}
+    symbols: set[str] = set()
+    for k, s in enumerate(steps):
+        if isinstance(s, Extern):
+            outs = [o for o in s.outs if o in p.buffers]
+            if s.out_variant is None:
+                fresh.update(outs)
+            uses.aliased.update(dict.fromkeys(outs, s.aliases) if s.aliases else {})
+            uses.add(k, tuple(dict.fromkeys((*reads(s), *writes(s)))))
+        else:
+            symbols.update(s.function.symbols)
+            for b in s.buffers:
+                slots.setdefault(b, len(slots))
+            uses.add(k, s.buffers)
+    temporary = [b for b in uses.first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh]
+    arena = {b: (uses.first[b], uses.last[b]) for b in temporary}
+    layout: set[str] = set()
+    for b in arena:
+        slots.setdefault(b, len(slots))
+        layout.update(a.key for a in ex.syms_of(p.buffers[b].extent))
+    windows: dict[View, int] = {}
+    for v in (v for s in steps if isinstance(s, Extern) for v in _call_views(p, s) if v.buffer in arena):
+        windows.setdefault(v, len(windows))
+        layout.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
+    shares = _share_storage(steps, arena, cfg.reuse_memory)
+    return Locations(slots, windows, arena, shares, fresh, (*sorted(layout), *sorted(symbols - layout)), len(layout))
+
+
+def _call_views(p: Program, s: Extern) -> list[View]:
+    return views(s) + ([full_view(p, o) for o in s.outs if o] if s.out_variant is not None else [])
+
+
+def _sized_in_call(p: Program, steps: Sequence[Step]) -> set[str]:
+    """Return temporaries that cannot be in the arena: a call decides their size, and the arena exists before it."""
+    unbacked = unbacked_symbols(p)
+    if not unbacked:
+        return set()
+
+    def depends(*xs: Index) -> bool:
+        return any(a.key in unbacked for x in xs for a in ex.syms_of(x))
+
+    sized = {b for b, buffer in p.buffers.items() if buffer.kind == "temp" and depends(buffer.extent)}
+    viewed = [v for s in steps if isinstance(s, Extern) for v in views(s)]
+    return sized | {v.buffer for v in viewed if p.buffers[v.buffer].kind == "temp" and depends(*v.sizes, v.offset)}
+
+
+def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
+    """Return temporary -> the one whose storage it takes over: a kernel is the last to read one and writes the other.
+
+    Extends the lifetime of the shared storage in `arena`.
+    """
+    shares: dict[str, str] = {}
+    for k, s in enumerate(steps):
+        for a, b in s.in_place if isinstance(s, Launch) and reuse else ():
+            if a not in arena or b not in arena or arena[b][0] != k or b in shares:
+                continue
+            root = shares.get(a, a)
+            if arena[a][1] == k and arena[root][1] == k:
+                shares[b] = root
+                arena[root] = (arena[root][0], max(arena[root][1], arena[b][1]))
+    return shares
+
+
+def _without_restrict(s: Step, locations: Locations) -> Step:
+    """Return the step without the promise to the compiler that arguments are disjoint, where they share storage."""
+    if not isinstance(s, Launch):
+        return s
+    roots = [locations.shares.get(b, b) for b in s.buffers]
+    if len(set(roots)) == len(roots):
+        return s
+    params = tuple(replace(q, shared=roots.count(r) > 1) for q, r in zip(s.function.params, roots, strict=True))
+    return replace(s, function=replace(s.function, params=params))
+
+
+# --- segments and C++ ------------------------------------------------------------------------------------------------
+
+
+def _segments(steps: Sequence[Step], temporaries: Collection[str]) -> list[list[int]]:
+    """Return runs of consecutive kernels; each run is one call from the host."""
+    segments: list[list[int]] = []
+    checking = False
+    for k, s in enumerate(steps):
+        if not isinstance(s, Launch):
+            continue
+        # the host raises the errors of checking kernels before another kernel writes an input
+        params = zip(s.function.params, s.buffers, strict=True)
+        separate = checking and any(q.written and b not in temporaries for q, b in params)
+        if segments and k and isinstance(steps[k - 1], Launch) and not separate:
+            segments[-1].append(k)
+            checking |= s.function.checks
+        else:
+            segments.append([k])
+            checking = s.function.checks
+    return segments
+
+
+def cpp_text(plan: LaunchPlan, cfg: Config) -> str:
+    """Return the C++ text of all kernels, equal ones once, and of the functions that call each segment's kernels."""
+    slots, symbols = plan.locations.slots, plan.locations.symbols
+    labels: dict[str, str] = {}
+    kernels: list[str] = []
+    calls: dict[int, str] = {}
+    for k, s in enumerate(plan.steps):
+        if not isinstance(s, Launch):
+            continue
+        text = print_cpp.function(s.function, "@", cfg.parallel_threshold)
+        label = labels.get(text)
+        if label is None:
+            label = labels[text] = f"kernel{len(labels)}"
+            kernels.append(text.replace("static void @(", f"static void {label}(", 1))
+        args = [
+            f"({'' if q.written else 'const '}{print_cpp.CTYPES[q.dtype]}*)p[{slots[b]}]"
+            for q, b in zip(s.function.params, s.buffers, strict=True)
+        ]
+        args += [f"s[{symbols.index(x)}]" for x in s.function.symbols] + ["threads"]
+        if s.function.checks:
+            args.append("error")
+        calls[k] = f"  {label}({', '.join(args)});"
+    segments = [_segment_text(n, [calls[k] for k in segment]) for n, segment in enumerate(plan.segments)]
+    return translation_units.unit(kernels, segments)
+
+
+def _segment_text(number: int, calls: Sequence[str]) -> str:
+    head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{number}'
+    lines = [
+        f"{head}(void** p, const int64_t* s, int threads, int64_t* error) {{",
+        "  (void)s; (void)threads; (void)error;",
+        *calls,
+        "}\n",
+    ]
+    return "\n".join(lines)

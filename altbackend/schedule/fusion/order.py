@@ -1,0 +1,34 @@
+"""The order in which fused kernels run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from .group import Group
+
+
+def order(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups in topological order, each at the position of its first node, or once its needs have run.
+
+    A kernel that runs later keeps what it reads alive longer; one that runs earlier does so with what it writes.
+    """
+    by_number = {g.number: g for g in groups}
+    waiting = {g.number: set(g.needs) for g in groups}
+    users: dict[int, list[int]] = {}
+    for g in groups:
+        for n in g.needs:
+            users.setdefault(n, []).append(g.number)
+    position = {g.number: min(g.members) for g in groups}
+    ready = [(position[n], position[n], n) for n, needs in waiting.items() if not needs]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        earliest, _, n = heapq.heappop(ready)
+        ordered.append(by_number[n])
+        for user in users.get(n, ()):
+            waiting[user].discard(n)
+            if not waiting[user]:
+                heapq.heappush(ready, (max(earliest, position[user]), position[user], user))
+    assert len(ordered) == len(groups), "the kernels depend on each other in a circle"
+    return ordered

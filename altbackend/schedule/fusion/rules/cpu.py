@@ -1,0 +1,38 @@
+"""Fusion rules of a CPU, whose threads keep a row in their cache: a node may read any point of its row again."""
+
+from __future__ import annotations
+
+from ....ir import expr as ex
+from ...device import Cpu
+from ...loop_mapping import Kind, Refusal
+from ...rows import total_points
+from ..group import Fusion
+from .rule import Edge, Proposal, Rule, Table
+
+
+def _scratch_fits(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse rows whose values between the loops exceed the cache."""
+    assert isinstance(fusion.device, Cpu)
+    if proposal.group.rows == 1:
+        return None
+    total = 0
+    for q in proposal.mapped:
+        itemsize = fusion.program.buffers[q.node.out].dtype.itemsize
+        total += ex.bounds(q.results)[1] * itemsize if not ex.syms_of(q.results) else 0
+    return Refusal(f"a row would store {total} bytes in scratch") if total > fusion.device.scratch_bytes else None
+
+
+def _parallel_reads(fusion: Fusion, edge: Edge) -> Refusal | None:
+    """Refuse reads at other points in a large kernel without rows: its loop could not run in parallel."""
+    if edge.at_same_point or edge.rows != 1 or edge.writer.kind is Kind.IN_ROW:
+        return None
+    if total_points(edge.writer) >= fusion.single_row_limit:
+        where = f"{edge.buffer} is read at other points than it is written"
+        return Refusal(f"{where}: the fused kernel would run on one {fusion.worker}")
+    return None
+
+
+CPU = Table(
+    mapping=(Rule("scratch fits in the cache", _scratch_fits),),
+    edges=(Rule("large kernels without rows read at the same point", _parallel_reads),),
+)

@@ -1,0 +1,180 @@
+"""Fusion rules of a GPU, whose programs keep rows in registers.
+
+A value is available only at the point that computed it. A program holds whole rows as one tile of at most `row_limit`
+points a row. It reads a row that is longer, or of symbolic length, in blocks, one pass after the other; every pass
+computes again the values of earlier passes that it needs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+from ....ir import expr as ex
+from ....ir import value as va
+from ....ir.loops import Extern, Node, Reduction
+from ....ir.value import Value
+from ...access import reads_same_point
+from ...device import Gpu
+from ...loop_mapping import Kind, MappedNode, Refusal
+from ...rows import ROWS_OF_COLUMNS, exceeds, is_long, rows_are_neighbours
+from ..group import CACHED_COUNTS, Fusion, Group
+from .rule import Edge, Proposal, Rule, Table
+
+MOST_OPERATORS = 400  # Triton's time grows with their square: 1,000 in one kernel take it a minute
+REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
+SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
+MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
+# Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
+# convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
+WIDEST_WINDOW = 24
+
+
+def _gpu(fusion: Fusion) -> Gpu:
+    assert isinstance(fusion.device, Gpu)
+    return fusion.device
+
+
+# --- groups before mapping -------------------------------------------------------------------------------------------
+
+
+def _build_time(fusion: Fusion, group: Group) -> Refusal | None:
+    if group.operators > MOST_OPERATORS:
+        return Refusal(f"one kernel would have more than {MOST_OPERATORS} operators, which take long to build")
+    return None
+
+
+def _window(fusion: Fusion, group: Group) -> Refusal | None:
+    if any(isinstance(n, Reduction) for n in group.nodes) and _widest_window(group.nodes) > WIDEST_WINDOW:
+        return Refusal(f"a window of more than {WIDEST_WINDOW} elements beside a reduction takes too many registers")
+    return None
+
+
+def _widest_window(nodes: Sequence[Node]) -> int:
+    return max((_most_reads(n.value) for n in nodes if not isinstance(n, Extern)), default=0)
+
+
+@functools.lru_cache(CACHED_COUNTS)
+def _most_reads(value: Value) -> int:
+    """Return at how many places a value reads one buffer, the one that it reads most."""
+    return max(Counter(b for b, _ in va.loads(value)).values(), default=0)
+
+
+# --- mapped groups ---------------------------------------------------------------------------------------------------
+
+
+def _tiles(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse nodes that the tiles of a program cannot express."""
+    for q in proposal.mapped:
+        if (refusal := _node_on_tile(q, _gpu(fusion))) is not None:
+            return refusal
+    return None
+
+
+def _node_on_tile(q: MappedNode, device: Gpu) -> Refusal | None:
+    name, results = q.node.out, q.results
+    if q.kind is Kind.IN_ROW and results != 1:
+        return Refusal(f"{name} has several results in a row: needs shared memory")
+    if q.kind is Kind.SCAN and any(v not in q.scanned and ex.size_of(v) != 1 for v in q.inner):
+        return Refusal(f"{name} is several scans in a row: needs shared memory")
+    if q.kind is not Kind.CROSS_ROW:
+        return None
+    if results != 1 and q.reduced:
+        return Refusal(f"{name} is reduced across rows and within them, and has several results in a row")
+    if not isinstance(results, int) or results > device.row_limit // 2:
+        return Refusal(f"{name} has {ex.show(results)} totals, more than fit in registers")
+    return None
+
+
+def _without_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse kernels without rows that are neither parallel points with totals of them nor fit in one program."""
+    if proposal.group.rows != 1 or all(q.kind is Kind.POINT for q in proposal.mapped):
+        return None
+    lengths = dict.fromkeys(q.points for q in proposal.mapped)
+    if not any(is_long(n, _gpu(fusion)) for n in lengths):
+        return None
+    if any(q.kind is Kind.SCAN for q in proposal.mapped):
+        return Refusal("a scan without rows would run on one program")
+    return Refusal("totals of different sizes") if len(lengths) > 1 else None
+
+
+def _totals_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    if _has_long_rows(fusion, proposal) and any(q.kind is Kind.CROSS_ROW for q in proposal.mapped):
+        return Refusal("totals over rows need rows that fit in registers")
+    return None
+
+
+def _has_long_rows(fusion: Fusion, proposal: Proposal) -> bool:
+    return proposal.group.rows != 1 and any(is_long(q.points, _gpu(fusion)) for q in proposal.mapped)
+
+
+def _enough_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    rows, device = proposal.group.rows, _gpu(fusion)
+    if rows == 1 or not isinstance(rows, int):
+        return None
+    columns = rows_are_neighbours(proposal.mapped)
+    most = MOST_OF_COLUMNS if columns else device.row_limit
+    few = rows < (ROWS_OF_COLUMNS if columns else 1) * device.parallelism // 8
+    if few and any(q.kind is Kind.POINT and exceeds(q.points, most) for q in proposal.mapped):
+        return Refusal(f"{rows} rows would leave most of the device idle")
+    return None
+
+
+def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse points that are contiguous from row to row in a kernel whose other nodes are contiguous along rows."""
+    if proposal.group.rows == 1 or rows_are_neighbours(proposal.mapped):
+        return None
+    for q in proposal.mapped:
+        if q.kind is Kind.POINT and exceeds(q.points, SCATTERED) and rows_are_neighbours([q]):
+            return Refusal(f"rows of {q.node.out} are not contiguous in memory")
+    return None
+
+
+def _repeated_work(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse long rows where a pass would compute too much again, or from inputs that the kernel overwrites."""
+    if not _has_long_rows(fusion, proposal):
+        return None
+    buffers = fusion.program.buffers
+    flops: dict[str, int] = {}
+    for q in proposal.mapped:
+        read = {b for b, _ in va.loads(q.value)}
+        if any(buffers[w.node.out].kind != "temp" and w.node.out in read for w in proposal.mapped):
+            return Refusal(f"{q.node.out} reads what a long row overwrites")
+        cost = va.flops(q.value) + sum(flops.get(b, 0) for b in read)
+        if q.kind is Kind.POINT:
+            flops[q.node.out] = cost
+        if cost > REPEATED_FLOPS:
+            return Refusal(f"{q.node.out} would repeat {cost} operations in every pass over a long row")
+    return None
+
+
+# --- reads -----------------------------------------------------------------------------------------------------------
+
+
+def _in_registers(fusion: Fusion, edge: Edge) -> Refusal | None:
+    """Refuse reads of values that the registers of the reader's point do not hold."""
+    writer, points = edge.writer, edge.writer.points
+    if edge.at_same_point or (writer.kind in (Kind.POINT, Kind.IN_ROW) and writer.results == 1):
+        return None
+    scanned = writer.kind is Kind.SCAN and writer.sizes == edge.reader.sizes and not is_long(points, _gpu(fusion))
+    if scanned and reads_same_point(writer, edge.reader, edge.buffer):
+        return None
+    return Refusal(f"{edge.buffer} is read at other points of the row than it is written: needs shared memory")
+
+
+GPU = Table(
+    nodes=(
+        Rule("kernels build in bounded time", _build_time),
+        Rule("no wide window beside a reduction", _window),
+    ),
+    mapping=(
+        Rule("tiles express every node", _tiles),
+        Rule("kernels without rows are points and totals", _without_rows),
+        Rule("totals over rows need short rows", _totals_of_long_rows),
+        Rule("rows fill the device", _enough_rows),
+        Rule("nodes are contiguous in the same direction", _same_direction),
+        Rule("passes over long rows repeat little", _repeated_work),
+    ),
+    edges=(Rule("values stay in registers", _in_registers),),
+)

@@ -1,0 +1,171 @@
+"""Choose the blocks of a GPU kernel."""
+
+from __future__ import annotations
+
+from ....ir import expr as ex
+from ....ir import value as va
+from ....ir.expr import Atom, Index
+from ....ir.loops import Program
+from ....ir.ops import OPS
+from ...device import Gpu
+from ...kernel import Kernel
+from ...loop_mapping import Kind
+from ...products.matmul import Matmul, tiles_of
+from .blocks import (
+    Blocks,
+    Form,
+    at_most,
+    ceil_div,
+    is_wide,
+    loaded_buffers,
+    longest,
+    power_of_two,
+    reads_total,
+    warps_of,
+)
+from .row_tiles import row_blocks
+
+ONE_PROGRAM = 4096  # elements that one program reduces as fast as many programs and a second kernel do
+FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
+PERSISTENT_BLOCK = 4096
+SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
+COSTLY_ROW = 16  # float additions: as long as two elements of a thread take
+VECTOR_ELEMENTS = 8  # of 16 bits in one load
+
+
+def choose_blocks(p: Program, k: Kernel, device: Gpu) -> Blocks:
+    """Return the blocks of a kernel for a GPU."""
+    if k.matmul is not None:
+        return _matmul(p, k, k.matmul, device)
+    lengths = list(dict.fromkeys(q.points for q in k.nodes))
+    return (_without_rows(p, k, lengths, device) if k.rows == 1 else None) or row_blocks(p, k, lengths, device)
+
+
+def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks | None:
+    """Return the blocks of a kernel of one row; None where one program computes the row."""
+    kinds = {q.kind for q in k.nodes}
+    if (loops := _transposed_loops(k)) is not None:
+        return _transpose(p, k, loops, device)
+    if (loops := _row_constant_loops(k)) is not None:
+        costly = _flops_per_row(k, loops[-1]) > COSTLY_ROW
+        return _two_loops(p, k, loops, (1, FLAT_BLOCK * (2 if costly else 1)))
+    if kinds <= {Kind.POINT, Kind.SCATTER}:
+        return _flat(p, k, lengths, device)
+    totals = Kind.IN_ROW in kinds and Kind.SCAN not in kinds and not reads_total(k.nodes)
+    few = all(isinstance(n, int) and n <= ONE_PROGRAM for n in lengths)
+    return _flat_persistent(p, k, lengths[0], device) if totals and not few and len(lengths) == 1 else None
+
+
+def _flat(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
+    points = longest(lengths)
+    xblock = FLAT_BLOCK
+    if isinstance(points, int):
+        xblock = min(xblock, power_of_two(points))
+        while xblock > 128 and points < xblock * device.parallelism // 4:
+            xblock //= 2
+    warps = warps_of(xblock)
+    if len(loaded_buffers(k.nodes)) == 1:
+        warps = max(warps // 2, 1)  # each thread has two loads of 16 bytes under way instead of one
+    wide = is_wide(p, k, points)
+    return Blocks(Form.FLAT, True, points, xblock, {}, frozenset(), ceil_div(points, xblock), warps, wide)
+
+
+def _flat_persistent(p: Program, k: Kernel, n: Index, device: Gpu) -> Blocks:
+    """Return the blocks of totals over all elements."""
+    programs = at_most(ceil_div(n, PERSISTENT_BLOCK), device.parallelism)
+    wide = is_wide(p, k, ex.add(n, device.parallelism * PERSISTENT_BLOCK))
+    warps = warps_of(PERSISTENT_BLOCK)
+    return Blocks(Form.PERSISTENT, True, n, PERSISTENT_BLOCK, {}, frozenset(), programs, warps, wide)
+
+
+# --- tiles over two loops --------------------------------------------------------------------------------------------
+
+
+def _transposed_loops(k: Kernel) -> tuple[Atom, ...] | None:
+    """Return the loops, the contiguous one of loads next to last and that of stores last; None if they are the same."""
+    if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes):
+        return None
+    inner = k.stages[0].inner
+    for q in k.nodes:
+        stored = _contiguous_loop(q.index, inner)
+        for _, index in va.loads(q.value):
+            read = _contiguous_loop(index, inner)
+            if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
+                continue
+            if all(isinstance(v.args[1], int) and v.args[1] >= SMALL_SQUARE // 2 for v in (read, stored)):
+                return (*(v for v in inner if v is not read and v is not stored), read, stored)
+    return None
+
+
+def _contiguous_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
+    return next((v for v in loops if ex.coefficient(index, v) == 1), None)
+
+
+def _transpose(p: Program, k: Kernel, loops: tuple[Atom, ...], device: Gpu) -> Blocks:
+    """Return squares over the last two loops; the other loops are further rows of squares."""
+    points = ex.prod(ex.size_of(v) for v in loops)
+    large = isinstance(points, int) and points >= device.parallelism * SQUARE * SQUARE // 4
+    side = SQUARE if large else SMALL_SQUARE
+    return _two_loops(p, k, loops, (side, side))
+
+
+def _two_loops(p: Program, k: Kernel, loops: tuple[Atom, ...], sides: tuple[int, int]) -> Blocks:
+    """Return tiles whose rows are all loops but the last, and whose columns are the last one."""
+    points, width = ex.prod(ex.size_of(v) for v in loops[:-1]), ex.size_of(loops[-1])
+    rows, columns = sides
+    return Blocks(
+        form=Form.TRANSPOSE,
+        flat=False,
+        points=points,
+        xblock=rows,
+        rblocks={width: columns},
+        long=frozenset(),
+        programs=ex.mul(ceil_div(points, rows), ceil_div(width, columns)),
+        warps=warps_of(rows * columns),
+        wide=is_wide(p, k, ex.mul(points, width)),
+        axis_loops=loops,
+    )
+
+
+def _row_constant_loops(k: Kernel) -> tuple[Atom, ...] | None:
+    """Return the loops of pointwise work on long rows with operands of one number a row, which a tile reads once.
+
+    None where rows start at positions that wide loads cannot take, or where one axis over all elements is as fast.
+    """
+    if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes) or len(k.stages[0].inner) < 2:
+        return None
+    *outer, column = k.stages[0].inner
+    if not isinstance(length := ex.size_of(column), int) or length < FLAT_BLOCK:
+        return None
+    indices = [i for q in k.nodes for i in (q.index, *(i for _, i in va.loads(q.value)))]
+    row_constants = [i for i in indices if column not in ex.vars_of(i)]
+    row_starts = [ex.substitute(i, {column: 0}) for i in indices if ex.coefficient(i, column) == 1]
+    aligned = all(ex.mod(i, VECTOR_ELEMENTS) == 0 for i in row_starts)
+    return (*outer, column) if aligned and any(ex.vars_of(i) for i in row_constants) else None
+
+
+def _flops_per_row(k: Kernel, column: Atom) -> int:
+    """Return the float additions that every program computes for its row before it computes elements."""
+    values = {v for q in k.nodes for v in va.walk(q.value) if column not in v.vars}
+    return sum(OPS[v.op].flops for v in values if v.op in OPS)
+
+
+# --- matrix products -------------------------------------------------------------------------------------------------
+
+
+def _matmul(p: Program, k: Kernel, m: Matmul, device: Gpu) -> Blocks:
+    tiles, down, across = tiles_of(m)
+    programs = m.batch * down * across
+    return Blocks(
+        form=Form.MATMUL,
+        flat=False,
+        points=m.batch * m.rows,
+        xblock=tiles.rows,
+        rblocks={m.columns: tiles.columns},
+        long=frozenset(),
+        programs=min(programs, device.sms) if tiles.persistent else programs,
+        warps=tiles.warps,
+        wide=is_wide(p, k, m.points),
+        depth=tiles.depth,
+        stages=tiles.stages,
+    )

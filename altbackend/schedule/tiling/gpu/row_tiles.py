@@ -1,0 +1,242 @@
+"""Choose the blocks of GPU kernels whose programs compute rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....ir import expr as ex
+from ....ir import value as va
+from ....ir.expr import Index
+from ....ir.loops import Program
+from ...device import Gpu
+from ...kernel import Kernel
+from ...loop_mapping import Kind, MappedNode
+from ...rows import ROWS_OF_COLUMNS, is_long, rows_are_neighbours
+from .blocks import (
+    MOST_WARPS,
+    WARP,
+    Blocks,
+    Form,
+    at_most,
+    ceil_div,
+    is_wide,
+    loaded_buffers,
+    longest,
+    power_of_two,
+    reads_total,
+    warps_of,
+)
+from .online_softmax import OnlineSoftmax, with_online_softmax
+from .pressure import alive_at_once
+
+ROW_TILE = 2048  # elements of a tile of several short rows
+LONE_ROW = 1024  # elements of a row that is a tile of its own
+LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
+LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
+COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has ROWS_OF_COLUMNS rows
+WINDOW = 3  # positions of a tensor, each with its own total: more tiles than a program holds whole rows of
+# Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
+SLIDING = (64, 16, 4)
+COLUMN_LIMIT = 512  # points of such a row that stay in registers
+SECTOR = 32  # bytes of the smallest memory access: a program takes at least that many neighbouring rows
+# For persistent programs over rows of at most so many elements: elements of their tile, and warps, as measured on an
+# H200 with layer norms' backwards. A row within as few warps as possible, 16 elements a thread.
+PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
+# persistent programs of a multiprocessor: all of them are resident, since a second round would leave a tail
+FEWEST_PERSISTENT, MOST_PERSISTENT = 2, 8
+LEAST_TURNS = 4  # of each, where they are more than the fewest: every one leaves a row of totals
+OTHER_REGISTERS = 30  # of a thread, besides its elements of tiles: positions and masks
+SPARE = 1.2  # times the estimate: the compiler took at most 1.21 times as many in 20 kernels of training steps
+MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A kernel of rows with the facts that its blocks depend on. `lengths`: points of the nodes' rows, each once."""
+
+    program: Program
+    kernel: Kernel
+    lengths: list[Index]
+    device: Gpu
+
+    @property
+    def members(self) -> list[MappedNode]:
+        return self.kernel.nodes
+
+    @cached_property
+    def columns(self) -> bool:
+        """Return whether memory is contiguous from row to row."""
+        return rows_are_neighbours(self.members)
+
+    @cached_property
+    def persistent(self) -> bool:
+        """Return whether programs total over rows."""
+        return any(q.kind is Kind.CROSS_ROW for q in self.members)
+
+    def is_wide(self, xblock: int) -> bool:
+        extent = ex.mul(self.kernel.rows, longest(self.lengths))
+        return is_wide(self.program, self.kernel, ex.add(extent, self.device.parallelism * xblock))
+
+    def streams(self) -> bool:
+        """Return whether one pass reads more than the cache holds."""
+        size = ex.mul(self.kernel.rows, *self.lengths[:1])
+        return isinstance(size, int) and size * 4 > self.device.streaming_bytes
+
+
+def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
+    """Return the blocks of a kernel whose programs compute rows of `lengths` points."""
+    r = _Rows(p, k, lengths, device)
+    long_lengths = [n for n in lengths if n != 1]
+    if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
+        return _sliding(r, long_lengths[0])
+    column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
+    most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
+    limit = most if r.columns and not r.persistent and _is_repeatable(r) else device.row_limit
+    long = frozenset(n for n in long_lengths if is_long(n, device) or n > limit)  # type: ignore[operator]
+    few = len(loaded_buffers(r.members)) <= 2
+    unit = min(COLUMN_BLOCK if r.columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, device.row_limit)
+    factor = 1 if r.columns or r.persistent or not long else _warp_factor(r, long, warps_of(unit))
+    rblocks = {n: unit * factor if n in long else power_of_two(n) for n in long_lengths}  # type: ignore[arg-type]
+    widest = max(rblocks.values(), default=1)
+    if r.persistent and not r.columns and not long and widest <= max(PERSISTENT_TILES):
+        return _persistent_rows(r, rblocks)
+    fewest = 1 if not r.columns else ROWS_OF_COLUMNS if long else column_rows
+    xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
+    xblock = _fewer_rows(r, xblock, fewest)
+    programs = ceil_div(k.rows, xblock)
+    if r.persistent:
+        programs = at_most(programs, device.parallelism // 4)
+    return Blocks(
+        form=Form.PERSISTENT if r.persistent else Form.ROWS,
+        flat=False,
+        points=k.rows,
+        xblock=xblock,
+        rblocks=rblocks,
+        long=long,
+        programs=programs,
+        warps=_row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor,
+        wide=r.is_wide(xblock),
+        streams=not long and r.streams(),
+    )
+
+
+def _fewer_rows(r: _Rows, xblock: int, fewest: int) -> int:
+    """Return at most `xblock` rows a program, so few that the programs fill the device."""
+    rows = r.kernel.rows
+    if isinstance(rows, int):
+        xblock = min(xblock, power_of_two(rows))
+        while xblock > fewest and rows < xblock * r.device.parallelism // 4:
+            xblock //= 2
+    return 1 if rows == 1 else xblock
+
+
+def _row_warps(r: _Rows, tile: int, long: bool) -> int:
+    """Return the warps of a tile, as measured on an H200 (`benchmarks.tiles`)."""
+    if r.columns and not r.persistent:
+        return 16 if long else min(warps_of(tile), 4) if tile <= 8192 else warps_of(tile)
+    if r.persistent and not r.columns and tile >= 4096:
+        return 16  # totals share the registers with all values that live through a row
+    return 2 if tile == LONE_ROW and not r.persistent else warps_of(tile)
+
+
+# --- persistent programs ---------------------------------------------------------------------------------------------
+
+
+def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
+    """Return the blocks of programs that loop over tiles of whole rows, with totals over rows in registers."""
+    rows, sms = r.kernel.rows, r.device.sms
+    widest = max(rblocks.values(), default=1)
+    tile, warps = next(form for most, form in PERSISTENT_TILES.items() if widest <= most)
+    xblock, fewest = tile // widest, sms * FEWEST_PERSISTENT
+    most = sms * _resident(r, warps, tile // (WARP * warps))
+    if isinstance(rows, int):
+        while xblock > 1 and rows < xblock * fewest:
+            xblock //= 2
+    turns = ceil_div(rows, xblock)
+    if isinstance(turns, int):
+        most = min(most, max(fewest, turns // LEAST_TURNS))
+    return Blocks(
+        form=Form.PERSISTENT,
+        flat=False,
+        points=rows,
+        xblock=xblock,
+        rblocks=rblocks,
+        long=frozenset(),
+        programs=at_most(turns, most),
+        warps=max(warps * xblock * widest // tile, 1),
+        wide=r.is_wide(xblock),
+        streams=r.streams(),
+    )
+
+
+def _resident(r: _Rows, warps: int, elements: int) -> int:
+    """Return the programs that a multiprocessor's registers hold, whose threads have `elements` of every tile."""
+    tiles = alive_at_once(r.members) + sum(q.kind is Kind.CROSS_ROW for q in r.members)
+    registers = SPARE * (OTHER_REGISTERS + elements * tiles)
+    return min(max(int(r.device.registers // (WARP * warps * registers)), FEWEST_PERSISTENT), MOST_PERSISTENT)
+
+
+# --- rows that are neighbours ----------------------------------------------------------------------------------------
+
+
+def _rows_of_columns(r: _Rows) -> int:
+    """Return the rows of a program where rows are neighbours: a cache line of them, fewer where programs are few."""
+    itemsizes = [r.program.buffers[b].dtype.itemsize for b in loaded_buffers(r.members)]
+    least, width = SECTOR // max(min(itemsizes, default=4), 1), ROWS_OF_COLUMNS
+    while isinstance(r.kernel.rows, int) and width > least and r.kernel.rows < width * r.device.sms:
+        width //= 2
+    return width
+
+
+def _slides(members: list[MappedNode]) -> bool:
+    """Return whether totals read one tensor at several positions, of which registers hold few at a time."""
+    positions: dict[str, set[Index]] = {}
+    for q in members:
+        for b, index in va.loads(q.value) if q.kind is Kind.IN_ROW else ():
+            positions.setdefault(b, set()).add(index)
+    return max(map(len, positions.values()), default=0) >= WINDOW and not reads_total(members)
+
+
+def _sliding(r: _Rows, n: Index) -> Blocks:
+    """Return the blocks of programs with a total for each of several positions, which read block by block."""
+    xblock, rblock, warps = SLIDING
+    long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
+    rows = r.kernel.rows
+    extent = ex.add(ex.mul(rows, n), r.device.parallelism * xblock)
+    wide = is_wide(r.program, r.kernel, extent)
+    return Blocks(Form.ROWS, False, rows, xblock, {n: rblock}, long, ceil_div(rows, xblock), warps, wide)
+
+
+def _is_repeatable(r: _Rows) -> bool:
+    """Return whether passes over a row may compute its values again."""
+    written = {q.node.out for q in r.members if r.program.buffers[q.node.out].kind != "temp"}
+    read = {b for q in r.members for b, _ in va.loads(q.value)}
+    return not written & read and all(q.kind is not Kind.SCAN for q in r.members)
+
+
+# --- long rows -------------------------------------------------------------------------------------------------------
+
+
+def _warp_factor(r: _Rows, long: frozenset[Index], warps: int) -> int:
+    """Return how many times as many warps a program needs for its long row to stay in the cache between passes.
+
+    A multiprocessor then runs fewer programs, and the device has fewer rows under way.
+    """
+    k = r.kernel
+    stages = [s for s in k.stages if ex.prod(ex.size_of(v) for v in s.inner) in long]
+    passes = [x for x in with_online_softmax(k.stages, stages, k.stored) if isinstance(x, OnlineSoftmax) or x in stages]
+    if len(passes) < 2:
+        return 1
+    members = [q for s in stages for q in s.members]
+    rows = {b for q in members for b, i in va.loads(q.value) if q.row in ex.vars_of(i) and ex.vars_of(i) & {*q.inner}}
+    read = rows & loaded_buffers(members)
+    length = max((n for n in long if isinstance(n, int)), default=0)
+    row_bytes = length * sum(r.program.buffers[b].dtype.itemsize for b in read)
+    most = MOST_LONG_WARPS if warps == warps_of(LONG_BLOCK_OF_FEW) else MOST_WARPS
+    factors = [factor for factor in (1, 2, 4, 8) if warps * factor <= most]
+    for factor in factors:
+        programs = r.device.sms * (r.device.threads_per_sm // (WARP * warps * factor))
+        if programs * row_bytes <= r.device.cached_row_bytes:
+            return factor
+    return factors[-1]
