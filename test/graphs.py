@@ -84,7 +84,7 @@ def trace(
 
 def _uncomputed(gm: torch.fx.GraphModule) -> list[Any]:
     """Results of a graph of known sizes, with whatever is in memory."""
-    found = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+    found = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in gm.graph.output_node().args[0]]
     return [
         torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in found
     ]

@@ -253,7 +253,7 @@ def test_examples_are_eager_models_with_gradients(name: str) -> None:
     example = EXAMPLES[name]
     torch.manual_seed(0)
     model = example.model()
-    example.loss(model(example.training())).backward()  # type: ignore[no-untyped-call]
+    example.loss(model(example.training())).backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 

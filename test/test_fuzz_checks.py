@@ -50,7 +50,7 @@ def test_a_check_that_is_dropped_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         5, (("integers", "largest", (0, 0, 0)), ("checks", "check <", (1, 4, 0)), ("tensors", "sin", (0, 0, 0)))
     )
     assert disagreement(checked) == ""
-    monkeypatch.setattr(unbacked_symbols.Given, "_require", lambda *a: None)
+    monkeypatch.setattr(unbacked_symbols.CallSymbols, "_require", lambda *a: None)
     monkeypatch.setattr(unbacked_symbols, "is_verified", lambda *a: True)
     assert disagreement(checked)
 

@@ -79,8 +79,8 @@ def test_found_before(name: str) -> None:
 
 def test_a_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison itself: views of computed values that begin one element further."""
-    part = results._part
-    monkeypatch.setattr(results, "_part", lambda *args: View(*shifted(part(*args))))
+    subview = results._subview
+    monkeypatch.setattr(results, "_subview", lambda *args: View(*shifted(subview(*args))))
     case = Case((Given((12,), torch.float32, "dense", place(0), PLAIN),), (Step("times", (0, 0, 0, 0)),) * 1, (1,))
     steps = (*case.steps, Step("dtype", (1, 0, 0, 1)), Step("slice", (0, 1, 0, 1)))
     assert wrong_here(Case(case.inputs, steps, (1, 2, 3)))

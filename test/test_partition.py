@@ -45,7 +45,7 @@ class SplitGraphs:
 
     @property
     def saved(self) -> list[Node]:
-        return [n for n in self.forward.graph.output_node().args[0][self.results :] if isinstance(n, Node)]  # type: ignore[index, union-attr]
+        return [n for n in self.forward.graph.output_node().args[0][self.results :] if isinstance(n, Node)]  # type: ignore[index]
 
     @property
     def bytes(self) -> int:
@@ -416,7 +416,7 @@ def test_of_an_overwritten_input_that_a_gradient_reads_a_copy_is_saved() -> None
         n.meta["val"] = torch.empty(4, device="meta")
     forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
     _, saved = forward.graph.output_node().args[0]  # type: ignore[misc]
-    assert (saved.target, saved.args[0].name) == (aten.clone.default, "primals_2")  # type: ignore[union-attr]
+    assert (saved.target, saved.args[0].name) == (aten.clone.default, "primals_2")
 
 
 @pytest.mark.timeout(60)

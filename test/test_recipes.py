@@ -15,13 +15,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
 BLOCK = re.compile(
-    r"^```(?:python|cpp) (check|append|insert)(?: (\S+))?(?: after `([^\n]*)`)?\n(.*?)^```$", re.M | re.S
+    r"^```(?:python|cpp|text) (check|append|insert|create)(?: (\S+))?(?: after `([^\n]*)`)?\n(.*?)^```$", re.M | re.S
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: `action` "check", or "append" or "insert" of `text` in a file, for the latter after a line."""
+    """One fenced block: a check, or text that is appended to a file, inserted after a line, or a file by itself."""
 
     action: str
     file: str
@@ -39,6 +39,10 @@ def recipes() -> dict[str, list[Block]]:
 def apply(block: Block, root: Path) -> None:
     """Change a file as the block says. Raises AssertionError unless the file has the block's anchor just once."""
     path = root / block.file
+    if block.action == "create":
+        assert not path.exists()
+        path.write_text(block.text, encoding="utf-8")
+        return
     text = path.read_text(encoding="utf-8")
     if block.action == "append":
         path.write_text(text + block.text, encoding="utf-8")

@@ -306,7 +306,7 @@ def test_options(options: dict[str, Any], kind: str | None, tmp_path: Path, monk
     measures = isinstance(getattr(choose, "__self__", None), ProductTuner)
     assert kind == (None if choose is None else "measures" if measures else "model")
     if measures:
-        tuned = choose.__self__  # type: ignore[union-attr]
+        tuned = choose.__self__
         assert tuned.gpu.shared_memory == 99 << 10
         assert tuned.store.folder == tmp_path / "autotune"
         assert tuned.machine.startswith(f"a GPU {torch.__version__} {compile_cuda.triton_version()}")

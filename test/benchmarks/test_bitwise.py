@@ -182,7 +182,7 @@ def kernel(a, b, c):
 
     def cubin(contract: bool) -> str:
         job = compile_cuda.Job(source, signature, (), (0, 1, 2), 4, 1, 90, contract=contract)
-        made = workers.pool(1, "subprocess").compile(compile_cuda._question(job))
+        made = workers.pool(1, "subprocess").compile(compile_cuda._request(job))
         return str(made["cubin"])
 
     assert cubin(True) != cubin(False)

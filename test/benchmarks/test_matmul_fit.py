@@ -24,13 +24,13 @@ def compiled(kernel: TritonKernel) -> Future[Cubin]:
     return done
 
 
-def tuner(tmp_path: Path, library: float, separate: float) -> products.Tuner:
+def tuner(tmp_path: Path, library: float, separate: float) -> products.ProductTuner:
     """One kernel takes 50 us, the library call and the separate kernel what is said."""
 
     def measured(t: trial.Trial) -> float:
         return 50.0 if "operator" not in t["steps"][0] else library if len(t["steps"]) == 1 else library + separate
 
-    return products.Tuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
+    return products.ProductTuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
 
 
 @pytest.mark.parametrize("rate", [Rate(128, 256, 11.0, 4.6, 0.008), Rate(64, 64, 5.5, 0.7, 0.0031)])
@@ -64,7 +64,7 @@ def test_a_case_without_a_separate_time_is_a_failure(tmp_path: Path) -> None:
             raise TrialFailed("out of memory")
         return 1.0
 
-    given = products.Tuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
+    given = products.ProductTuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
     case = matmul_fit.make_case((512, 768, 256), "relu", given, tuple(TEMPLATES))
     with pytest.raises(TrialFailed):
         matmul_fit.run_case(case, given)

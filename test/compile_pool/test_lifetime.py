@@ -163,7 +163,7 @@ def test_no_busy_worker_outlives_or_delays_a_parent_that_ends(
     start: Callable[..., subprocess.Popen[str]], way: str
 ) -> None:
     parent = start(BUSY_WORKER + THEN[way])
-    group = int(parent.stdout.readline())  # type: ignore[union-attr]
+    group = int(parent.stdout.readline())
     parent.wait(EXIT_S)
     assert gone(group)
 

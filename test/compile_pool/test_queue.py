@@ -253,7 +253,7 @@ def test_inline_runs_compilers_in_the_calling_thread(
     cfg: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    reason = cpp._reason
+    reason = cpp._compile
 
     def noted(*args: Any) -> str:
         threads.append(threading.get_ident())

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend.fx_passes import devices
-from altbackend.runtime.multi_device import Several, Step, with_drops
+from altbackend.runtime.multi_device import MultiDevice, Step, with_drops
 
 T = torch.Tensor
 
@@ -79,8 +79,8 @@ def test_parts_in_a_row_give_what_the_graph_gives(monkeypatch: pytest.MonkeyPatc
     parts = devices.parts(gm)
     assert len(parts) >= 4
     results = [a.name for a in gm.graph.output_node().args[0]]
-    steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in parts]  # type: ignore[union-attr, misc]
-    run = Several([n.name for n in gm.graph.find_nodes(op="placeholder")], with_drops(steps, results), results)
+    steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in parts]  # type: ignore[misc]
+    run = MultiDevice([n.name for n in gm.graph.find_nodes(op="placeholder")], with_drops(steps, results), results)
     inputs = [torch.randn(4, 8), torch.randn(4, 8)]
     for got, want in zip(run(list(inputs)), fn(*inputs), strict=True):
         torch.testing.assert_close(got, want)

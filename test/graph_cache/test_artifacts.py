@@ -62,7 +62,7 @@ def test_graphs_travel_with_torchs_artifacts(tmp_path: Path) -> None:
 
 
 def test_an_artifact_of_a_graph_that_is_gone_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.compiler._cache.CacheArtifactManager.with_fresh_cache():  # type: ignore[attr-defined]
+    with torch.compiler._cache.CacheArtifactManager.with_fresh_cache():
         artifacts.record(entry_files.EntryPath(Store(tmp_path / "kept"), "f" * 16, "a" * 64))
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None

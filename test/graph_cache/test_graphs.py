@@ -20,6 +20,7 @@ from altbackend import pipeline
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache import folders
 from altbackend.graph_cache import key
+from altbackend.graph_cache.json_values import NotCacheable
 
 T = torch.Tensor
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def training_step(watch: Watch) -> list[T]:
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
     y = watch.compile(net)(x)
     (y * torch.arange(5.0)).sum().backward()
-    return [y, x.grad, *(p.grad for p in net.parameters()), *net.buffers()]  # type: ignore[list-item]
+    return [y, x.grad, *(p.grad for p in net.parameters()), *net.buffers()]
 
 
 def same(a: list[T], b: list[T]) -> bool:
@@ -196,9 +197,9 @@ def test_bodies_are_kept_with_their_constants(watch: Watch, monkeypatch: pytest.
     def fn(x: T) -> T:
         def inner(y: T) -> T:
             table = torch.tensor([1.0, 2.0, 3.0])
-            return torch.cond(y.mean() > 1, lambda z: z * table, lambda z: z.exp(), (y,))  # type: ignore[no-any-return]
+            return torch.cond(y.mean() > 1, lambda z: z * table, lambda z: z.exp(), (y,))
 
-        return torch.cond(x.sum() > 0, inner, lambda y: y.cos() + 1, (x,))  # type: ignore[no-any-return]
+        return torch.cond(x.sum() > 0, inner, lambda y: y.cos() + 1, (x,))
 
     def results() -> list[T]:
         call = watch.compile(fn)
@@ -218,10 +219,10 @@ def test_bodies_are_kept_with_their_constants(watch: Watch, monkeypatch: pytest.
 
 def test_an_error_in_a_body_names_the_lines_of_this_source(watch: Watch) -> None:
     def first(x: T, i: T) -> T:
-        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))  # type: ignore[no-any-return]
+        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))
 
     def second(x: T, i: T) -> T:
-        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))  # type: ignore[no-any-return]
+        return torch.cond(x.sum() > 0, lambda y: y[i], lambda y: y[i] * 2, (x,))
 
     lines = []
     for fn in (first, second, second):
@@ -340,7 +341,7 @@ def test_passes_of_the_user_count_by_their_uuid(watch: Watch) -> None:
 
 def test_what_has_no_text_form_is_compiled_every_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     def describe(x: Any) -> str:
-        raise key.NotCacheable("a value of its own kind")
+        raise NotCacheable("a value of its own kind")
 
     monkeypatch.setattr(key, "describe", describe)
     for _ in range(2):

@@ -303,7 +303,7 @@ def test_conditions_that_tracing_met_hold_or_the_graph_is_traced(watch: Watch) -
 
 def test_graphs_inside_the_graph(watch: Watch) -> None:
     def fn(x: T) -> T:
-        return torch.cond(x.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos() + 1, (x,)) * 3  # type: ignore[no-any-return]
+        return torch.cond(x.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos() + 1, (x,)) * 3
 
     def run(compiled: Callable[..., Any]) -> list[T]:
         leaves = [torch.full((3,), float(k)).requires_grad_() for k in (1, -1)]
@@ -395,7 +395,7 @@ def reason_for(fn: Callable[[T], T], watch: Watch) -> str:
     torch._dynamo.reset()
 
     def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        cfg = altbackend.config.resolve.resolve(options={"cache_graphs": True, "cache_dir": str(watch.folder)})
+        cfg = resolve(options={"cache_graphs": True, "cache_dir": str(watch.folder)})
         found.append(traced.query_of(gm, inputs, cfg))
         return gm.forward
 
@@ -462,7 +462,7 @@ def test_autocast_at_the_call(watch: Watch) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = compiled(x)
         y.float().sum().backward()
-        return [y, net.weight.grad.clone()]  # type: ignore[union-attr]
+        return [y, net.weight.grad.clone()]
 
     first, second = twice(watch, run, net)
     assert same(first, second)
@@ -530,7 +530,7 @@ def test_a_second_backward_and_a_second_derivative(watch: Watch) -> None:
         x = torch.ones(3, requires_grad=True)
         y = watch.compile(lambda t: fn(t) * t)(x)
         y.sum().backward(retain_graph=True)
-        once = x.grad.clone()  # type: ignore[union-attr]
+        once = x.grad.clone()
         y.sum().backward()
         assert torch.equal(x.grad, 2 * once)
         z = watch.compile(lambda t: fn(t) * t)(x)
@@ -560,7 +560,7 @@ def test_checkpointed_layers(watch: Watch) -> None:
         x = torch.arange(16.0).reshape(2, 8).requires_grad_()
         y = compiled(x)
         y.sum().backward()
-        return [y, x.grad, layer.weight.grad.clone()]  # type: ignore[union-attr]
+        return [y, x.grad, layer.weight.grad.clone()]
 
     first, second = twice(watch, run, fn)
     assert same(first, second)

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def reference(self) -> Callable[[Tensor], Tensor]:
-        return getattr(torch.special if self.special else torch, self.name)  # type: ignore[no-any-return]
+        return getattr(torch.special if self.special else torch, self.name)
 
 
 UNARY = (

@@ -54,7 +54,7 @@ def test_an_mlp_is_one_kernel_and_one_library_call() -> None:
     s = run(mlp, r(4, 128, 768), r(3072, 768), r(3072), r(768, 3072), r(768))
     (k,) = products(s)
     assert (s.kernels, s.calls) == (1, 1)
-    assert (k.matmul.rows, k.matmul.columns, k.matmul.depth) == (512, 3072, 768)  # type: ignore[union-attr]
+    assert (k.matmul.rows, k.matmul.columns, k.matmul.depth) == (512, 3072, 768)
     assert k.stored == frozenset(q.node.out for q in k.stages[0].members[1:])  # the product itself is not
     assert "product 1x512x3072x768" in show_kernel(k)
     (taken,) = [d for d in s.decisions if d[0] == "template" and d[2] != "library call"]

@@ -118,7 +118,7 @@ def test_every_pair_that_shares_data_is_fused_or_has_a_reason(name: str) -> None
             writer = s.program.nodes[d]
             if not isinstance(writer, Extern) and set(reads(node)) & {writer.out}:
                 opened = s.program.nodes[first[group_of[d]]]
-                subject = f"{node.out} with kernel of {opened.out}"  # type: ignore[union-attr]
+                subject = f"{node.out} with kernel of {opened.out}"
                 assert subject in stated, f"{subject} has no reason"
 
 

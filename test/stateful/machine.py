@@ -52,7 +52,7 @@ def compiled(way: str) -> Callable[[nn.Module, T], T]:
     option, _ = WAYS[way]
 
     def call(m: nn.Module, x: T) -> T:
-        return m(x)  # type: ignore[no-any-return]
+        return m(x)
 
     call.__code__ = call.__code__.replace(co_name=f"call_{way}")  # code of its own, and so guards of its own
     return torch.compile(call, backend="alt", options={"freezing": option, "strict": True}, dynamic=False)
@@ -282,7 +282,7 @@ class Programs(RuleBasedStateMachine):
     # --- both ---
 
     def sample(self, batch: int) -> T:
-        return self.kind.sample(batch)  # type: ignore[attr-defined, no-any-return]
+        return self.kind.sample(batch)  # type: ignore[attr-defined]
 
     def both(self, x: T) -> tuple[T, T]:
         with guarding(self.way):
@@ -328,7 +328,7 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> in
         phases=(Phase.generate,) if not shrink else (Phase.generate, Phase.shrink),
     )
     machine_type = machine(way)
-    run_state_machine_as_test(seed(number)(machine_type), settings=options)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(seed(number)(machine_type), settings=options)
     return machine_type.compared
 
 

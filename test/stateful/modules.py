@@ -28,7 +28,7 @@ class Images(nn.Module):
 
     def forward(self, x: T) -> T:
         y = F.relu(self.norm(self.stem(x)))
-        return self.last(F.silu(self.deep(y)).mean((2, 3)))  # type: ignore[no-any-return]
+        return self.last(F.silu(self.deep(y)).mean((2, 3)))
 
     @staticmethod
     def sample(batch: int) -> T:
@@ -50,7 +50,7 @@ class Tokens(nn.Module):
         y = self.words(x)
         q, k, v = (p.view(*p.shape[:2], 4, 8).transpose(1, 2) for p in self.qkv(y).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.head(self.norm(y + self.out(mixed)))  # type: ignore[no-any-return]
+        return self.head(self.norm(y + self.out(mixed)))
 
     @staticmethod
     def sample(batch: int) -> T:
