@@ -163,7 +163,7 @@ def worker(seed: int, first: int, count: int, cached: bool) -> None:
     for k in range(first, first + count):
         print(json.dumps({"began": k}), flush=True)
         p = program(seed, k)
-        with Verdicts() as seen:
+        with Verdicts("warm start", "cache") as seen:
             found = outcome(judge, (p,))
         text = repr(found) if isinstance(found, Exception) else found
         if text and not cached:

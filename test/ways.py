@@ -158,10 +158,11 @@ def compiled(program: Program, folder: Path) -> Callable[..., Any]:
 
 
 class Verdicts:
-    """The verdicts on warm starts of graphs while the context is active."""
+    """The verdicts on warm starts of graphs while the context is active, or on decisions of other `kinds`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: str) -> None:
         self.found: list[tuple[str, str]] = []
+        self.kinds = kinds or ("warm start",)
 
     def __enter__(self) -> Verdicts:
         record: Any = Trace.decision
@@ -169,7 +170,7 @@ class Verdicts:
 
         def decision(trace: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
             record(trace, kind, subject, verdict, reason)
-            if kind == "warm start":
+            if kind in self.kinds:
                 self.found.append((verdict, reason))
 
         Trace.decision = decision  # type: ignore[assignment, method-assign]

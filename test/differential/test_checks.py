@@ -243,7 +243,7 @@ def test_results_of_custom_operators_are_measured() -> None:
         library.impl("first", lambda x, n: x.new_empty(n), "Meta")
         run = compiled(lambda x: torch.ops.altbackend_test.first(x, 5) * 2 + 1)
         with pytest.raises(
-            AssertionError, match=r"returned torch.float32 \(3,\) .* fake kernel had said torch.float32 \(5,\)"
+            AssertionError, match=r"returned torch.float32 \(3,\) .* fake kernel returned torch.float32 \(5,\)"
         ):
             run(torch.arange(10.0))
 

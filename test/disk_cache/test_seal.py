@@ -109,19 +109,19 @@ def test_a_damaged_library_is_built_anew_and_never_loaded(tmp_path: Path, damage
     other = cpp.load(SOURCE.replace("42", "13"), cfg).path
     assert answer(cfg) == 42
     path = open_store(cfg).path(cpp.name_of(SOURCE, cfg))
-    content = path.read_bytes()
+    intact = path.read_bytes()
     content = {
-        "cut": content[: len(content) // 2],
-        "flipped": bytes([content[0] ^ 1]) + content[1:],
+        "cut": intact[: len(intact) // 2],
+        "flipped": bytes([intact[0] ^ 1]) + intact[1:],
         "another": Path(other).read_bytes(),
-        "unsealed": content[: -seal.BYTES],
+        "unsealed": intact[: -seal.BYTES],
     }.get(damage, damage)  # type: ignore[call-overload]
     fresh = tmp_path / "fresh"  # the same file would be the library that is loaded already
     shutil.copytree(cfg.cache_dir, fresh)
     moved = replace(cfg, cache_dir=str(fresh))
     open_store(moved).path(cpp.name_of(SOURCE, cfg)).write_bytes(content)
     assert answer(moved) == 42
-    assert open_store(moved).read(cpp.name_of(SOURCE, cfg)) == content[: -seal.BYTES]
+    assert open_store(moved).read(cpp.name_of(SOURCE, cfg)) == intact[: -seal.BYTES]
 
 
 def test_only_what_was_sealed_with_the_secret_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
