@@ -17,8 +17,8 @@ def test_random_programs(way: str) -> None:
     for seed in (1, 2, 3):  # what a seed draws depends on the modules that are loaded; some draw few calls
         calls += machine.run(way, PROGRAMS[way], 8, seed, shrink=False)
         if calls > PROGRAMS[way]:
-            return
-    pytest.fail(f"three seeds made {calls} calls")
+            break
+    assert calls > PROGRAMS[way]
 
 
 @pytest.mark.timeout(300)
