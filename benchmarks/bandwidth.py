@@ -88,7 +88,7 @@ def needed_bytes(tensors: Any) -> int:
 
 
 def ready(case: Case, backend: str, inputs: tuple[Tensor, ...]) -> tuple[Callable[[], Any], int]:
-    """What to time, and the bytes that it needs."""
+    """Return the call to time, and the bytes that it moves."""
     torch._dynamo.reset()
     options: dict[str, Any] | None = {"strict": True} if backend == "alt" else None
     fn = case.fn if backend == "eager" else torch.compile(case.fn, backend=found(backend), options=options)

@@ -92,7 +92,7 @@ def compare(name: str, dtype: str, samples: int = 4, device: str = "cpu") -> tup
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    """How many elements of two tensors differ, and the first pair; "" if all bits are the same."""
+    """Return the number of elements in which two tensors differ, and the first pair; "" if all bits are the same."""
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return f"{a.dtype} {[*a.shape]} instead of {b.dtype} {[*b.shape]}"
     apart = a != b if a.dtype.is_complex or a.dtype == torch.bool else bits(a) != bits(b)
@@ -127,7 +127,7 @@ def dense(
     layout: str = "vectors",
     device: str = "cpu",
 ) -> dict[str, str]:
-    """How each function of one operand, compiled, differs from eager; "" where all bits are the same."""
+    """Return how each function of one operand, compiled, differs from eager; "" where all bits are the same."""
 
     def every(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: f(x) for name, f in functions.items()}

@@ -1,4 +1,4 @@
-"""What becomes of every core ATen operator: a generated kernel, a view, a library call, or other operators.
+"""The outcome of every core ATen operator: a generated kernel, a view, a library call, or other operators.
 
 Arguments are those that the samples of torch's operator databases hand to the operator in eager, forward and backward;
 the operator alone is traced as the backend traces, lowered, and looked at. Nothing is run, so that the path of a GPU
@@ -40,7 +40,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Made:
-    """What one sample became. `parts`: operators it was decomposed into; `library`: calls left, for `reason`."""
+    """The outcome of one sample. `parts`: operators it was decomposed into; `library`: calls left, for `reason`."""
 
     kind: str
     parts: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def _on_meta(t: torch.Tensor) -> torch.Tensor:
 
 @cache
 def recorded(name: str) -> dict[Operator, list[Arguments]]:
-    """What the samples of one entry of the databases call, forward and backward, in the first dtype that it takes."""
+    """Return the operators that one entry's samples call, forward and backward, in the first dtype that it takes."""
     for dtype in DTYPES:
         recorder = Recorder()
         for direction in ("forward", "backward"):

@@ -123,7 +123,7 @@ def held(out: Path) -> frozenset[Case]:
 
 
 def plan(args: argparse.Namespace, done: frozenset[Case]) -> list[Unit]:
-    """What is handed out, most important dtype first; the directions of one operator go together."""
+    """Return the units of work, most important dtype first; the directions of one operator go together."""
     device = "cuda" if args.device == "cuda" else "cpu"
     directions = ("forward", "backward") if args.direction == "both" else (args.direction,)
     names = list(select(database(), args.ops))
@@ -139,7 +139,7 @@ def plan(args: argparse.Namespace, done: frozenset[Case]) -> list[Unit]:
 
 
 def command(a: argparse.Namespace) -> list[str]:
-    """How a worker is started."""
+    """Return the command that starts a worker."""
     line = [sys.executable, "-m", "benchmarks.coverage", "--worker", "--device", a.device]
     return [
         *line,

@@ -25,7 +25,7 @@ WARM_UP = 20  # rounds before the first count: imports, pools of allocators
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds after some rounds. `resident`: bytes; `libraries`: of the cache folder, mapped."""
+    """The resources of a process after some rounds. `resident`: bytes; `libraries`: of the cache folder, mapped."""
 
     rounds: int
     resident: int
@@ -37,7 +37,7 @@ class Held:
 
 
 def held(rounds: int, folder: Path) -> Held:
-    """What this process holds now, garbage aside."""
+    """Return what this process holds now, garbage aside."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text().splitlines()
     return Held(

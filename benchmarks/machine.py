@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine on which figures were measured."""
 
 import importlib.metadata
 import os

@@ -161,7 +161,7 @@ def fitted(measured: Sequence[dict[str, Any]], sms: int = H200.sms) -> list[str]
 
 
 def verdicts(model: cost.Model, cases: Sequence[Case], measured: Sequence[dict[str, Any]]) -> list[str]:
-    """Where the model as it stands would choose, and what that gains or loses."""
+    """Return where the model as it stands would choose, and what that gains or loses."""
     out = []
     for case, row in zip(cases, measured, strict=True):
         chosen = model.choose(case.program, case.deps, case.candidate)

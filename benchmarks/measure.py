@@ -1,4 +1,4 @@
-"""What happens inside one fresh process: compile once, compare with eager, time both in turns."""
+"""The work of one fresh process: compile once, compare with eager, time both in turns."""
 
 import gc
 import time
@@ -79,7 +79,7 @@ def gradient_error(got: tuple[Tensor | None, ...], want: tuple[Tensor | None, ..
 
 
 def repetitions(seconds_per_pair: float, budget_seconds: float) -> int:
-    """How many pairs of calls fit the budget, within [15, 1000]."""
+    """Return the number of pairs of calls that fit the budget, within [15, 1000]."""
     fitting = int(budget_seconds / max(seconds_per_pair, 1e-9))
     return max(MINIMUM_REPETITIONS, min(MAXIMUM_REPETITIONS, fitting))
 
@@ -127,14 +127,14 @@ def _check(request: Request) -> Measurement:
 
 
 def _exact(case: Case, request: Request) -> tuple[State, State]:
-    """What the two calls of a check leave behind in float64, computed by eager from the same values."""
+    """Return what the two calls of a check leave behind in float64, computed by eager from the same values."""
     module, args, kwargs = build(case, request.preset, request)
     args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, (args, kwargs))
     return _two_calls(eager(case, (module.double(), args, kwargs), request), request)
 
 
 def _two_calls(side: Subject, request: Request) -> tuple[State, State]:
-    """What a check's two calls leave behind."""
+    """Return what a check's two calls leave behind."""
     with surroundings(request):
         first = _seeded(side)
         _roll_inputs(side)
@@ -142,7 +142,7 @@ def _two_calls(side: Subject, request: Request) -> tuple[State, State]:
 
 
 def spread(request: Request) -> float:
-    """How far eager moves from itself, at most, when its parameters move by up to four roundings.
+    """Return how far eager moves from itself, at most, when its parameters move by up to four roundings.
 
     The largest error of outputs and gradients, as a check has them, over a few such moves. Where an activation is so
     near to 0 that its sign is a matter of rounding, that is far.
@@ -200,7 +200,7 @@ def _first_call(make: Callable[[], Subject], request: Request) -> tuple[State, f
 
 
 def _seeded(side: Subject) -> State:
-    """What a call leaves that draws its random numbers, if any, after the seed of the first call."""
+    """Return what a call leaves that draws its random numbers, if any, after the seed of the first call."""
     torch.manual_seed(SEED)
     return _state(side, side.run())
 

@@ -65,7 +65,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a case."""
+    """The outcome of a case."""
 
     case: Case
     status: str
@@ -137,7 +137,7 @@ class Subject:
     samples: list[Sample] = field(default_factory=list)
 
     def finish(self, result: Any, sample: Sample, rounded: torch.dtype | None = None) -> list[torch.Tensor]:
-        """What is compared: results, or gradients. `rounded`: the dtype that the cotangents are rounded to."""
+        """Return the results, or the gradients. `rounded`: the dtype that the cotangents are rounded to."""
         return tensors(result) if self.case.direction == "forward" else gradients(result, sample, rounded)
 
     def eager(self, samples: list[Sample], rounded: torch.dtype | None = None) -> list[list[torch.Tensor]]:
@@ -304,7 +304,7 @@ def attempt(subject: Subject, way: str, settings: Settings) -> Finding:
 
 
 def is_untraced(cause: BaseException) -> bool:
-    """Whether Dynamo, not a backend, refused."""
+    """Return whether Dynamo, not a backend, refused."""
     kind = type(cause).__module__ + "." + type(cause).__name__
     return "torch._dynamo" in kind and "BackendCompilerFailed" not in kind
 
@@ -322,7 +322,7 @@ def library_calls(folder: Path, steps: Sequence[Any]) -> tuple[str, ...]:
 
 
 def differs(subject: Subject, got: list[list[torch.Tensor]]) -> str:
-    """How the results differ from eager's, or ''. What eager itself gives anew each time has statistics only."""
+    """Return how the results differ from eager's, or ''. What eager itself gives anew each time has statistics only."""
     for k, (mine, eager) in enumerate(zip(got, subject.eager(subject.samples), strict=True)):
         if "empty" in subject.case.op:  # whatever memory holds
             mine, eager = ([torch.zeros_like(t) for t in ts] for ts in (mine, eager))
@@ -370,7 +370,7 @@ def usual_error(subject: Subject, sample: Sample, k: int) -> float:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether eager gives other results with other seeds, or from whatever memory holds."""
+    """Return whether eager gives other results with other seeds, or from whatever memory holds."""
     first = [tensors(r) for r in run_all(subject.fn, copied(subject.samples))]
     return any(_differs(first, _reseeded(subject, seed)) for seed in range(SEED + 2, SEED + 2 + RESEEDINGS))
 

@@ -1,4 +1,4 @@
-"""What is asked of one fresh process, what it answers, and the rows made of the answers. All plain data."""
+"""The request to one fresh process, its answer, and the rows made of answers. All are plain data."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -137,7 +137,7 @@ def read_request(path: Path) -> Request:
 
 
 def read_answer(path: Path) -> Measurement | Failure:
-    """What a worker wrote; ValueError or OSError if it wrote nothing whole."""
+    """Return what a worker wrote; ValueError or OSError if it wrote nothing whole."""
     data = json.loads(path.read_text())
     if "summary" in data:
         return Failure(**data)

@@ -30,7 +30,7 @@ class TrainingStep(nn.Module):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is called and what it may change: the module's state and the gradients of `leaves`."""
+    """A callable and the state that it may change: the module's state and the gradients of `leaves`."""
 
     module: nn.Module
     args: tuple[Any, ...]

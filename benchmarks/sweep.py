@@ -183,7 +183,7 @@ def work(requests: Iterable[str], answers: Any) -> int:
 
 
 def examine(request: Request) -> dict[str, Any]:
-    """What `measure` says of a model, as a status and its figures."""
+    """Return what `measure` says of a model, as a status and its figures."""
     if words := not_built(find(request.case), request):
         return {"status": "not built", "detail": words}
     torch._dynamo.reset()
@@ -210,7 +210,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def not_built(case: Case, request: Request) -> str:
-    """Why eager itself does not run the model; '' where it does."""
+    """Return why eager itself does not run the model; '' where it does."""
     try:
         subject = eager(case, build(case, "tiny", request), request)
         with surroundings(request):

@@ -57,7 +57,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def difference(
     got: Any, want: Any, exact_result: torch.Tensor | None = None, tolerance: float | None = None, strides: bool = True
 ) -> str:
-    """What is wrong with `got`, or "". `exact_result`: the float64 answer that low precision is judged by."""
+    """Return what is wrong with `got`, or "". `exact_result`: the float64 answer that low precision is judged by."""
     if not isinstance(want, torch.Tensor):
         return "" if got == want and type(got) is type(want) else f"{got!r} instead of {want!r}"
     if (got.shape, got.dtype) != (want.shape, want.dtype):

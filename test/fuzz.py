@@ -120,7 +120,7 @@ def program(seed: int, k: int) -> Case:
 
 
 def results(run: Run, inputs: list[Any], grads: bool) -> list[Any]:
-    """What a program gives, and with `grads` the gradients of its float inputs for fixed cotangents."""
+    """Return what a program gives, and with `grads` the gradients of its float inputs for fixed cotangents."""
     if not grads:
         return as_list(run(*inputs))
     leaves = [x.requires_grad_() for x in inputs if x.is_floating_point()]
@@ -173,7 +173,7 @@ def _tolerance(x: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Way:
-    """How a program is run. `flat`: recorded first. `dynamic`: compiled for any size. `triton`: its Triton kernels."""
+    """One way to run a program. `flat`: recorded first. `dynamic`: for any size. `triton`: by Triton kernels."""
 
     flat: bool = True
     dynamic: bool = False
@@ -182,7 +182,7 @@ class Way:
 
 
 def disagreement(case: Case, options: dict[str, Any] | None = None, way: Way = Way()) -> str:
-    """What the interpreter or the compiled program does differently from eager, or ""."""
+    """Return what the interpreter or the compiled program does differently from eager, or ""."""
     inputs = [make_input(s) for s in case.inputs]
     try:
         want = results(function(case), twin(inputs), case.grads)
@@ -216,7 +216,7 @@ def _leaves(case: Case, inputs: Sequence[Tensor]) -> list[Any]:
 
 
 def _compare(name: str, case: Case, run: Run, inputs: Sequence[Tensor], dynamic: bool = False) -> list[str]:
-    """How a way of running a program differs from eager on some inputs. `dynamic`: their sizes are symbols."""
+    """Return how a way of running a program differs from eager on some inputs. `dynamic`: their sizes are symbols."""
     mine, theirs = twin(inputs), twin(inputs)
     try:
         want = results(function(case), theirs, case.grads)
@@ -258,7 +258,7 @@ def _compare(name: str, case: Case, run: Run, inputs: Sequence[Tensor], dynamic:
 
 
 def _sharing(found: Sequence[Any], inputs: Sequence[Tensor], case: Case) -> set[tuple[str, str]]:
-    """Which results of steps share memory with one another and with inputs."""
+    """Return which results of steps share memory with one another and with inputs."""
     named = [(f"input {k}", x) for k, x in enumerate(inputs)]
     named += [(f"step {k}", x) for k, x in enumerate(found[: len(case.steps)]) if isinstance(x, Tensor)]
     held = [(label, x.untyped_storage().data_ptr()) for label, x in named if x.numel()]
@@ -295,7 +295,9 @@ def _kind(x: Any) -> str:
 
 
 def _unsteady(got: Any, want: Any, moved: Sequence[Any]) -> bool:
-    """Whether a result is as far from eager's as roundings move eager's own: a sum of what cancels, a close comparison.
+    """Return whether a result is as far from eager's as roundings move eager's own.
+
+    Such are sums of terms that cancel, and close comparisons.
 
     `moved`: eager's results where every step was moved by some roundings, and where there were next to none.
     """
@@ -344,7 +346,7 @@ def way_of(k: int, triton: int = 0) -> Way:
 
 
 def refused(case: Case) -> bool:
-    """Whether eager itself does not take the program."""
+    """Return whether eager itself does not take the program."""
     try:
         results(function(case), [make_input(s) for s in case.inputs], case.grads)
     except REFUSALS:

@@ -1,4 +1,4 @@
-"""What random programs with checks are made of: numbers that data decides, checks of them, positions of both signs."""
+"""The parts of random programs with checks: numbers that data decides, checks of them, positions of both signs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def settings() -> Any:
 
 
 def disagreement(p: Program, **options: Any) -> str | None:
-    """How the compiled program differs from eager, "" if it does not, None if torch does not trace it."""
+    """Return how the compiled program differs from eager, "" if it does not, None if torch does not trace it."""
 
     def fn(x: Any, y: Any, at: Any, n: Any, f: Any) -> list[Any]:
         return p(x, y, at, n, f)
@@ -129,7 +129,7 @@ def _apart(got: Any, want: Any) -> str:
 
 
 def _plain_too(fn: Callable[..., Any], p: Program, call: int, got: Any, mine: Sequence[Any]) -> bool:
-    """Whether aot_eager, without a backend's compiler, differs from eager in the same way."""
+    """Return whether aot_eager, without a backend's compiler, differs from eager in the same way."""
     torch._dynamo.reset()
     plain = torch.compile(fn, backend="aot_eager", dynamic=p.dynamic, fullgraph=True)
     held: list[Any] = []
@@ -175,7 +175,7 @@ def worker(seed: int, first: int, count: int, cached: bool) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of one program: `text` is "" where it agrees, None where torch does not trace it."""
+    """The outcome of one program: `text` is "" where it agrees, None where torch does not trace it."""
 
     number: int
     text: str | None
@@ -183,7 +183,7 @@ class Ended:
 
 
 def batches(seed: int, first: int, count: int, env: dict[str, str], cached: bool = False) -> Iterator[Ended]:
-    """What becomes of each program. A child that dies is followed by another."""
+    """Yield the outcome of each program. A child that dies is followed by another."""
     k, end = first, first + count
     while k < end:
         size = min(BATCH, end - k)
@@ -200,7 +200,7 @@ def batches(seed: int, first: int, count: int, env: dict[str, str], cached: bool
 
 
 def cold_and_warm(seed: int, first: int, count: int, env: dict[str, str]) -> Iterator[Ended]:
-    """What becomes of each program, twice: in a child that fills the cache, and in one that finds it full."""
+    """Yield the outcome of each program, twice: in a child that fills the cache, and in one that finds it full."""
     for k in range(first, first + count, BATCH):
         with tempfile.TemporaryDirectory(prefix="altbackend-warm-") as folder:
             for _ in range(2):
@@ -209,7 +209,7 @@ def cold_and_warm(seed: int, first: int, count: int, env: dict[str, str]) -> Ite
 
 
 def _report(said: str) -> str:
-    """What AddressSanitizer reports, or the last lines of what a process has said."""
+    """Return what AddressSanitizer reports, or the last lines of what a process has said."""
     at = said.find("ERROR: AddressSanitizer")
     return said[at : at + 3000] if at >= 0 else said[-3000:]
 

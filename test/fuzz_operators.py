@@ -1,4 +1,4 @@
-"""What random programs are made of: inputs that follow from a seed, and a table of operators."""
+"""The parts of random programs: inputs that follow from a seed, and a table of operators."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _add_to_slice(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
 
 
 def _cool(x: Tensor) -> bool:
-    """Whether a conversion to a smaller dtype is defined for the numbers that x may have."""
+    """Return whether a conversion to a smaller dtype is defined for the numbers that x may have."""
     return x.dtype != torch.float64
 
 

@@ -302,14 +302,14 @@ def programs(seed: int, first: int, count: int) -> list[Program]:
 
 
 def by_aot_eager(program: Program) -> str:
-    """How AOTAutograd alone differs from eager: what it does wrong is not looked for here."""
+    """Return how AOTAutograd alone differs from eager: what it does wrong is not looked for here."""
     torch._dynamo.reset()
     run = torch.compile(program.fn, backend="aot_eager", dynamic=program.dynamic)
     return ways.disagreement(ways.notes(program, run), ways.notes(program, program.fn))
 
 
 def wrong_here(case: Case) -> str:
-    """What is wrong with a program in this process, compiled with an empty cache and then from it."""
+    """Return what is wrong with a program in this process, compiled with an empty cache and then from it."""
     program, folder = program_of("", case), Path(tempfile.mkdtemp())
     try:
         want = ways.notes(program, program.fn)

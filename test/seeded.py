@@ -23,7 +23,7 @@ def prepared(gm: torch.fx.GraphModule, trace_: Trace) -> torch.fx.GraphModule:
 
 
 def decisions(fn: Callable[..., Any], *inputs: Any) -> dict[str, tuple[str, str]]:
-    """What became of a function's random operators: node -> (verdict, reason)."""
+    """Return what became of a function's random operators: node -> (verdict, reason)."""
     (gm,) = trace(fn, *inputs)
     seen = Trace("random", resolve())
     prepared(gm, seen)

@@ -1,5 +1,5 @@
 # ruff: noqa: PLC0415
-"""What runs in processes of their own: Triton's interpreter, and its compiler.
+"""The work of separate processes: Triton's interpreter, and its compiler.
 
 Triton decides when it is imported whether it interprets, for its own library functions too. So neither the tests nor
 torch import it: one process interprets kernels, another compiles them. Nothing here needs a GPU. Imports of

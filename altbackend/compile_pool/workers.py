@@ -30,8 +30,9 @@ Result = TypeVar("Result")
 class Pool:
     """Runs at most `count` builds at a time. `start` decides what compiles Triton kernels (option `worker_start`).
 
-    "subprocess": workers that are started when needed, or by `warm`, and reused. "spawn": one new worker for each
-    kernel. "inline": the thread that submits, which then runs all tasks.
+    - "subprocess": workers that are reused; the pool starts them when needed, or `warm` does;
+    - "spawn": one new worker for each kernel;
+    - "inline": the thread that submits runs all tasks itself.
     """
 
     def __init__(self, count: int, start: str = "subprocess") -> None:

@@ -21,7 +21,7 @@ class Code:
     `constants` is the host program's `const`: tensors, and call targets that torch.ops has no name for.
     `names_lines` says whether errors of a call can name lines of the user. `recording` is None on a CPU.
 
-    `weight_prologue`, if any, takes the graph's inputs numbered `prologue_inputs`. The host program takes those
+    `weight_prologue`, if any, takes the graph's inputs numbered `prologue_inputs`. The host program takes the inputs
     numbered `main_inputs`, then the results of the prologue. `subgraphs` are called by library calls. `layouts`
     holds the traced strides of parameters where torch does not guard them.
     """

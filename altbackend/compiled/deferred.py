@@ -18,8 +18,8 @@ Built = TypeVar("Built")
 class DeferredBuild(Generic[Built]):
     """The steps that remain until a graph can run.
 
-    `built` is fulfilled by a background thread with what `load` makes the callable of. A fork has no such thread, so
-    it calls `build` itself. `before_wait` takes the first call's inputs, without changing them, before the wait.
+    A background thread fulfils `built`; `load` makes the callable of it. A fork has no such thread, so it calls
+    `build` itself. `before_wait` takes the inputs of the first call before the wait and does not change them.
     `failed` takes any error of building or loading; it returns another callable or raises.
     """
 

@@ -38,9 +38,9 @@ _PAGE_GUARD = '#include "altbackend/page_guard.h"\n'
 class Job:
     """The purpose that a graph is compiled for. `kind` is "inference", "forward", "backward" or "subgraph".
 
-    `static_inputs`: indices of inputs whose address does not change. `user_outputs`: the number of leading results
-    that a user sees; the further results of a forward are for its backward. `any_strides`: inputs may come with
-    other strides than were traced.
+    - `static_inputs`: indices of inputs whose address does not change;
+    - `user_outputs`: the number of leading results that a user sees; a forward's further results are for its backward;
+    - `any_strides`: inputs may come with other strides than were traced.
     """
 
     kind: str

@@ -1,7 +1,10 @@
 """TorchInductor option names that altbackend accepts, so that existing `options={...}` keep working.
 
-A row gives the effect of a name. It sets one of the backend's options; or it is ignored, because it only affects speed
-or logging; or it is refused, because ignoring it would change results or drop a check that the user asked for.
+A row gives the effect of a name. There are three effects:
+
+- the name sets one of the backend's options;
+- the name is ignored, because it only affects speed or logging;
+- the name is refused, because ignoring it would change results or drop a check that the user asked for.
 """
 
 from __future__ import annotations

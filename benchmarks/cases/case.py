@@ -1,4 +1,4 @@
-"""What a benchmark case is: a named module with inputs, and how to train it."""
+"""The type of a benchmark case: a named module with inputs, and how to train it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What benchmarks.matmul_fit does around its measurements; the GPU is a function that knows the times."""
+"""The steps of benchmarks.matmul_fit around its measurements; the GPU is a function that knows the times."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ T = torch.Tensor
 
 
 def branches(x: T, w: T) -> T:
-    """Which branch depends on the data; one has a product, reads a tensor from outside and a size."""
+    """Data decides between two branches; one has a product, reads a tensor from outside and a size."""
     picked: T = torch.cond(
         x.sum() > 0, lambda y: torch.relu(y @ w.t()) @ w * y.shape[0], lambda y: y.cos() + (w * w).sum(0), (x,)
     )
@@ -284,7 +284,7 @@ def test_a_body_that_fails_to_compile_is_left(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_operands_in_other_strides_than_were_traced() -> None:
-    """What a body carries may come back in another layout than it began with."""
+    """A loop-carried tensor may come back in another layout than it began with."""
     cfg = resolve(options={"strict": True})
     with FakeTensorMode():
         gm = make_fx(lambda x: (x.exp() + 1,), decomposition_table=decomp.table())(torch.empty(3, 4))

@@ -160,7 +160,7 @@ def test_gradients_of_indexing() -> None:
 
 
 def test_reads_of_other_rows_in_one_kernel() -> None:
-    """What one row stores is not yet there when another row wants it."""
+    """A row reads elements that another row has not stored yet."""
     x = torch.randn(3, 4)
 
     def fn(x: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What stands around graphs: optimizer steps, compiled autograd, functions with gradients of their own, threads."""
+"""Programs around graphs: optimizer steps, compiled autograd, functions with gradients of their own, threads."""
 
 from __future__ import annotations
 

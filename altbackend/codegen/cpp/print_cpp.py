@@ -14,6 +14,7 @@ from ...ir.expr import Atom, Index
 from ...ir.ops import OPS
 from ...ir.value import Value
 from ..lines import Lines
+from ..polynomial import Spelling
 from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
 from .short_rows import SHORT
 
@@ -125,7 +126,7 @@ def _init_counters(w: _CppLines, f: Function) -> None:
     step: Index = 1
     for k, v in reversed(list(enumerate(f.row_counters))):
         quotient = "begin" if step == 1 else f"begin / ({index(step)})"
-        first = quotient if k == 0 else f"{quotient} % {_paren(ex.size_of(v))}"
+        first = quotient if k == 0 else f"{quotient} % {_SPELLING.operand(ex.size_of(v))}"
         w.add(f"int64_t {v.key} = begin < end ? {first} : 0;")  # without rows, a size may be 0
         step = ex.mul(step, ex.size_of(v))
 
@@ -344,19 +345,11 @@ def scalar(v: Value) -> str:
 
 def index(e: Index) -> str:
     """Return an index as an expression of 64-bit integers."""
-    if isinstance(e, int):
-        return str(e) if abs(e) < 2**31 else f"{e}LL"
-    parts: list[str] = []
-    for m, c in e.terms:
-        factors = [_atom(a) for a in m]
-        if c not in (1, -1):
-            factors.insert(0, index(abs(c)))
-        sign = "-" if c < 0 else "+"
-        parts.append(f"{sign} {' * '.join(factors)}")
-    if e.const:
-        parts.append(f"{'-' if e.const < 0 else '+'} {index(abs(e.const))}")
-    text = " ".join(parts)
-    return text[2:] if text.startswith("+ ") else "-" + text[2:]
+    return _SPELLING.index(e)
+
+
+def _number(n: int) -> str:
+    return str(n) if abs(n) < 2**31 else f"{n}LL"
 
 
 def _atom(a: Atom) -> str:
@@ -365,7 +358,7 @@ def _atom(a: Atom) -> str:
             return a.key
         case "lookup":
             return scalar(a.args[0])
-    x, y = (_paren(b) for b in a.args)
+    x, y = (_SPELLING.operand(b) for b in a.args)
 
     match a.kind:
         case "floordiv":
@@ -376,6 +369,4 @@ def _atom(a: Atom) -> str:
             return f"alt::{a.kind}64({x}, {y})"
 
 
-def _paren(e: Index) -> str:
-    text = index(e)
-    return text if text.isalnum() else f"({text})"
+_SPELLING = Spelling(_atom, _number)

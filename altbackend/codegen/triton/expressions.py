@@ -15,6 +15,7 @@ from ...ir.value import Value
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
 from ..cpp.ast import name
 from ..cpp.print_cpp import float_text
+from ..polynomial import Spelling
 from .tile_ast import Shape
 
 TYPES: dict[torch.dtype, str] = {
@@ -106,10 +107,10 @@ def scalar(v: Value, weak: bool = False) -> str:
             return f"philox_uniform_quads({scalar(v.args[0])}, tl.cast({index(v.attr)}, tl.int64))"
         case "wrapped":
             x = scalar(v.args[0])
-            return f"tl.where({x} < 0, {x} + {_paren(v.attr)}, {x})"
+            return f"tl.where({x} < 0, {x} + {_SPELLING.operand(v.attr)}, {x})"
         case "inside":
             x = scalar(v.args[0])
-            return f"({x} >= 0) & ({x} < {_paren(v.attr)})"
+            return f"({x} >= 0) & ({x} < {_SPELLING.operand(v.attr)})"
         case "narrowed":  # numbers that are not positions become -1
             x, (_, high) = scalar(v.args[0]), ex.bounds(v.attr)
             return f"tl.cast(tl.where(({x} >= 0) & ({x} <= {high}), {x}, -1), tl.int32)"
@@ -208,18 +209,7 @@ def _scanned(v: Value) -> str:
 
 def index(e: Index) -> str:
     """Return an index as an expression."""
-    if isinstance(e, int):
-        return str(e)
-    parts: list[str] = []
-    for m, c in e.terms:
-        factors = [_atom(a) for a in m]
-        if c not in (1, -1):
-            factors.append(str(abs(c)))
-        parts.append(f"{'-' if c < 0 else '+'} {' * '.join(factors)}")
-    if e.const:
-        parts.append(f"{'-' if e.const < 0 else '+'} {abs(e.const)}")
-    text = " ".join(parts)
-    return text[2:] if text.startswith("+ ") else "-" + text[2:]
+    return _SPELLING.index(e)
 
 
 def _atom(a: Atom) -> str:
@@ -228,7 +218,7 @@ def _atom(a: Atom) -> str:
             return a.key
         case "lookup":
             return scalar(a.args[0])
-    x, y = (_paren(b) for b in a.args)
+    x, y = (_SPELLING.operand(b) for b in a.args)
     nonnegative = ex.known_nonnegative(a.args[0])
     match a.kind:
         case "floordiv":
@@ -239,6 +229,4 @@ def _atom(a: Atom) -> str:
             return f"tl.{a.kind}imum({x}, {y})"
 
 
-def _paren(e: Index) -> str:
-    text = index(e)
-    return text if text.isalnum() else f"({text})"
+_SPELLING = Spelling(_atom, coefficient_first=False)

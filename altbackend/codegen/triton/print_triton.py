@@ -71,11 +71,17 @@ class Finish:
 class TritonKernel:
     """The source of a kernel and the data of its launch.
 
-    Arguments in order: `params` and `workspace` (pointers), "error" (a pointer to one int32) where `checks`, `symbols`
-    (int64), `constexprs`. `grid` has one entry, in terms of the symbols. The `finish` kernels run afterwards and write
-    `totals`, which are no arguments of the first kernel. `zeroed`: parameters that must hold zero before the launch.
-    `scratch`: bytes of global memory that each program needs, whose address follows the arguments of the signature.
-    `label`: the name in a profiler, made of the form and operators; different kernels may share it.
+    The arguments come in this order:
+
+    - `params` and `workspace`: pointers;
+    - "error", if `checks`: a pointer to one int32;
+    - `symbols`: int64;
+    - `constexprs`.
+
+    `grid` has one entry, in terms of the symbols. The `finish` kernels run afterwards and write `totals`. The first
+    kernel does not take `totals`. `zeroed`: parameters that must hold zero before the launch. `scratch`: bytes of
+    global memory that each program needs; its address follows the other arguments. `label`: the name in a profiler,
+    made of the form and operators; different kernels may share it.
     """
 
     source: str

@@ -42,10 +42,22 @@ class Scope:
 class Emitter:
     """The state of emitting one kernel.
 
-    By buffer: `params` the parameters, `writers` the nodes emitted so far, `results` values that later nodes read.
-    `guards`: for each checked position the name that says whether it is in range. `masks`: for each axis the name of
-    its mask. `axes`: the tile axes of names. `rows`: the axis of each row length. `points`: definitions of axes.
-    `zeros`: masks without which a named tile is 0, as masked loads are. `normalisers`: sums of online softmaxes.
+    Three tables go by buffer:
+
+    - `params`: the parameters;
+    - `writers`: the nodes emitted so far;
+    - `results`: values that later nodes read.
+
+    Tables by name, axis or position:
+
+    - `guards`: for each checked position, the name that says whether it is in range;
+    - `masks`: for each axis, the name of its mask;
+    - `axes`: the tile axes of each name;
+    - `rows`: the axis of each row length;
+    - `points`: definitions of axes;
+    - `zeros`: masks outside of which a named tile is 0, as masked loads are;
+    - `normalisers`: sums of online softmaxes.
+
     `last_reads`: buffers that no later pass reads. `binding_chain`: nodes are bound in order, without recursion.
     """
 

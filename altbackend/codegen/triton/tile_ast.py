@@ -1,8 +1,8 @@
 """The tile AST: statements over whole tiles that one program of a GPU runs.
 
-A tile has up to two axes: `x` over rows (or, without rows, over all elements) and `r` over the points of a row. A
-scalar of the IR becomes a named tile that has the axes on which it depends. Values are `ir.value` trees whose
-operands are names, with these operators beside those of the IR:
+A tile has up to two axes. Axis `x` runs over rows or, without rows, over all elements. Axis `r` runs over the points
+of a row. A scalar of the IR becomes a named tile that has the axes on which it depends. Values are `ir.value` trees
+whose operands are names. They have these operators beside those of the IR:
 
     tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy)
     tile_index  attr: index, as int64

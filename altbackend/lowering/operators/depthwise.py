@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -34,12 +34,23 @@ WIDEST = 36
 PROGRAMS = 1024  # programs of the weight's gradient that fill a GPU
 
 
-def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, transposed: bool, groups: int) -> None:
+class Geometry(NamedTuple):
+    """The arguments that the operators of convolution take between their tensors and the output mask."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> None:
     """Raise FallBack for a convolution that the library computes. `images`: the number of leading image arguments."""
-    if not ctx.gpu or transposed or len(x.sizes) != 4 or x.dtype not in _KINDS or ctx.cfg.numerics == "eager":
+    if not ctx.gpu or geometry.transposed or len(x.sizes) != 4 or x.dtype not in _KINDS or ctx.cfg.numerics == "eager":
         raise FallBack("the library computes convolutions")
     sizes = (*x.sizes, *w.sizes)
-    if not all(isinstance(n, int) for n in sizes) or not groups == x.sizes[1] == w.sizes[0] > 1:  # type: ignore[operator]
+    if not all(isinstance(n, int) for n in sizes) or not geometry.groups == x.sizes[1] == w.sizes[0] > 1:  # type: ignore[operator]
         raise FallBack("not depthwise, or symbolic sizes")
     if 0 in x.sizes:
         raise FallBack("an empty image")
@@ -79,24 +90,13 @@ def _sides(v: Sequence[int]) -> list[int]:
 
 
 @lowers("convolution.default")
-def convolution(
-    ctx: Ctx,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
+def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Return y[n, c, p] = bias[c] + sum over taps t of x[n, c, stride * p - padding + dilation * t] * w[c, t]."""
-    _check(ctx, x, w, 1, transposed, groups)
+    _check(ctx, x, w, 1, geometry := Geometry(*rest))
     sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
     x, w = stored(ctx, x), _by_tap(ctx, w)
     channel, taps = points(sizes)[1], [int(n) for n in w.sizes[:2]]  # type: ignore[arg-type]
-    elements = window(x, sizes, taps, _sides(stride), _sides(padding), _sides(dilation))
+    elements = window(x, sizes, taps, *map(_sides, geometry[:3]))
     total = _sum(
         s.mul(_padded(x, where, valid), wide(w.at([*divmod(k, taps[1]), channel])))
         for k, (where, valid) in enumerate(elements)
@@ -108,29 +108,20 @@ def convolution(
 
 @lowers("convolution_backward.default")
 def convolution_backward(
-    ctx: Ctx,
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias_sizes: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Any, *rest: Any
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two."""
+    geometry, output_mask = Geometry(*rest[:-1]), rest[-1]
     if list(output_mask) not in ([True, False, False], [False, True, False]):
         raise FallBack("several gradients of a convolution at once")
-    _check(ctx, x, w, 2, transposed, groups)
-    if any(d != 1 for d in dilation):
+    _check(ctx, x, w, 2, geometry)
+    if any(d != 1 for d in geometry.dilation):
         raise FallBack("the gradient of a dilated convolution")
     grad = stored(ctx, grad)
+    stride, padding = _sides(geometry.stride), _sides(geometry.padding)
     if output_mask[0]:
-        return _of_image(ctx, grad, x, _by_tap(ctx, w), _sides(stride), _sides(padding)), None, None
-    return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), _sides(stride), _sides(padding)), None
+        return _of_image(ctx, grad, x, _by_tap(ctx, w), stride, padding), None, None
+    return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), stride, padding), None
 
 
 def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:

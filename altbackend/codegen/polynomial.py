@@ -1,0 +1,41 @@
+"""Spell an index, which is a polynomial of atoms, in the syntax that C++ and Triton share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ir.expr import Atom, Index
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The parts in which the two languages differ. `coefficient_first`: `2 * x` instead of `x * 2`."""
+
+    atom: Callable[[Atom], str]
+    number: Callable[[int], str] = str
+    coefficient_first: bool = True
+
+    def index(self, e: Index) -> str:
+        """Return a sum of products as an expression: `2 * x * y - z + 3`."""
+        if isinstance(e, int):
+            return self.number(e)
+        parts = [f"{_sign(c)} {self._product([self.atom(a) for a in atoms], abs(c))}" for atoms, c in e.terms]
+        if e.const:
+            parts.append(f"{_sign(e.const)} {self.number(abs(e.const))}")
+        text = " ".join(parts)
+        return text[2:] if text.startswith("+ ") else "-" + text[2:]
+
+    def operand(self, e: Index) -> str:
+        """Return the index in parentheses unless it is one name or number."""
+        text = self.index(e)
+        return text if text.isalnum() else f"({text})"
+
+    def _product(self, factors: list[str], coefficient: int) -> str:
+        if coefficient != 1:
+            factors.insert(0 if self.coefficient_first else len(factors), self.number(coefficient))
+        return " * ".join(factors)
+
+
+def _sign(number: int) -> str:
+    return "-" if number < 0 else "+"
