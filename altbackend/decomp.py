@@ -249,6 +249,11 @@ def _smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.
     return aten.where(aten.ne(difference, difference), difference, steps)
 
 
+def _frac(x: torch.Tensor) -> Any:
+    """Return x - trunc(x): exact, and +0 for whole numbers, where torch 2.11 decomposes into signed zeros."""
+    return aten.sub(x, aten.trunc(x))
+
+
 _SMOOTH_L1, _NLL, _NLL_2D = (
     get_decompositions([op])[op.default]
     for op in (aten.smooth_l1_loss_backward, aten.nll_loss_backward, aten.nll_loss2d_backward)
@@ -256,6 +261,7 @@ _SMOOTH_L1, _NLL, _NLL_2D = (
 
 # Our own decompositions, which replace those of torch.
 _OWN: dict[Any, Callable[..., Any]] = {
+    aten.frac.default: _frac,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
     aten._unique.default: _unique,

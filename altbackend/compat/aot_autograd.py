@@ -18,7 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols, statically_known_true
 from torch.utils._pytree import tree_leaves
 
 
@@ -145,11 +145,16 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
         base = inputs[info.base_idx]
         base_value = base.meta["val"]
         view = torch._C._functionalization.apply_view_meta_sequence(base_value, steps)
-        same_geometry = view.dtype == base_value.dtype and view.shape == results[number].meta["val"].shape
+        same_geometry = view.dtype == base_value.dtype and _same_sizes(view.shape, results[number].meta["val"].shape)
         unbacked = free_unbacked_symbols((view.storage_offset(), *view.shape, *view.stride()))
         if same_geometry and not unbacked and not any(x.is_conj() or x.is_neg() for x in (view, base_value)):
             views[number] = base, view
     return views
+
+
+def _same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
+    """Return whether two shapes are known to be equal, without a guard."""
+    return len(a) == len(b) and all(statically_known_true(m == n) for m, n in zip(a, b, strict=True))
 
 
 @contextlib.contextmanager

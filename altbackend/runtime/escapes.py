@@ -20,9 +20,8 @@ from .boxed import Function
 _METHODS = ("numpy", "__array__", "__dlpack__", "untyped_storage", "share_memory_")
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
-_storage: Callable[[torch.Tensor], Any] = (
-    torch.Tensor.untyped_storage
-)  # the original method, before `_install` wraps it
+# The original method, before `_install` wraps it: reading a storage here is no escape.
+storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
 _lock = threading.Lock()
 _installed = False
 _holders: dict[int, int] = {}  # address of a watched storage -> its references when it was first watched
@@ -35,7 +34,7 @@ def watch(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     _install()
     numbers = []
     for t in tensors:
-        storage = _storage(t)
+        storage = storage_of(t)
         number = int(storage._cdata)
         numbers.append(number)
         if number not in _holders:
@@ -62,7 +61,7 @@ def _forget(number: int) -> None:
 def _note(t: torch.Tensor) -> None:
     global events
     if _holders and t.layout == torch.strided and torch._guards.TracingContext.try_get() is None:
-        number = int(_storage(t)._cdata)
+        number = int(storage_of(t)._cdata)
         if number in _holders:
             _exposed.add(number)
             events += 1

@@ -107,8 +107,8 @@ def by_pages_or_versions(library: Callable[[], ctypes.CDLL]) -> Watch:
 class CachedResults:
     """The results for one set of parameters.
 
-    `changes` counts changes in a row, with no unchanged call between them. `pause`: the number of calls for which
-    no guard is made. `owners`: references to the parameters' storages.
+    `changes` counts changes that guards found in a row, with no unchanged call between them. `pause`: the number of
+    calls for which no guard is made; then one is made again. `owners`: references to the parameters' storages.
     """
 
     results: Values = ()
@@ -188,7 +188,7 @@ class Frozen:
             if owner is not None and owner.sets.get(addresses) is weak_cached():
                 owner.sets.pop(addresses, None)
 
-        cached.owners = tuple(ref(t.untyped_storage(), drop) for t in sources if t.layout == torch.strided)
+        cached.owners = tuple(ref(escapes.storage_of(t), drop) for t in sources if t.layout == torch.strided)
         return cached
 
     def _new_guard(self, cached: CachedResults, sources: Sources) -> ParameterGuard | None:
@@ -197,11 +197,11 @@ class Frozen:
         if cached.pause:
             cached.pause -= 1
             return None
-        cached.changes += 1
-        if cached.changes > MOST_CHANGES:
-            cached.pause = min(1 << (cached.changes - MOST_CHANGES), LONGEST_PAUSE)
-            return None
         if old is not None:
+            cached.changes += 1
+            if cached.changes > MOST_CHANGES:
+                cached.pause = min(1 << (cached.changes - MOST_CHANGES), LONGEST_PAUSE)
+                return None
             with contextlib.suppress(page_guard.NotGuardable):
                 old.renew(sources)
                 return old
@@ -218,10 +218,10 @@ def _counters(tensors: Sources) -> tuple[object, ...]:
 
 def _in_place(old: Values, new: Values, sources: Sources) -> Sequence[object]:
     """Return `new` moved into the storage of `old`, where that is not a parameter's and has the same geometry."""
-    shared = {t.untyped_storage().data_ptr() for t in sources}
+    shared = {escapes.storage_of(t).data_ptr() for t in sources}
 
     def stays(a: torch.Tensor, b: torch.Tensor) -> bool:
-        apart = not {a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()} & shared
+        apart = not {escapes.storage_of(a).data_ptr(), escapes.storage_of(b).data_ptr()} & shared
         return apart and (a.size(), a.stride(), a.dtype) == (b.size(), b.stride(), b.dtype)
 
     if len(old) != len(new):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from altbackend.compat import torch_api
 from test import triton_run
 from test.compare import as_list, compiled, difference
 
@@ -151,6 +152,8 @@ def numbers(table: dict[str, Any], names: list[str]) -> Callable[..., list[Any]]
 NO_SIZE = {"n ** m"}  # tracing itself recurses without end
 CALLS = ((7, 3, 8, 3, 2.3), (5, 9, 5, 9, 0.7), (12, 4, 13, 4, 3.0), (3, 3, 4, 4, 1.1))
 GROUP = 13
+if torch_api.version() < (2, 13):  # no backend can trace shifts by sizes
+    INTEGERS = {name: form for name, form in INTEGERS.items() if "<<" not in name and ">>" not in name}
 GROUPS = [(t, list(t)[k : k + GROUP]) for t in (INTEGERS, FLOATS) for k in range(0, len(t), GROUP)]
 
 

@@ -14,6 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from altbackend.report import stats
 from test.compare import compiled, difference
+from test.torch_versions import since
 
 T = torch.Tensor
 STRICT: dict[str, Any] = {"backend": "alt", "options": {"strict": True, "verify_ir": True}}
@@ -126,6 +127,7 @@ def test_a_tensor_subclass_with_gradients() -> None:
         assert not difference(got.b, want.b)
 
 
+@since(2, 13, "threads cannot trace at once")
 def test_threads_that_compile_and_run_at_once() -> None:
     """Each its own functions, with gradients, and all of them one that is compiled already."""
     shared = compiled(lambda x: torch.softmax(x, -1) * 3)

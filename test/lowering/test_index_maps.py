@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.compat import torch_api
 from test.compare import check, check_gradients
 
 
@@ -59,6 +60,8 @@ FAMILIES = {"interpolation": interpolations, "pads": pads, "rearranged": rearran
 
 
 CASES = [(f, i) for f in FAMILIES for i in IMAGES if f != "interpolation" or i in ("batch", "channels last")]
+if torch_api.version() < (2, 13):  # traced padding has no channels-last strides
+    CASES.remove(("pads", "channels last"))
 
 
 @pytest.mark.parametrize(("family", "image"), CASES)
