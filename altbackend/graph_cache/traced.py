@@ -20,11 +20,11 @@ from ..compat import torch_api
 from ..compiled.artifact import Code
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace
-from ..runtime.aot_wrapper import Alias, Plan, Tangent, inference, training
+from ..runtime.aot_wrapper import Alias, Backward, Plan, Tangent, inference, training
 from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
 from ..runtime.views import OPERATORS, Step
-from . import artifacts, entry, entry_files, lookup, wrapper_plan
+from . import artifacts, backward_text, entry, entry_files, lookup, wrapper_plan
 from .json_values import NotCacheable
 from .key import Parts, key_of
 from .traced_key import family_of, lines_of, parts_of
@@ -102,7 +102,8 @@ def load_cached(
     if len(calls) == 1:
         call = inference(calls[0], plan, torch_api.mark_dynamic, before)
     else:
-        call = training(calls[0], calls[1], plan, torch_api.mark_dynamic, query.deterministic, before)
+        backward = Backward(calls[1], query.deterministic, backward_text.reader(str(stored["backward"])))
+        call = training(calls[0], backward, plan, torch_api.mark_dynamic, before)
     return watched(call, watch, on_overlap, before)
 
 
@@ -127,6 +128,7 @@ class Recording:
         self.graphs: dict[str, GraphRef] = {}
         self.conditions: str | None = None
         self.meta: Any = None
+        self.backward = ""
         self._lock = threading.Lock()
 
     def part(
@@ -143,6 +145,7 @@ class Recording:
                 if self.plan is None:
                     return None
                 self.plan = replace(self.plan, detached=wrapper_plan.detached(self.meta, gm))
+                self.backward = backward_text.write(gm)
             else:
                 self.meta = torch_api.traced_metadata()
                 self.plan = wrapper_plan.plan_of(self.meta, gm, training=kind == "forward")
@@ -187,6 +190,7 @@ class Recording:
         content = {
             "graphs": [asdict(self.graphs[kind]) for kind in kinds],
             "plan": asdict(self.plan),
+            "backward": self.backward,
             "conditions": self.conditions,
             "lines": query.lines if lines else "",
             "binaries": [],  # the entries of the compiled graphs name them

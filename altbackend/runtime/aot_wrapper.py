@@ -76,6 +76,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Backward:
+    """A compiled backward. `deterministic`: torch's setting that it was compiled for.
+
+    `operators` returns a function that runs the same operators uncompiled, for tracing by compiled autograd.
+    """
+
+    call: BoxedCall
+    deterministic: bool
+    operators: Callable[[], Function] | None = None
+
+
+@dataclass(frozen=True)
 class _Hidden:
     """A tensor that is hidden from autograd among a function's results."""
 
@@ -101,19 +113,13 @@ def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...
 
 
 def training(
-    forward: BoxedCall,
-    backward: BoxedCall,
-    plan: Plan,
-    mark: Mark,
-    deterministic: bool,
-    lifted: tuple[object, ...] = (),
+    forward: BoxedCall, backward: Backward, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()
 ) -> Function:
     """Return the callable of a forward and its backward.
 
-    `deterministic` is torch's setting that they were compiled for. `lifted` holds the tensors that the graph takes
-    before the inputs.
+    `lifted` holds the tensors that the graph takes before the inputs.
     """
-    function = _function(forward, _untraced(_backward_of(backward, plan, deterministic)), plan)
+    function = _function(forward, backward, plan)
     finish = _finish(plan, mark)
 
     def run(*args: Any) -> Args:
@@ -129,11 +135,14 @@ def training(
     return _untraced(run)
 
 
-def _function(forward: BoxedCall, backward: Function, plan: Plan) -> type[torch.autograd.Function]:
+def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.autograd.Function]:
     autocast_off, count = _autocast_off(), len(plan.same)
+    run_backward, load_operators = _untraced(_compiled_backward(backward, plan)), backward.operators
 
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
+
+        operators: Function | None = None
 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> object:
@@ -158,7 +167,17 @@ def _function(forward: BoxedCall, backward: Function, plan: Plan) -> type[torch.
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> object:
-            return backward(ctx, gradients)
+            if Compiled.operators is None or not torch.compiler.is_compiling():
+                return run_backward(ctx, gradients)
+            tangents = [g if g is None else _relaid(g, t) for t in plan.tangents for g in (gradients[t.result],)]
+            return tuple(Compiled.operators(*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *tangents))
+
+        @staticmethod
+        def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+            """Return what a captured backward depends on; compiled autograd asks before it traces `backward`."""
+            if Compiled.operators is None and load_operators is not None:
+                Compiled.operators = staticmethod(load_operators())
+            return (ctx._autograd_function_id, *ctx.sizes)
 
     return Compiled
 
@@ -178,13 +197,13 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callable[[object, Values], object]:
+def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[object, Values], object]:
     autocast_off = _autocast_off()
 
     def run(ctx: Any, gradients: Values) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
-        if torch.are_deterministic_algorithms_enabled() and not deterministic:
+        if torch.are_deterministic_algorithms_enabled() and not backward.deterministic:
             raise RuntimeError(
                 "torch.use_deterministic_algorithms(True) was set between a compiled forward and its backward; "
                 "set it before the forward"
@@ -197,7 +216,7 @@ def _backward_of(backward: BoxedCall, plan: Plan, deterministic: bool) -> Callab
         def run_laid_out(inputs: Args) -> Values:
             for k, t in enumerate(plan.tangents, first):
                 inputs[k] = _with_layout(inputs[k], t)
-            return backward(inputs)
+            return backward.call(inputs)
 
         def compute() -> Any:
             ctx.maybe_clear_saved_tensors()
@@ -222,7 +241,11 @@ def _with_layout(gradient: object, tangent: Tangent) -> Any:
             f"the gradient of result {tangent.result} of a compiled graph is a {type(gradient).__name__}, but a plain "
             "tensor was expected; compile the loss together with its inputs"
         )
-    gradient = plain(gradient)
+    return _relaid(plain(gradient), tangent)
+
+
+def _relaid(gradient: torch.Tensor, tangent: Tangent) -> torch.Tensor:
+    """Return a gradient with the memory format or the strides of a tangent."""
     if tangent.format:
         return gradient.contiguous(memory_format=_FORMATS[tangent.format])
     if gradient.shape == tangent.size and gradient.stride() == tangent.stride:

@@ -515,6 +515,34 @@ def test_compiled_autograd_traces_a_backward_whose_graph_is_kept(watch: Watch, b
     torch.testing.assert_close([p.grad for p in net.parameters()], want)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_autograd_traces_the_backward_of_a_cached_forward(watch: Watch, dynamic: bool) -> None:
+    """The forward is called before compiled autograd is switched on, and its graphs come from the cache."""
+
+    def fn(x: T, w: T) -> T:
+        return (x @ w).view(-1, 2, 4).transpose(0, 1).relu().softmax(-1) * x.shape[0]
+
+    def gradients(run: Callable[..., T], fullgraph: bool) -> list[T]:
+        x, w = torch.randn(6, 3, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+        result = run(x, w).square().sum()
+        if fullgraph:
+            compiler = torch.compile(backend="alt", fullgraph=True, options={"strict": True})
+            with torch._dynamo.compiled_autograd._enable(compiler):
+                result.backward()
+        else:
+            result.backward()
+        assert x.grad is not None
+        assert w.grad is not None
+        return [x.grad, w.grad]
+
+    torch.manual_seed(0)
+    want = gradients(fn, False)
+    for outcome in ("stored", "hit"):
+        torch.manual_seed(0)
+        torch.testing.assert_close(gradients(watch.compile(fn, dynamic=dynamic), outcome == "hit"), want)
+        assert watch.seen()[-1] == outcome
+
+
 def test_switched_off(watch: Watch) -> None:
     net, x = nn.Linear(4, 4), torch.randn(2, 4)
     for options in ({"warm_start": False}, {"cache_graphs": False}):
