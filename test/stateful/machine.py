@@ -1,6 +1,7 @@
 """Programs with state as hypothesis state machines: a compiled model beside an eager twin that gets the same writes.
 
     python -m test.stateful.machine --runs 20000 --seed 0
+    python -m test.stateful.machine --runs 500 --device cuda --ways auto,counters,graphs
 
 A run is a sequence of rules: calls in every mode, backward passes, optimizer steps, writes through each door of
 `modules.WRITES`, copies, moves and swaps. After each call results, gradients and buffers equal the twin's, which then
@@ -27,7 +28,7 @@ from torch import nn
 
 from altbackend.runtime import page_guard
 from test.stateful import modules
-from test.stateful.modules import MODULES, OPTIMIZERS, UNSEEN_WRITES, WRITES, Place
+from test.stateful.modules import CPU_WRITES, MODULES, OPTIMIZERS, UNSEEN_WRITES, WRITES, Place
 
 T = torch.Tensor
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
@@ -35,13 +36,15 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "grad": torch.enable_grad,
 }
-WAYS: dict[str, tuple[Any, bool]] = {  # option `freezing`, and whether the kernel guards memory
-    "auto": ("auto", True),
-    "refused": ("auto", False),
-    "frozen": (True, True),
-    "counters": (True, False),
-    "never": (False, True),
+WAYS: dict[str, tuple[dict[str, Any], bool]] = {  # options, and whether the kernel guards memory
+    "auto": ({"freezing": "auto"}, True),
+    "refused": ({"freezing": "auto"}, False),
+    "frozen": ({"freezing": True}, True),
+    "counters": ({"freezing": True}, False),
+    "never": ({"freezing": False}, True),
+    "graphs": ({"freezing": True, "cudagraphs": True}, False),
 }
+CPU_WAYS = ("auto", "refused", "frozen", "counters", "never")
 RARE = 30
 places = st.builds(Place, st.integers(0, 40), st.integers(0, 99))
 
@@ -49,13 +52,13 @@ places = st.builds(Place, st.integers(0, 40), st.integers(0, 99))
 @functools.cache
 def compiled(way: str) -> Callable[[nn.Module, T], T]:
     """A function that calls a module, compiled; one for all modules and runs."""
-    option, _ = WAYS[way]
+    options, _ = WAYS[way]
 
     def call(m: nn.Module, x: T) -> T:
         return m(x)
 
     call.__code__ = call.__code__.replace(co_name=f"call_{way}")  # code of its own, and so guards of its own
-    return torch.compile(call, backend="alt", options={"freezing": option, "strict": True}, dynamic=False)
+    return torch.compile(call, backend="alt", options={**options, "strict": True}, dynamic=False)
 
 
 def no_limits() -> None:
@@ -84,9 +87,10 @@ def same(got: T, want: T, what: str) -> None:
 
 
 class Programs(RuleBasedStateMachine):
-    """`model` is called compiled, `twin` in eager; `way` is set by subclasses."""
+    """`model` is called compiled, `twin` in eager; `way` and `device` are set by subclasses."""
 
     way = "auto"
+    device = "cpu"
     compared = 0  # calls of all runs
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class Programs(RuleBasedStateMachine):
     def begin(self, kind: type[nn.Module], number: int) -> None:
         torch.manual_seed(number)
         self.kind = kind
-        self.model = kind().eval()
+        self.model = kind().eval().to(self.device)
         self.twin = copy.deepcopy(self.model)
 
     # --- calls ---
@@ -118,7 +122,7 @@ class Programs(RuleBasedStateMachine):
         self.twin.eval()
         for _ in range(2):
             x = self.sample(2)
-            with torch.no_grad(), torch.autocast("cpu", enabled=autocast):
+            with torch.no_grad(), torch.autocast(self.device, enabled=autocast):
                 if autocast:  # products in bfloat16 are rounded otherwise
                     compiled(self.way)(self.model, x)
                 else:
@@ -179,7 +183,7 @@ class Programs(RuleBasedStateMachine):
     @rule(chance=st.integers(0, RARE))
     def fork(self, chance: int) -> None:
         """A child writes its own copy of the parameters, and calls."""
-        if chance < RARE - 2 or any(p.is_shared() for p in self.model.parameters()):
+        if chance < RARE - 2 or self.device != "cpu" or any(p.is_shared() for p in self.model.parameters()):
             return  # rarely, and not where the child's parameters are the parent's
         child = os.fork()
         if child == 0:
@@ -199,7 +203,9 @@ class Programs(RuleBasedStateMachine):
     def write(self, writes: list[tuple[str, Place]]) -> None:
         """Through some doors, each followed by calls."""
         for which, place in writes:
-            if self.way == "counters" and which in UNSEEN_WRITES:
+            if self.way in ("counters", "graphs") and which in UNSEEN_WRITES:
+                continue
+            if self.device != "cpu" and which in CPU_WRITES:
                 continue
             for m in (self.model, self.twin):
                 p = place.of(m)
@@ -212,6 +218,8 @@ class Programs(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(sorted(OPTIMIZERS)))
     def optimizer(self, kind: str) -> None:
+        if (kind, self.device) == ("adagrad fused", "cuda"):
+            return  # torch has it for CPUs only
         make = OPTIMIZERS[kind]
         self.optimizers = make(list(self.model.parameters())), make(list(self.twin.parameters()))
 
@@ -264,6 +272,8 @@ class Programs(RuleBasedStateMachine):
     @rule()
     def share(self) -> None:
         """Another process writes memory that it shares with this one."""
+        if self.device != "cpu":
+            return
         self.model.share_memory()
         child = os.fork()
         if child == 0:
@@ -284,7 +294,8 @@ class Programs(RuleBasedStateMachine):
     # --- both ---
 
     def sample(self, batch: int) -> T:
-        return self.kind.sample(batch)  # type: ignore[attr-defined]
+        drawn: T = self.kind.sample(batch)  # type: ignore[attr-defined]
+        return drawn.to(self.device)
 
     def both(self, x: T) -> tuple[T, T]:
         with guarding(self.way):
@@ -311,11 +322,11 @@ class Programs(RuleBasedStateMachine):
                 q.copy_(p)
 
 
-def machine(way: str) -> type[Programs]:
-    return type(f"Programs_{way}", (Programs,), {"way": way})
+def machine(way: str, device: str) -> type[Programs]:
+    return type(f"Programs_{way}", (Programs,), {"way": way, "device": device})
 
 
-def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> int:
+def run(way: str, runs: int, steps: int, number: int, shrink: bool = True, device: str = "cpu") -> int:
     """Run so many programs of one way; return the number of calls that agreed.
 
     Raises what the first program that differs raises, shrunk.
@@ -329,7 +340,7 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True) -> in
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,) if not shrink else (Phase.generate, Phase.shrink),
     )
-    machine_type = machine(way)
+    machine_type = machine(way, device)
     run_state_machine_as_test(seed(number)(machine_type), settings=options)
     return machine_type.compared
 
@@ -339,11 +350,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="programs of each way")
     parser.add_argument("--steps", type=int, default=14, help="most rules of a program")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(CPU_WAYS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-shrink", action="store_true")
     options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # eager's convolutions are then as exact as ours
     for way in options.ways.split(","):
-        calls = run(way, options.runs, options.steps, options.seed, not options.no_shrink)
+        calls = run(way, options.runs, options.steps, options.seed, not options.no_shrink, options.device)
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         agree = f"{way}: {options.runs} programs of seed {options.seed} agree with eager in {calls} calls"
         print(f"{agree}; {graphs} graphs so far", flush=True)

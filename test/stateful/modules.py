@@ -153,6 +153,7 @@ WRITES: dict[str, Callable[[T, T], object]] = {
     "address": _by_address,
     "uncounted": _uncounted,
 }
+CPU_WRITES = frozenset({"numpy", "dlpack", "address"})  # these need memory of a CPU
 UNSEEN_WRITES = frozenset({"address", "uncounted"})  # what neither torch counts nor Python sees
 
 
@@ -168,7 +169,7 @@ def reloaded(m: nn.Module, assign: bool) -> None:
 def renewed(m: nn.Module, seed: int) -> None:
     """One of its modules is replaced by another of the same kind."""
     torch.manual_seed(seed)
-    fresh = type(m)()
+    fresh = type(m)().to(next(m.parameters()).device)
     names = [n for n, c in m.named_children() if n not in ("words", "head")]
     name = names[seed % len(names)]
     setattr(m, name, copy.deepcopy(getattr(fresh, name)).train(getattr(m, name).training))
