@@ -250,6 +250,15 @@ def resized(v: Atom, size: Index) -> Var:
     return var(v.name, size, v.rank)
 
 
+def numbers(indices: Iterable[Index]) -> list[int]:
+    """Return indices that are all known numbers."""
+    out = []
+    for i in indices:
+        assert isinstance(i, int), f"{i} is not a known number"
+        out.append(i)
+    return out
+
+
 def size_of(v: Atom) -> Index:
     """Return the extent of a loop variable."""
     size: Index = v.args[1]

@@ -79,12 +79,11 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
 def const(value: complex, dtype: torch.dtype) -> Value:
     """Return a constant: `value` converted to the Python type that `dtype` stands for."""
     if dtype == torch.bool:
-        value = bool(value)
-    elif dtype.is_floating_point:
-        value = float(value)  # type: ignore[arg-type]
-    elif not dtype.is_complex:
-        value = int(value)  # type: ignore[call-overload]
-    return make("const", (), dtype, value)
+        return make("const", (), dtype, bool(value))
+    if dtype.is_complex:
+        return make("const", (), dtype, value)
+    assert not isinstance(value, complex), f"{value} is no {dtype}"
+    return make("const", (), dtype, float(value) if dtype.is_floating_point else int(value))
 
 
 def load(buffer: str, index: Index, dtype: torch.dtype) -> Value:

@@ -78,8 +78,8 @@ def _check_view(p: Program, node: Node, v: View) -> None:
     _require(
         len(v.sizes) == len(v.strides), node, f"view of {v.buffer}: {len(v.sizes)} sizes, {len(v.strides)} strides"
     )
-    if all(isinstance(x, int) for x in (*v.sizes, *v.strides, v.offset)) and 0 not in v.sizes and v.dtype is None:
-        last = ex.add(v.offset, *((n - 1) * s for n, s in zip(v.sizes, v.strides, strict=True)))  # type: ignore[operator]
+    if 0 not in v.sizes and v.dtype is None:
+        last = ex.add(v.offset, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(v.sizes, v.strides, strict=True)))
         extent = p.buffers[v.buffer].extent
-        if isinstance(extent, int):
-            _require(last < extent, node, f"view of {v.buffer} reaches element {last} of {extent}")  # type: ignore[operator]
+        if isinstance(extent, int) and isinstance(last, int):
+            _require(last < extent, node, f"view of {v.buffer} reaches element {last} of {extent}")

@@ -57,6 +57,36 @@ class Ctx:
     expressible: set[Value] = field(default_factory=set)
     returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
 
+    @property
+    def node(self) -> torch.fx.Node:
+        """The FX node that is lowered."""
+        assert self.graph_node is not None, "a lowering runs for a node"
+        return self.graph_node
+
+    @property
+    def result(self) -> torch.Tensor:
+        """The traced result of the node, a fake tensor; the node has one result."""
+        fake: torch.Tensor = self.node.meta["val"]
+        return fake
+
+    @property
+    def results(self) -> Sequence[torch.Tensor]:
+        """The traced results of a node that has several, fake tensors."""
+        fakes: Sequence[torch.Tensor] = self.node.meta["val"]
+        return fakes
+
+    @property
+    def result_sizes(self) -> tuple[Index, ...]:
+        """The sizes of the node's one result."""
+        return self.shape(self.result.shape)
+
+    def traced(self, argument: int) -> torch.Tensor:
+        """Return the traced value of the tensor argument at this position, a fake tensor."""
+        source = self.node.args[argument]
+        assert isinstance(source, torch.fx.Node)
+        fake: torch.Tensor = source.meta["val"]
+        return fake
+
     def index(self, x: Any) -> Index:
         """Return an int or SymInt as an index expression, if necessary as a number that the host program computes."""
         return sz.to_index(x, self.shape_memo, self._host_symbol)

@@ -75,8 +75,7 @@ def _is_product(v: Value, leaves: Collection[Value | None]) -> bool:
 
 
 def _operator(ctx: Ctx) -> str:
-    assert ctx.graph_node is not None
-    return operator_name(ctx.graph_node.target)
+    return operator_name(ctx.node.target)
 
 
 def operand(ctx: Ctx, arg: Any, position: int, value: Value, common: torch.dtype) -> Value:

@@ -272,13 +272,13 @@ def _loop(w: _CppLines, s: Stmt) -> None:
     w.close()
 
 
-def literal(number: object, dtype: torch.dtype) -> str:
+def literal(number: float, dtype: torch.dtype) -> str:
     """Return a constant that the compiler reads back exactly."""
     t = CTYPES[dtype]
     if dtype == torch.bool:
         return "true" if number else "false"
     if dtype.is_floating_point:
-        x = float(number)  # type: ignore[arg-type]
+        x = float(number)
         suffix = "f" if dtype != torch.float64 else ""
         if math.isnan(x):
             text = f'__builtin_nan{suffix}("")'
@@ -287,7 +287,7 @@ def literal(number: object, dtype: torch.dtype) -> str:
         else:
             text = (float_text(x) if dtype != torch.float64 else repr(x)) + suffix
         return text if dtype in (torch.float32, torch.float64) else f"alt::cast<{t}>({text})"
-    x = int(number)  # type: ignore[call-overload]
+    x = int(number)
     if x == -(2**63):
         return "INT64_MIN"
     return f"{t}({x}{'LL' if abs(x) > 2**31 - 1 else ''})"

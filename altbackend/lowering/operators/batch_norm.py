@@ -220,7 +220,7 @@ def batch_norm_backward(
 
     Method: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, the gradients in section 3.
     """
-    fakes = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    fakes = ctx.results
     acc = compute_dtype(x.dtype)
     dims = _reduced(x)
     grad, x = _read_twice(ctx, grad, acc), _read_twice(ctx, x, acc)

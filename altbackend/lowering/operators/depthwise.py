@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Node
 
 from ...ir import expr as ex
 from ...ir import value as va
@@ -50,13 +49,17 @@ def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> N
     if not ctx.gpu or geometry.transposed or len(x.sizes) != 4 or x.dtype not in _KINDS or ctx.cfg.numerics == "eager":
         raise FallBack("the library computes convolutions")
     sizes = (*x.sizes, *w.sizes)
-    if not all(isinstance(n, int) for n in sizes) or not geometry.groups == x.sizes[1] == w.sizes[0] > 1:  # type: ignore[operator]
+    if (
+        not all(isinstance(n, int) for n in sizes)
+        or geometry.groups == 1
+        or not geometry.groups == x.sizes[1] == w.sizes[0]
+    ):
         raise FallBack("not depthwise, or symbolic sizes")
     if 0 in x.sizes:
         raise FallBack("an empty image")
     if math.prod(_taps(w)) > WIDEST:
         raise FallBack(f"a window of {math.prod(_taps(w))} elements")
-    if not all(isinstance(n, Node) and _is_channels_last(n.meta["val"]) for n in ctx.graph_node.args[:images]):  # type: ignore[union-attr]
+    if not all(_is_channels_last(ctx.traced(k)) for k in range(images)):
         raise FallBack("a depthwise convolution of an image that is not channels-last")
 
 
@@ -65,7 +68,7 @@ def _is_channels_last(image: torch.Tensor) -> bool:
 
 
 def _taps(w: Tensor) -> list[int]:
-    return [int(n) for n in w.sizes[2:]]  # type: ignore[arg-type]
+    return ex.numbers(w.sizes[2:])
 
 
 def _by_tap(ctx: Ctx, w: Tensor) -> Tensor:
@@ -93,9 +96,9 @@ def _sides(v: Sequence[int]) -> list[int]:
 def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Return y[n, c, p] = bias[c] + sum over taps t of x[n, c, stride * p - padding + dilation * t] * w[c, t]."""
     _check(ctx, x, w, 1, geometry := Geometry(*rest))
-    sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    sizes = ctx.result_sizes
     x, w = stored(ctx, x), _by_tap(ctx, w)
-    channel, taps = points(sizes)[1], [int(n) for n in w.sizes[:2]]  # type: ignore[arg-type]
+    channel, taps = points(sizes)[1], ex.numbers(w.sizes[:2])
     elements = window(x, sizes, taps, *map(_sides, geometry[:3]))
     total = _sum(
         s.mul(_padded(x, where, valid), wide(w.at([*divmod(k, taps[1]), channel])))
@@ -127,7 +130,7 @@ def convolution_backward(
 def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """Return dx[n, c, q], the sum of grad[n, c, p] * w[c, t] over outputs p with a tap t = q + padding - stride * p."""
     p = points(x.sizes)
-    taps = [int(n) for n in w.sizes[:2]]  # type: ignore[arg-type]
+    taps = ex.numbers(w.sizes[:2])
     reach = [-(-k // st) for k, st in zip(taps, stride, strict=True)]
     shifted = [ex.add(i, pad) for i, pad in zip(p[2:], padding, strict=True)]
     newest = [ex.floordiv(i, st) for i, st in zip(shifted, stride, strict=True)]
@@ -148,7 +151,7 @@ def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[
     the totals of one row of taps instead of all. The loops are shaped so that index divisions have operands that
     vary along one axis of a tile only.
     """
-    n, c, *points_of = (int(k) for k in grad.sizes)  # type: ignore[arg-type]
+    n, c, *points_of = ex.numbers(grad.sizes)
     images, rows = _piece(n, points_of, c * taps[0])
     cut: tuple[Index, ...] = (n // images, points_of[0] // rows, taps[0], c, images, rows, points_of[1])
     d = points(cut)
@@ -163,7 +166,7 @@ def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[
         term = s.mul(g, _padded(x, [image, d[3], high, wide_at], valid))
         sums.append(reduce(ctx, "sum", Tensor(cut, g.dtype, term), (4, 5, 6), g.dtype, g.dtype))
     totals = [reduce(ctx, "sum", t, (0, 1), g.dtype, g.dtype) for t in sums]
-    return _store_columns(ctx, totals, ctx.graph_node.meta["val"][1])  # type: ignore[union-attr]
+    return _store_columns(ctx, totals, ctx.results[1])
 
 
 def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def _sample(x: Tensor, n: Index, c: Index, row: Value, column: Value) -> Value:
 
 @lowers("grid_sampler_2d.default")
 def grid_sampler_2d(ctx: Ctx, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     if mode not in (BILINEAR, NEAREST):
         raise FallBack("bicubic sampling")
     x, grid = stored(ctx, x), stored(ctx, grid, 1)
@@ -158,7 +158,7 @@ def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) ->
         rows, columns = s.add(y.first(), as_number(a, value.dtype)), s.add(z.first(), as_number(b, value.dtype))
     (row, above), (column, beside) = _pixel(rows, x.sizes[2]), _pixel(columns, x.sizes[3])
     value = s.where(va.apply("logical_and", above, beside), value, 0.0)
-    fake = ctx.graph_node.meta["val"][0]  # type: ignore[union-attr]
+    fake = ctx.results[0]
     zero = Tensor(x.sizes, x.dtype, va.const(0, x.dtype))
     updates = Updates(sizes, [n, c, row, column], value)
     return scatter(ctx, zero, "add", updates, strides=ctx.strides_like(x.sizes, fake))

@@ -113,7 +113,7 @@ def elementwise(
     The result has the shape and dtype of the traced node. `condition`: another operand, which `fn` captures.
     Under numerics="eager", raises FallBack if only eager's own kernel gives eager's bits.
     """
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     sizes, common = ctx.shape(out.shape), common or out.dtype
     scalars = [scalar_arg(ctx, a, sizes, compute_dtype(common)) for a in args]
     if exact.is_eager(ctx) and common in LOW_PRECISION:
@@ -152,15 +152,15 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
     arity, result = OPS[op].arity, OPS[op].result
 
     def lower(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
-        node = ctx.graph_node
-        assert node is not None
+        node = ctx.node
         common = promoted(args, node) if result == BOOL else None
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
             raise FallBack("kernels compute in float32, whose next number is not that of a 16-bit dtype")
         if op in ("logical_and", "logical_or", "logical_not"):
             return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
-            return args[0]  # type: ignore[no-any-return]
+            operand: Tensor = args[0]
+            return operand
         if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
             return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
         if op in ("fmod", "remainder"):
@@ -235,7 +235,7 @@ def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
 @lowers("pow.Tensor_Scalar")
 def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
     if isinstance(b, (ex.Expr, Value)):  # an exponent that depends on a size
-        if not ctx.graph_node.meta["val"].is_floating_point():  # type: ignore[union-attr]
+        if not ctx.result.is_floating_point():
             raise FallBack("an integer to the power of a size")
         return pow_tensor(ctx, a, b)
     if not ctx.gpu and a.dtype == torch.float16 and b in (0.5, -0.5):
@@ -267,16 +267,13 @@ def power(x: Value, p: Any) -> Value:
 
 @lowers("where.self")
 def where(ctx: Ctx, cond: Any, a: Any, b: Any) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    sizes = ctx.shape(out.shape)
-    c = _truth(expand(cond, sizes).computed())
+    c = _truth(expand(cond, ctx.result_sizes).computed())
     return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b, condition=c)
 
 
 @lowers("logical_xor.default")
 def logical_xor(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    sizes = ctx.shape(out.shape)
+    sizes = ctx.result_sizes
     x, y = (_truth(expand(t, sizes).computed()) for t in (a, b))
     return Tensor(sizes, torch.bool, va.apply("ne", x, y))
 
@@ -329,7 +326,7 @@ def native_dropout_backward(ctx: Ctx, g: Any, mask: Any, scale: float) -> Tensor
 
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(ctx: Ctx, x: Any, mask: Tensor, number: Any) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     m = expand(mask, ctx.shape(out.shape)).computed()
     return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number, condition=m)
 
@@ -363,7 +360,7 @@ def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
 
 @lowers("_to_copy.default", "prims::convert_element_type.default")
 def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     # A cast is a barrier: a value that a 16-bit chain holds in float32 is rounded first.
     value = va.cast(x.value, x.dtype)
     if out.dtype == x.dtype:
@@ -385,10 +382,7 @@ def clone(ctx: Ctx, x: Tensor, **kwargs: Any) -> Tensor:
 
 @lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")
 def full(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
-    node = ctx.graph_node
-    assert node is not None
-    out = node.meta["val"]
-    name = node.target._schema.name  # type: ignore[union-attr]
+    out, name = ctx.result, str(ctx.node.target)
     number: Any = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
     value = scalar_arg(ctx, number, (), out.dtype)
     return Tensor(ctx.shape(out.shape), out.dtype, value)
@@ -401,8 +395,7 @@ def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any)
 
 @lowers("arange.start_step")
 def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    sizes = ctx.shape(out.shape)
+    out, sizes = ctx.result, ctx.result_sizes
     i = ex.ix(ex.dim(0, sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):
         acc = compute_dtype(out.dtype)
@@ -415,5 +408,5 @@ def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tens
 
 @lowers("empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty_strided.default")
 def empty(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     return Tensor(ctx.shape(out.shape), out.dtype, va.const(0, out.dtype))

@@ -44,7 +44,7 @@ def window(
     p = points(sizes)
     out = []
     for flat in range(math.prod(kernel)):
-        at = [int(i) for i in ex.unflatten(flat, tuple(kernel))]  # type: ignore[arg-type]
+        at = ex.numbers(ex.unflatten(flat, tuple(kernel)))
         where = [ex.add(ex.mul(p[lead + d], stride[d]), at[d] * dilation[d] - padding[d]) for d in range(len(kernel))]
         conds = [va.conjunction(*inside(i, n)) for i, n in zip(where, x.sizes[lead:], strict=True)]
         out.append(([*p[:lead], *where], va.conjunction(*conds)))
@@ -63,7 +63,7 @@ def wide(v: Value) -> Value:
 
 def stored(ctx: Ctx, x: Tensor, argument: int = 0) -> Tensor:
     """Return `x` in memory, because several windows read each element. `argument`: its position among the arguments."""
-    return x if x.value.op == "load" else ctx.realize(x, ctx.graph_node.args[argument].meta["val"])  # type: ignore
+    return x if x.value.op == "load" else ctx.realize(x, ctx.traced(argument))
 
 
 def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -76,7 +76,7 @@ def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        out, _ = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+        out, _ = ctx.results
         k = pair(kernel, rank)
         if math.prod(k) > MAX_WINDOW or not x.dtype.is_floating_point:
             raise FallBack(f"a window of {math.prod(k)} elements")
@@ -148,7 +148,7 @@ def _avg_pool(rank: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not x.dtype.is_floating_point:
             raise FallBack("averages of integers")
-        sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+        sizes = ctx.result_sizes
         k, pad = pair(kernel, rank), pair(padding, rank)
         step = pair(stride, rank, k)
         total = _window_sum(ctx, stored(ctx, x), sizes, k, step, pad)
@@ -210,7 +210,7 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
             return _global_mean(ctx, x, rank)
         if not x.dtype.is_floating_point:
             raise FallBack("averages of integers")
-        sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+        sizes = ctx.result_sizes
         x = stored(ctx, x)
         longest = [_longest(a, b) for a, b in zip(n, m, strict=True)]
         spans = _spans(sizes, n, m)
@@ -228,7 +228,7 @@ def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
         longest = [k for a, b in zip(n, m, strict=True) if isinstance(k := _longest(a, b), int)]
         if len(longest) < rank or math.prod(longest) > MAX_WINDOW or not x.dtype.is_floating_point:
             raise FallBack("a window of many elements, or of symbolic size")
-        sizes = ctx.shape(ctx.graph_node.meta["val"][0].shape)  # type: ignore[union-attr]
+        sizes = ctx.shape(ctx.results[0].shape)
         x = stored(ctx, x)
         best, at = _first_greatest(x, _adaptive_window(sizes, _spans(sizes, n, m), longest), rank)
         return finish(ctx, sizes, x.dtype, best), Tensor(sizes, torch.int64, at)

@@ -103,7 +103,7 @@ def _to_positions(ctx: Ctx, grad: Tensor, x: Tensor, at: Tensor, rank: int) -> T
 
 def _flat_strides(ctx: Ctx, x: Tensor, lead: int) -> tuple[Index, ...] | None:
     """Return the strides of the result with the pooled dimensions merged, or None if they are not contiguous."""
-    strides = ctx.strides_like(x.sizes, ctx.graph_node.meta["val"])  # type: ignore[union-attr]
+    strides = ctx.strides_like(x.sizes, ctx.result)
     for d in range(lead, len(strides) - 1):
         if strides[d] != ex.mul(strides[d + 1], x.sizes[d + 1]):
             return None

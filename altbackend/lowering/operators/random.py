@@ -19,12 +19,12 @@ from ..tensor import Tensor, points
 
 def _call(ctx: Ctx, op: str, seed: Tensor) -> Value:
     """Return a Philox operator at every element of the result; the counter is the row-major position."""
-    sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    sizes = ctx.result_sizes
     return va.apply(op, seed.at((0,)), va.index(ex.flatten(sizes, points(sizes))))
 
 
 def _result(ctx: Ctx, value: Value) -> Tensor:
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    out = ctx.result
     return Tensor(ctx.shape(out.shape), out.dtype, value)
 
 

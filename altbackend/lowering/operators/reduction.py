@@ -115,7 +115,7 @@ def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _result(ctx: Ctx, k: int | None = None) -> Any:
-    val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    val = ctx.node.meta["val"]
     return val if k is None else val[k]
 
 

@@ -48,7 +48,7 @@ def scatter(
     `mode`: see `ir.loops.Scatter`; 16-bit floats are accumulated in float32. `strides`: dense strides of the buffer, by
     default in the order of those of the traced result. Raises FallBack if a GPU has no atomic operation for `mode`.
     """
-    val = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
+    val = ctx.node.meta["val"]
     fake = val[0] if isinstance(val, (tuple, list)) else val  # of several gradients the scattered one is first
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
     if refusal := scatter_refusal(ctx, mode, acc):
@@ -93,7 +93,7 @@ def _scatter_along(mode: str) -> Callable[..., Tensor]:
 
 
 def _result_has_dims(ctx: Ctx) -> bool:
-    return bool(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    return bool(ctx.result.shape)
 
 
 lowers("scatter.src", "scatter.value")(_scatter_along("set"))
@@ -244,7 +244,7 @@ def embedding_backward(
 ) -> Tensor:
     if scale_by_frequency:
         raise FallBack("rows scaled by their frequency")
-    sizes = ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    sizes = ctx.result_sizes
     zero = Tensor(sizes, grad.dtype, va.const(0, grad.dtype))
     if 0 in grad.sizes:
         return zero

@@ -23,7 +23,7 @@ from ..tensor import Tensor, as_view, expand, full, of_view, points, with_dim
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
     """Return the traced shape of the node that is lowered."""
-    return ctx.shape(ctx.graph_node.meta["val"].shape)  # type: ignore[union-attr]
+    return ctx.result_sizes
 
 
 def has_division(v: va.Value) -> bool:
@@ -61,8 +61,7 @@ def _as_traced(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...]) -> Tensor | None:
     `x` must have the strides of the traced argument. With symbolic sizes the index algebra may not simplify the
     divisions of a reshape that torch has proved to be a view.
     """
-    node = ctx.graph_node
-    assert node is not None
+    node = ctx.node
     argument_fake, result_fake = (
         n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node)
     )
@@ -165,7 +164,7 @@ def split(ctx: Ctx, x: Tensor, how: Any, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.sizes)
     out = []
     begin: Index = 0
-    for fake in ctx.graph_node.meta["val"]:  # type: ignore[union-attr]
+    for fake in ctx.results:
         sizes = ctx.shape(fake.shape)
         p = list(points(sizes))
         p[dim] = ex.add(begin, p[dim])
@@ -216,8 +215,7 @@ def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) 
 
     Raises Unsupported for a view that reaches beyond both.
     """
-    node = ctx.graph_node
-    assert node is not None
+    node = ctx.node
     source = node.args[0]
     assert isinstance(source, torch.fx.Node)
     if offset is not None and facts.in_an_input(source):
@@ -311,8 +309,7 @@ def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Te
 @lowers("cat.default")
 def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Lower a concatenation: each part is written into its region of one new buffer."""
-    out = ctx.graph_node.meta["val"]  # type: ignore[union-attr]
-    sizes = ctx.shape(out.shape)
+    out, sizes = ctx.result, ctx.result_sizes
     dim %= len(sizes)
     parts = [p for p in parts if len(p.sizes) == len(sizes) and p.sizes[dim] != 0]
     if not parts:
@@ -346,10 +343,7 @@ def slice_scatter(
 
 
 def _slice_length(ctx: Ctx, dim: int) -> Index:
-    node = ctx.graph_node
-    assert node is not None
-    src = node.args[1].meta["val"]  # type: ignore[union-attr]
-    return ctx.index(src.shape[dim])
+    return ctx.index(ctx.traced(1).shape[dim])
 
 
 @lowers("select_scatter.default")
@@ -377,9 +371,7 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
     """Lower an as_strided_scatter whose `src` covers all of `x`; others are library calls."""
-    node = ctx.graph_node
-    assert node is not None
-    fake = node.args[0].meta["val"]  # type: ignore[union-attr]
+    fake = ctx.traced(0)
     strides, sizes = ctx.shape(stride), ctx.shape(size)
     order = memory_order(strides, sizes)
     dense = tuple(strides[k] for k in order if sizes[k] != 1) == ex.strides_for(
