@@ -46,6 +46,13 @@ def points(sizes: Sequence[Index]) -> tuple[Index, ...]:
     return tuple(ex.ix(a) for a in axes(sizes))
 
 
+def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+    """Return `x` with its dimensions in another order: dimension k of the result is `order[k]` of `x`."""
+    sizes = tuple(x.sizes[k] for k in order)
+    p = points(sizes)
+    return Tensor(sizes, x.dtype, x.at([p[order.index(k)] for k in range(len(order))]))
+
+
 def of_buffer(b: Buffer) -> Tensor:
     """Return the tensor that a buffer holds."""
     index = ex.add(0, *(ex.mul(s, i) for s, i in zip(b.strides, points(b.sizes), strict=True)))

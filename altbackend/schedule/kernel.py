@@ -18,6 +18,7 @@ from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
+from .tiling.gpu.row_order import order_rows
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
 
@@ -78,7 +79,7 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     if isinstance(device, Cpu):
         mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped)), device)
     else:
-        mapped = _common_loops(g.mapped)
+        mapped = order_rows(p, _common_loops(g.mapped), _stored(deps, g), device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped)
     storage = _storage(deps, g, mapped, numbers)
@@ -172,27 +173,28 @@ def _stages(mapped: Sequence[MappedNode], numbers: Sequence[int]) -> tuple[Stage
 # --- storage ---------------------------------------------------------------------------------------------------------
 
 
+def _stored(deps: Deps, g: Group) -> frozenset[str]:
+    """Return the buffers that the kernel writes to memory, because something outside of it reads them."""
+    members, written = set(g.members), (q.node.out for q in g.mapped)
+    return frozenset(b for b in written if b in deps.escaping or not members.issuperset(deps.readers.get(b, ())))
+
+
 def _storage(deps: Deps, g: Group, mapped: Sequence[MappedNode], numbers: Sequence[int]) -> Storage:
-    members = set(g.members)
-    storage = Storage({}, frozenset(), {})
-    stored: set[str] = set()
+    storage, stored = Storage({}, frozenset(), {}), _stored(deps, g)
     for writer, s in zip(mapped, numbers, strict=True):
         b = writer.node.out
-        escapes = b in deps.escaping or any(r not in members for r in deps.readers.get(b, ()))
-        if escapes:
-            stored.add(b)
         if writer.kind in (Kind.CROSS_ROW, Kind.SCATTER):
             storage.kinds[b] = GLOBAL
         elif writer.results == 1:
             storage.kinds[b] = SCALAR
         elif writer.kind is Kind.POINT and not _read_by_other_loops(b, writer, s, zip(mapped, numbers, strict=True)):
             storage.kinds[b] = FORWARD
-        elif escapes:
+        elif b in stored:
             storage.kinds[b] = GLOBAL
         else:
             storage.kinds[b] = SCRATCH
             storage.scratch[b] = writer.results
-    return Storage(storage.kinds, frozenset(stored), storage.scratch)
+    return Storage(storage.kinds, stored, storage.scratch)
 
 
 def _read_by_other_loops(b: str, writer: MappedNode, s: int, nodes: Iterable[tuple[MappedNode, int]]) -> bool:

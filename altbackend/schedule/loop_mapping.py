@@ -24,6 +24,7 @@ VECTOR = 8  # columns from which sums side by side pay
 LEAST_COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter holds together: whole cache lines
 MOST_BLOCKS = 64  # rows into which a loop over neighbouring elements is cut
 ENOUGH_ROWS = 16  # rows from which a scan or scatter needs no more of them
+MOST_REORDERED = 6  # loops of a node whose orders are all tried
 UNKNOWN_STRIDE = 1 << 62  # sorts a loop without a constant stride as the slowest
 
 
@@ -275,13 +276,21 @@ def cut_points(node: Pointwise, order: Sequence[Atom], rows: Index) -> MappedNod
 
 
 def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
-    """Return the orders in which neighbouring loops with `rows` points in all come first."""
-    return [
-        [*order[start:end], *order[:start], *order[end:]]
-        for start in range(1, len(order))
-        for end in range(start + 1, len(order) + 1)
-        if ex.prod(ex.size_of(v) for v in order[start:end]) == rows
-    ]
+    """Return the orders in which some loops with `rows` points in all come first; whole loops before cut ones."""
+    if len(order) > MOST_REORDERED:
+        return []
+    whole, cut = [], []
+    for count in range(1, len(order)):
+        for front in itertools.combinations(order, count):
+            moved = [*front, *(v for v in order if v not in front)]
+            left = ex.exact_div(rows, ex.prod(ex.size_of(v) for v in front[:-1]))
+            if moved == order or left is None or left == 1:
+                continue
+            if left == ex.size_of(front[-1]):
+                whole.append(moved)
+            elif ex.exact_div(ex.size_of(front[-1]), left) is not None:
+                cut.append(moved)
+    return whole + cut
 
 
 def _fit_ordered(node: Scan | Scatter, rows: Index) -> MappedNode | Refusal:

@@ -90,6 +90,21 @@ def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: 
     return tuple(cuts) if math.prod(cuts) > 1 else None
 
 
+def _slowest_first(node: Reduction) -> tuple[Atom, ...]:
+    """Return the reduced loops in the order of memory, so that a part is a stretch of it.
+
+    The strides are those of the element that depends on the most reduced loops.
+    """
+    indices = [i for _, i in va.loads(node.value)]
+    if not indices:
+        return node.rdims
+    main = max(indices, key=lambda i: len(ex.vars_of(i) & {*node.rdims}))
+    strides = {v: ex.coefficient(main, v) for v in node.rdims}
+    if not all(isinstance(s, int) and s > 0 for s in strides.values()):
+        return node.rdims
+    return tuple(sorted(node.rdims, key=lambda v: -ex.bounds(strides[v] or 0)[1]))
+
+
 # --- the two reductions ----------------------------------------------------------------------------------------------
 
 
@@ -122,6 +137,8 @@ def _cut_loops(node: Reduction, cuts: tuple[int, ...]) -> _CutLoops:
 
 def _split(node: Reduction, buffers: dict[str, Buffer], device: Device) -> list[Node] | None:
     """Return the reductions of the parts and of their results; enters the buffer of partial results in `buffers`."""
+    if isinstance(device, Gpu):
+        node = replace(node, rdims=_slowest_first(node))
     cuts = cuts_of(node, device)
     if cuts is None:
         return None

@@ -17,9 +17,12 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, axes, expand, full, of_buffer, points
+from ..tensor import Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
+
+FEW_GROUPS = 512  # groups that do not fill a GPU with one program each
+LARGE_GROUP = 1 << 16  # elements from which such a group is reduced in parts
 
 
 def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
@@ -112,6 +115,27 @@ def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
     if va.flops(x.value) == 0 and len(va.loads(x.value)) <= 1:
         return x
     return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)))
+
+
+def shared_of_groups(ctx: Ctx, x: Tensor, groups: Index, dtype: torch.dtype) -> Tensor:
+    """Return `x` for several readers, which reduce `groups` equal parts of it, each over all its channels and points.
+
+    Few, large groups are reduced in parts by kernels that read `x` from memory. Then it is stored as its main operand
+    lies, so that a channels-last image is not transposed. Other groups are rows of one kernel, and `x` is not stored.
+    """
+    numel = ex.prod(x.sizes)
+    few = isinstance(groups, int) and isinstance(numel, int) and groups < FEW_GROUPS and numel >= groups * LARGE_GROUP
+    order = _loop_order(x, x.value)
+    if not ctx.gpu or not few or order == sorted(order) or not _reads_every_dim(x):
+        return shared(ctx, x, dtype)
+    stored = shared(ctx, permuted(x, order), dtype)
+    return permuted(stored, [order.index(d) for d in range(len(order))])
+
+
+def _reads_every_dim(x: Tensor) -> bool:
+    """Return whether an operand has an element of its own for every point."""
+    every = {a for a in axes(x.sizes) if ex.size_of(a) != 1}
+    return any(every <= ex.vars_of(index) for _, index in va.loads(x.value))
 
 
 def _result(ctx: Ctx, k: int | None = None) -> Any:
@@ -356,7 +380,7 @@ def native_layer_norm(
     acc = compute_dtype(mean_out.dtype)
     rank = len(x.sizes)
     reduced_dims = tuple(range(rank - len(shape), rank))
-    x = shared(ctx, x, acc)
+    x = shared_of_groups(ctx, x, ex.prod(x.sizes[: rank - len(shape)]), acc)
     mu, m2 = moments(ctx, x, reduced_dims, acc)
     rstd = ctx.realize(inverse_std(ctx, m2, count(x, reduced_dims), eps, acc))
     y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
@@ -384,7 +408,7 @@ def native_group_norm(
     batch, channels = x.sizes[0], x.sizes[1]
     per_group = ex.floordiv(channels, groups)
     split = (batch, groups, per_group, *x.sizes[2:])
-    x = shared(ctx, x, acc)
+    x = shared_of_groups(ctx, x, ex.mul(batch, groups), acc)
     p = points(split)
     g = Tensor(split, acc, va.cast(x.at([p[0], ex.add(ex.mul(p[1], per_group), p[2]), *p[3:]]), acc))
     reduced_dims = tuple(range(2, len(split)))

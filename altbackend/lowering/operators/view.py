@@ -18,7 +18,7 @@ from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, expand, full, of_view, points, with_dim
+from ..tensor import Tensor, as_view, expand, full, of_view, permuted, points, with_dim
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
@@ -88,11 +88,7 @@ def _regroup(old: tuple[Index, ...], new: tuple[Index, ...]) -> list[Index] | No
 
 @lowers("permute.default")
 def permute(ctx: Ctx, x: Tensor, order: Sequence[int]) -> Tensor:
-    order = [k % len(x.sizes) for k in order]
-    sizes = tuple(x.sizes[k] for k in order)
-    p = points(sizes)
-    where = [p[order.index(k)] for k in range(len(order))]
-    return Tensor(sizes, x.dtype, x.at(where))
+    return permuted(x, [k % len(x.sizes) for k in order])
 
 
 @lowers("t.default")

@@ -12,11 +12,13 @@ from dataclasses import replace
 from ...config.options import Config
 from ...debug.trace import DecisionKind
 from ...ir import expr as ex
+from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.loops import Buffer, Extern, Loop, Program, Reduction, reads, writes
+from ..access import same_point
 from ..deps import Deps, analyse
 from ..device import Device, Gpu
-from ..loop_mapping import Kind, MappedNode, Refusal, fit, mappings, natural_rows, ordered_vars
+from ..loop_mapping import Kind, MappedNode, Refusal, mappings, natural_rows, ordered_vars
 from ..reachability import Reachability
 from ..rows import estimate
 from ..split import cuts_of
@@ -134,18 +136,15 @@ def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> G
     """Return `joined` mapped onto `rows` rows; `group` is mapped, and lacks the last node of `joined`."""
     node = joined.nodes[-1]
     assert not isinstance(node, Extern)
-    earlier: list[MappedNode] = []
-    for q in group.mapped:
-        fitted = fit(q.node, rows) if rows != group.rows else q
-        if isinstance(fitted, Refusal):
-            return Refusal(f"{q.node.out} on {ex.show(rows)} rows: {fitted.reason}")
-        earlier.append(fitted)
     candidates = mappings(node, rows, any_order=fusion.on_gpu)
     if isinstance(candidates, Refusal):
         return Refusal(f"{node.out} on {ex.show(rows)} rows: {candidates.reason}")
-    new = tuple(range(len(earlier) + 1)) if rows != group.rows else (len(earlier),)
+    new = tuple(range(len(group.mapped) + 1)) if rows != group.rows else (len(group.mapped),)
     first: Refusal | None = None
     for last in candidates:
+        earlier = group.mapped if rows == group.rows else _mapped_anew(fusion, group.mapped, last, rows)
+        if isinstance(earlier, Refusal):
+            return earlier
         proposal = Proposal(replace(joined, rows=rows, mapped=(*earlier, last)), new)
         refusal = refuse_mapping(fusion, proposal)
         if refusal is None:
@@ -153,6 +152,24 @@ def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> G
         first = first or refusal
     assert first is not None
     return first
+
+
+def _mapped_anew(
+    fusion: Fusion, mapped: Sequence[MappedNode], last: MappedNode, rows: Index
+) -> tuple[MappedNode, ...] | Refusal:
+    """Return the nodes of a kernel mapped onto other rows, if possible such that readers use the points of their row.
+
+    `last` is the node that joins them, already mapped.
+    """
+    result = [last]
+    for q in reversed(mapped):
+        candidates = mappings(q.node, rows, any_order=fusion.on_gpu)
+        if isinstance(candidates, Refusal):
+            return Refusal(f"{q.node.out} on {ex.show(rows)} rows: {candidates.reason}")
+        readers = [r for r in result if any(b == q.node.out for b, _ in va.loads(r.value))] if fusion.on_gpu else []
+        aligned = (c for c in candidates if all(same_point(c, r) for r in readers))
+        result.insert(0, next(aligned, candidates[0]))
+    return tuple(result[:-1])
 
 
 # --- kernels of a GPU join --------------------------------------------------------------------------------------------

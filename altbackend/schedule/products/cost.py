@@ -16,6 +16,7 @@ from ...config.options import Config
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.loops import Program
+from ...ir.ops import LOW_PRECISION
 from ..deps import Deps
 from ..device import Gpu
 from ..loop_mapping import Refusal
@@ -131,6 +132,8 @@ class Model:
             return prediction
         if self.always:
             return prediction.tiles, f"matmul_templates='on': {prediction}"
+        if c.matmul.dtype not in LOW_PRECISION:
+            return Refusal(f"known are times of 16-bit operands; max_autotune measures others ({prediction})")
         if prediction.fused > min(GAIN * prediction.separate, prediction.separate - SAVED_US):
             return Refusal(f"no clear gain: {prediction}")
         return prediction.tiles, str(prediction)

@@ -1,0 +1,94 @@
+"""Order the loops within the rows of a GPU kernel as its rows lie in memory.
+
+A program reads a whole row, whatever the order of its loops, and a sum does not depend on it. The fastest loop decides
+which elements neighbouring threads read: statistics over the channels and points of a channels-last image run over
+points first if the loops keep the order of the traced dimensions, and then each thread reads another cache line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ....ir import expr as ex
+from ....ir import value as va
+from ....ir.expr import Atom, Index
+from ....ir.loops import Program, Reduction
+from ...device import Gpu
+from ...loop_mapping import Kind, MappedNode
+from ...rows import estimate, is_long, rows_are_neighbours
+
+SECTOR = 32  # bytes of the smallest memory access
+THREAD = 8  # most neighbouring elements that one thread holds
+STORED = 0.5  # cost of a stored sector beside one that is read: stores wait for nothing, and the cache merges them
+LEAST_GAIN = 1.5  # an order other than that of the results is taken where it moves so many times fewer sectors
+
+
+@dataclass(frozen=True)
+class _Access:
+    """One read or store of a row. `elements`: the number that it touches, times the cost of each."""
+
+    index: Index
+    itemsize: int
+    elements: float
+
+    def sectors(self, second: Atom, fastest: Atom) -> float:
+        """Return the cost in sectors with these as the two fastest loops.
+
+        A thread holds the neighbours along a short loop, so the threads of a warp are neighbours along the second.
+        """
+        run = 1
+        if ex.coefficient(self.index, fastest) == 1:
+            run = estimate(ex.size_of(fastest))
+        elif ex.coefficient(self.index, second) == 1 and estimate(ex.size_of(fastest)) <= THREAD:
+            run = estimate(ex.size_of(second))
+        return self.elements * self.itemsize / min(SECTOR, run * self.itemsize)
+
+
+def order_rows(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str], device: Gpu) -> list[MappedNode]:
+    """Return the nodes with the loops in their rows ordered; nodes that share loops keep sharing them.
+
+    `stored`: the buffers that the kernel writes to memory.
+    """
+    if rows_are_neighbours(mapped) or any(_keeps_its_order(q) for q in mapped):
+        return list(mapped)
+    orders: dict[tuple[Atom, ...], tuple[Atom, ...]] = {}
+    for loops in {q.inner for q in mapped if q.kind is Kind.IN_ROW and len(q.inner) > 1}:
+        accesses = list(_accesses(p, [q for q in mapped if q.inner == loops], stored, device))
+        orders[loops] = _best_order(loops, accesses)
+    return [replace(q, inner=orders.get(q.inner, q.inner)) for q in mapped]
+
+
+def _keeps_its_order(q: MappedNode) -> bool:
+    """Return whether a node's result depends on the order of its loops, or numbers its points by it."""
+    if isinstance(q.node, Reduction) and q.node.op.startswith("arg"):
+        return True
+    return q.kind not in (Kind.POINT, Kind.IN_ROW)
+
+
+def _best_order(loops: tuple[Atom, ...], accesses: Sequence[_Access]) -> tuple[Atom, ...]:
+    def cost(order: tuple[Atom, ...]) -> float:
+        return sum(a.sectors(order[-2], order[-1]) for a in accesses)
+
+    orders = [(*(w for w in loops if w is not v), v) for v in loops[:-1]]
+    best = min(orders, key=cost)
+    return best if cost(best) * LEAST_GAIN <= cost(loops) else loops
+
+
+def _accesses(p: Program, nodes: Sequence[MappedNode], stored: frozenset[str], device: Gpu) -> Iterator[_Access]:
+    """Yield the reads and stores of memory; a row that does not fit in registers is read by each stage anew."""
+    written = {q.node.out for q in nodes}
+    again = is_long(nodes[0].points, device)
+    seen: set[tuple[str, Index]] = set()
+    for q in nodes:
+        for name, index in va.loads(q.value):
+            if name not in written and (again or (name, index) not in seen):
+                seen.add((name, index))
+                yield _access(p, q, name, index, 1)
+        if q.kind is Kind.POINT and q.node.out in stored:
+            yield _access(p, q, q.node.out, q.index, STORED)
+
+
+def _access(p: Program, q: MappedNode, name: str, index: Index, weight: float) -> _Access:
+    touched = estimate(ex.prod(ex.size_of(v) for v in q.inner if v in ex.vars_of(index)))
+    return _Access(index, p.buffers[name].dtype.itemsize, touched * weight)
