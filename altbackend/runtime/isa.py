@@ -58,6 +58,11 @@ def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
         return "generic"
 
 
+def required_features(isa: str) -> tuple[str, ...]:
+    """Return the CPU features that code for an instruction set needs, by their names in /proc/cpuinfo."""
+    return (*_CPU_FLAGS["avx2"], *_CPU_FLAGS["avx512"]) if isa == "avx512" else _CPU_FLAGS["avx2" if isa == "avx2" else "generic"]
+
+
 def flags(isa: str | None = None) -> tuple[str, ...]:
     """Return the compiler flags (g++ and clang++) for kernels of `isa`; None compiles for exactly this machine.
 

@@ -158,7 +158,7 @@ def f(x):
 def refuse(*_):
     raise AssertionError("compiled")
 if sys.argv[1] == "find":
-    pipeline.translate = cpp._failure = refuse
+    pipeline.translate = cpp.failure = refuse
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.linspace(0, 1, 128).reshape(8, 16)
