@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 from .. import decomp
@@ -80,7 +81,7 @@ def capture(
     with mode:
         held = [mode.from_tensor(_attribute(gm, n), static_shapes=True) for n in names]
     composite = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
-    with aot_autograd.functorch_settings(), composite, torch.no_grad():
+    with aot_autograd.functorch_settings(), composite, torch.no_grad(), fx_traceback.preserve_node_meta():
         traced, written = export.traced(module, [*held, *fakes], decomp.table(cfg.numerics))
     _write_back(traced, written)
     weights = tuple(_weight(gm, n, k in written) for k, n in enumerate(names))

@@ -72,6 +72,7 @@ def build(
     trace = Trace(f"library{next(_numbers)}", cfg)
     with torch_api.without_gc():
         captured = capture(gm, args, kwargs, cfg)
+        text.specs(captured)  # raises for a tree that has no text, before anything is compiled
         programs = print_programs(captured, cfg, trace)
     with trace.stage("build"):
         library = _built(captured, programs, target, cfg, trace)

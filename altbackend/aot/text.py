@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..codegen.host.cpp_values import DTYPES, quoted
+from ..errors import BadGraph
 from ..runtime import isa
 from .capture import Captured
 from .programs import Programs, Source
@@ -67,6 +68,15 @@ def model_text(content: Content) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def specs(captured: Captured) -> tuple[str, str]:
+    """Return the trees of arguments and results as text. Raise BadGraph for a type that has none."""
+    try:
+        return pytree.treespec_dumps(captured.in_spec), pytree.treespec_dumps(captured.out_spec)
+    except NotImplementedError as cause:
+        todo = "return tensors in tuples, lists or dicts, or register the type with a serialized_type_name"
+        raise BadGraph("the tree of arguments or results", str(cause), todo) from cause
 
 
 def block_text(path: str) -> str:
@@ -137,7 +147,7 @@ def _sources(table: str, sources: Sequence[Source]) -> list[str]:
 def _model(content: Content) -> list[str]:
     captured, programs, weights = content.captured, content.programs, content.weights
     description = json.dumps(describe(captured, programs), sort_keys=True)
-    specs = [quoted(pytree.treespec_dumps(s)) for s in (captured.in_spec, captured.out_spec)]
+    in_spec, out_spec = specs(captured)
     file = f"{quoted(weights_name(weights))}, {quoted(weights.digest)}, {weights.bytes}"
     return [
         "const Model model{",
@@ -145,8 +155,8 @@ def _model(content: Content) -> list[str]:
         f"    constants, {len(captured.weights)}, {len(programs.literals)},",
         f"    Storage::{content.storage}, alt_block, {file},",
         f"    input_names, {len(captured.inputs)}, output_names, {len(programs.main.outputs)},",
-        f"    {specs[0]},",
-        f"    {specs[1]},",
+        f"    {quoted(in_spec)},",
+        f"    {quoted(out_spec)},",
         f"    {quoted(description)},",
         f"    &main_program_table, main_sources, {'&fold_table' if programs.fold else 'nullptr'}, fold_sources,",
         "};",

@@ -132,6 +132,8 @@ def shim_of(op: torch._ops.OpOverload) -> Shim | None:
     expected = _expected(schema, first_out=op._overloadname == "out")
     if expected is None:
         return None
+    if base.endswith("_") and op._overloadname != "default":  # the mark of writing in place comes last
+        stem = f"{base[:-1]}_{op._overloadname}_"
     for prefix in ("aoti_torch_cpu_", "aoti_torch_cpu_mkldnn_", "aoti_torch_aten_"):
         name = prefix + stem
         found = _declared().get(name)
@@ -146,7 +148,6 @@ def _expected(schema: Any, first_out: bool) -> tuple[str, ...] | None:
     outs = [a for a in schema.arguments if a.is_out] if first_out else []
     names = [argument_type(a) for a in (*outs, *arguments)]
     results = [] if outs else [argument_type(r) for r in schema.returns]
-    mutated = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    if any(n not in _PARAMETERS for n in names) or any(r not in _RESULTS for r in results) or mutated:
+    if any(n not in _PARAMETERS for n in names) or any(r not in _RESULTS for r in results):
         return None
     return (*(p for n in names for p in _PARAMETERS[n]), *(_RESULTS[r] for r in results))

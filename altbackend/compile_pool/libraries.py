@@ -23,6 +23,8 @@ from . import cpp
 # The host program only moves pointers, so the compiler need not work hard on it.
 _HOST = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 _KERNELS = ("-fwrapv", "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-w")
+# templates of the C++ library would be visible otherwise
+_EXPORTS = "{ global: AOTInductor*; altbackend_*; local: *; };\n"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Conf
                 with contextlib.suppress(OSError):
                     store.write(_stored_name(unit, target, cfg), (folder / f"{unit.name}.o").read_bytes())
         built = folder / "library.so"
-        torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", "-Wl,--no-undefined-version"]
+        (folder / "exports").write_text(_EXPORTS)
+        torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", f"-Wl,--version-script={folder}/exports"]
         _run([[compiler, "-shared", *map(str, objects), "-o", str(built), *torch_library]], cfg)
         return built.read_bytes()
 

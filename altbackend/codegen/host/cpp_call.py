@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...runtime import checks
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
 from .cpp_numbers import CTYPES, Kind, translate
-from .cpp_values import Values, dtype_text, ints, int64, quoted
+from .cpp_values import Values, dtype_text, ints, int64, named, quoted
 from .launch_plan import LaunchPlan, full_view
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -46,7 +46,7 @@ class Calls:
 
     def print(self, w: Lines, s: Extern, target: Any) -> None:
         """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
-        values = Values(self.planned, w, self.types, named(s))
+        values = Values(self.planned, w, self.types, s)
         if target is _ITEM:
             self._item(w, values, s)
         elif isinstance(target, torch._ops.OpOverload):
@@ -86,12 +86,6 @@ class Calls:
             kind: Kind = "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
             self.types[name] = kind
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
-
-
-def named(s: Extern) -> str:
-    """Return the operator of a call and the user's line, for messages."""
-    line = next((o.line for o in s.origins if o.line), "")
-    return f"{s.target}" + (f" ({line})" if line else "")
 
 
 def result_kinds(s: Extern) -> dict[str, Kind]:
@@ -191,13 +185,12 @@ _OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
 }
 
 
-def settle(w: Lines, planned: LaunchPlan, s: Extern, opaque: bool, foreign: bool) -> None:
-    """Print the checks of a call's results: sizes as traced, and the strides for which kernels were made."""
+def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
+    """Print the checks of those results that are used: sizes as traced, and the strides that kernels expect."""
     p = planned.program
     for o in s.outs:
-        if o not in p.buffers or opaque:
+        if o is None or o not in p.buffers or o not in used:
             continue
-        assert o is not None
         b = p.buffers[o]
         geometry = f"{ints(b.sizes)}, {ints(b.strides)}"
         name = quoted(str(s.target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from ...config.options import Config
 from ...errors import Unsupported
 from ...ir import expr as ex
-from ...ir.loops import Extern, HostNumber, Number, Program, View, names_in, unbacked_symbols
+from ...ir.loops import Extern, HostNumber, Number, Program, View, names_in, reads, unbacked_symbols
 from ...lowering.graph import Opaque
 from ...schedule.deps import Deps
 from ..cpp import print_cpp
@@ -66,6 +67,14 @@ class _Printer:
     @property
     def program(self) -> Program:
         return self.planned.program
+
+    @functools.cached_property
+    def used(self) -> frozenset[str]:
+        """The buffers that a step or the caller reads; other results of a call may be undefined."""
+        out = {o.buffer for o in self.program.outputs if isinstance(o, View)}
+        for s in self.planned.steps:
+            out.update(s.buffers if isinstance(s, Launch) else reads(s))
+        return frozenset(out)
 
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, user: UserInputs) -> CppProgram:
@@ -216,10 +225,11 @@ def _extern(state: _Printer, calls: Calls, s: Extern) -> None:
     w.add("}")
     if in_place:
         return
-    settle(w, state.planned, s, _is_opaque(s), is_foreign(s.target))
     for line in late_numbers(s, state.types):
         w.add(line)
     _late_symbols(state, s)
+    if not _is_opaque(s):
+        settle(w, state.planned, s, state.used, is_foreign(s.target))
     for o in s.outs:
         if o in p.buffers:
             assert o is not None

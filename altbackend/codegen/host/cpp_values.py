@@ -11,7 +11,7 @@ from ...compat.stable_abi import type_name
 from ...errors import Unsupported
 from ...ir import expr as ex
 from ...ir.expr import Index
-from ...ir.loops import Constant, HostNumber, View
+from ...ir.loops import Constant, Extern, HostNumber, View, views
 from ...lowering.graph import Opaque
 from ..cpp import print_cpp
 from ..lines import Lines
@@ -58,19 +58,25 @@ def quoted(text: str) -> str:
     return '"' + "".join(octal) + '"'
 
 
+def named(s: Extern) -> str:
+    """Return the operator of a call and the user's line, for messages."""
+    line = next((o.line for o in s.origins if o.line), "")
+    return f"{s.target}" + (f" ({line})" if line else "")
+
+
 class Values:
     """Prints the values of one call into the lines of its block.
 
-    `types`: those of the numbers of the program. `steal`: views that the block owns, which live until its end.
+    `types`: those of the numbers of the program.
     """
 
-    def __init__(self, planned: LaunchPlan, w: Lines, types: Types, where: Any) -> None:
-        self.planned, self.w, self.types, self.where = planned, w, types, where
+    def __init__(self, planned: LaunchPlan, w: Lines, types: Types, call: Extern) -> None:
+        self.planned, self.w, self.types, self.call = planned, w, types, call
         self.counter = 0
 
     def refuse(self, what: str) -> Unsupported:
         """Return the error for a value without a C++ form; it names the operator and the user's line."""
-        return Unsupported(self.where, f"{what} in an ahead-of-time library")
+        return Unsupported(named(self.call), f"{what} in an ahead-of-time library")
 
     def local(self, declaration: str) -> str:
         """Print the declaration of a local, in which `@` is its name; return the name."""
@@ -85,12 +91,26 @@ class Values:
         """Return the handle of a tensor argument."""
         if isinstance(x, Opaque):
             return tensor(str(x))
+        if isinstance(x, (bool, int, float)) and self.promotes(x):
+            kind = "bool" if isinstance(x, bool) else "int" if isinstance(x, int) else "float"
+            return self.local(f"const Tensor @ = scalar({self.number(x, kind)});") + ".get()"
         if not isinstance(x, View):
             raise self.refuse(f"the argument {x!r} as a tensor")
         if x in self.planned.locations.windows:
             return f"ws->views[{self.planned.locations.windows[x]}].get()"
         made = view_text(self.planned, x)
         return tensor(x.buffer) if made is None else self.local(f"const Tensor @ = {made};") + ".get()"
+
+    def promotes(self, x: float) -> bool:
+        """Return whether a tensor of one number gives the result's dtype that the number itself would give.
+
+        Another argument must have dimensions and a dtype of the number's category or above.
+        """
+        buffers = self.planned.program.buffers
+        dtypes = [v.dtype or buffers[v.buffer].dtype for v in views(self.call) if v.sizes]
+        if isinstance(x, float):
+            return any(d.is_floating_point or d.is_complex for d in dtypes)
+        return any(d != torch.bool or isinstance(x, bool) for d in dtypes)
 
     def number(self, x: Any, kind: str) -> str:
         """Return a number as C++ of the type "int", "float" or "bool"."""
@@ -109,6 +129,8 @@ class Values:
         """Return a dtype, layout or memory format as the code that torch's own function gives."""
         if kind == "ScalarType" and isinstance(x, torch.dtype):
             return f"code({dtype_text(x)})"
+        if kind == "ScalarType" and isinstance(x, int):  # a default of the schema, as torch's number
+            return f"int32_t({x})"
         if kind == "Layout" and x in _LAYOUTS:
             return f"aoti_torch_layout_{_LAYOUTS[x]}()"
         if kind == "MemoryFormat" and x in _FORMATS:

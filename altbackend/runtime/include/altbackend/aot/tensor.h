@@ -33,7 +33,10 @@ struct Error {
 inline void check(int32_t status, const char* name) {
   if (__builtin_expect(status == 0, 1)) return;
   const char* what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  if (what && *what) throw Error{std::string(name) + ": " + what};
+  if (what && *what) {
+    const std::string text = what;  // without the frames of C++
+    throw Error{std::string(name) + ": " + text.substr(0, text.find("\nException raised from"))};
+  }
   throw Error{std::string(name) + " failed; torch has printed the reason to standard error"};
 }
 
