@@ -69,7 +69,9 @@ def capture(
     exported = isinstance(program, ExportedProgram)
     gm = export.module_of(program) if isinstance(program, ExportedProgram) else program
     if not isinstance(gm, GraphModule):
-        raise BadGraph(type(gm).__name__, "it is no GraphModule and no ExportedProgram", "export it: torch.export.export")
+        raise BadGraph(
+            type(gm).__name__, "it is no GraphModule and no ExportedProgram", "export it: torch.export.export"
+        )
     declared = export.range_constraints(gm)
     graph = export.without_guards(gm)
     values, in_spec, out_spec = _trees(gm, graph, args, kwargs)
@@ -104,14 +106,18 @@ def _trees(
         given = (tuple(args), export.reordered(kwargs, in_spec))
         leaves, spec = pytree.tree_flatten(given)
         if spec != in_spec and (args or kwargs):
-            raise BadGraph("the example inputs", f"their tree is {spec} and the program's is {in_spec}", "pass matching ones")
+            raise BadGraph(
+                "the example inputs", f"their tree is {spec} and the program's is {in_spec}", "pass matching ones"
+            )
         return (leaves if args or kwargs else [None] * len(placeholders)), in_spec, out_spec
     result = graph.output_node().args[0]
     if not isinstance(result, (tuple, list)):
         raise BadGraph(f"the output {result}", "it is no tuple", "let the graph return a tuple, also of one tensor")
     ordered = [*args, *(kwargs[str(n.target)] for n in placeholders[len(args) :] if str(n.target) in kwargs)]
     if len(ordered) != len(placeholders):
-        raise BadGraph("the example inputs", f"there are {len(ordered)} for {len(placeholders)} inputs", "pass one each")
+        raise BadGraph(
+            "the example inputs", f"there are {len(ordered)} for {len(placeholders)} inputs", "pass one each"
+        )
     _, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     _, out_spec = pytree.tree_flatten(pytree.tree_map(lambda _: None, result))
     return ordered, in_spec, out_spec
@@ -124,10 +130,14 @@ def _leaves(graph: Graph, values: Sequence[Any], mode: Any) -> tuple[tuple[Leaf,
     for n, value in zip(graph.find_nodes(op="placeholder"), values, strict=True):
         fake = n.meta.get("val", n.meta.get("example_value", value))
         if isinstance(fake, torch.SymInt) or isinstance(value, torch.SymInt):
-            raise Unsupported(n, f"the number {n.target}, which changes between calls", todo="pass it as a tensor of one element")
+            raise Unsupported(
+                n, f"the number {n.target}, which changes between calls", todo="pass it as a tensor of one element"
+            )
         if isinstance(fake, torch.Tensor):
             with mode:
-                fakes.append(fake if getattr(fake, "fake_mode", None) is mode else mode.from_tensor(fake, static_shapes=True))
+                fakes.append(
+                    fake if getattr(fake, "fake_mode", None) is mode else mode.from_tensor(fake, static_shapes=True)
+                )
             leaves.append(Leaf(str(n.target), len(fakes) - 1))
         else:
             leaves.append(Leaf(str(n.target), None, fake))

@@ -29,7 +29,7 @@ from .capture import Captured, capture
 from .programs import Programs, print_programs
 
 _numbers = itertools.count()
-_CONTAINER = "#include <altbackend/aot/interface.h>\n"
+_CONTAINER = "#include <altbackend/aot/c_interface.h>\n"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Library:
     captured: Captured
     programs: Programs
     target: str
+    storage: str
 
 
 def aot_compile(
@@ -106,7 +107,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
         beside = path.with_name(text.weights_name(block))
         block.write(beside, header=True)
         files.append(beside)
-    return Library(path, tuple(files), captured, programs, target)
+    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants)
 
 
 def _output_path(binary: bytes, cfg: Config) -> Path:
@@ -131,5 +132,3 @@ def _replace(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-
-

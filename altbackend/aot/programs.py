@@ -70,7 +70,9 @@ def _source(k: int, weights: int) -> Source:
 
 def _require_cpu(device: torch.device) -> None:
     if device.type != "cpu":
-        raise Unsupported(f"a graph on {device}", "ahead-of-time libraries are made for the CPU", todo="move it to the CPU")
+        raise Unsupported(
+            f"a graph on {device}", "ahead-of-time libraries are made for the CPU", todo="move it to the CPU"
+        )
 
 
 def _print(s: pipeline.Scheduled, cfg: Config, name: str, user: UserInputs) -> CppProgram:
@@ -99,4 +101,6 @@ def _refuse_objects(s: pipeline.Scheduled, tensors: Sequence[str]) -> None:
         for x in leaves:
             if isinstance(x, Constant) and str(x) not in tensors:
                 target = getattr(node, "target", None)
-                raise Unsupported(str(target), f"it takes {type(s.constants[str(x)]).__name__}, which a library cannot hold")
+                raise Unsupported(
+                    str(target), f"it takes {type(s.constants[str(x)]).__name__}, which a library cannot hold"
+                )

@@ -38,7 +38,7 @@ class Content:
     @property
     def before_literals(self) -> int:
         """Return the bytes of the embedded block that come before the literals."""
-        return self.weights.bytes if self.storage == "embedded" else 0
+        return self.weights.size if self.storage == "embedded" else 0
 
 
 def model_text(content: Content) -> str:
@@ -96,9 +96,22 @@ def describe(captured: Captured, programs: Programs) -> dict[str, Any]:
         "outputs": list(programs.main.outputs),
         "ranges": {s: list(r) for s, r in captured.ranges.items()},
         "weights": {w.name: [str(w.tensor.dtype), list(w.tensor.shape)] for w in captured.weights},
+        "same": _tied(captured),
         "kernels": programs.main.launches + (programs.fold.launches if programs.fold else 0),
         "library_calls": programs.main.library_calls + (programs.fold.library_calls if programs.fold else 0),
     }
+
+
+def _tied(captured: Captured) -> dict[str, str]:
+    """Return name -> the first name of the same tensor, for weights that have several names."""
+    first: dict[object, str] = {}
+    out = {}
+    for w in captured.weights:
+        t = w.tensor
+        key = (t.untyped_storage().data_ptr(), t.storage_offset(), t.dtype, tuple(t.shape), t.stride())
+        if t.numel() and first.setdefault(key, w.name) != w.name:
+            out[w.name] = first[key]
+    return out
 
 
 def _plain(name: str, value: object) -> dict[str, Any]:
@@ -129,7 +142,7 @@ def _constants(content: Content) -> list[str]:
         t = p.tensor
         for what, xs in (("sizes", t.shape), ("strides", t.stride())):
             arrays.append(f"static const int64_t {what}{k}[] = {{{', '.join(map(str, xs)) or '0'}}};")
-        facts = f"{t.dim()}, sizes{k}, strides{k}, {offset}, {p.bytes}, {kind}, {str(written).lower()}"
+        facts = f"{t.dim()}, sizes{k}, strides{k}, {offset}, {p.size}, {kind}, {str(written).lower()}"
         table.append(f"    {{{quoted(name)}, Dtype::{DTYPES[t.dtype]}, {facts}}},")
     end = '    {"", Dtype::uint8, 0, nullptr, nullptr, 0, 0, 0, false},'
     return [*arrays, "static const Constant constants[] = {", *table, end, "};"]
@@ -148,7 +161,7 @@ def _model(content: Content) -> list[str]:
     captured, programs, weights = content.captured, content.programs, content.weights
     description = json.dumps(describe(captured, programs), sort_keys=True)
     in_spec, out_spec = specs(captured)
-    file = f"{quoted(weights_name(weights))}, {quoted(weights.digest)}, {weights.bytes}"
+    file = f"{quoted(weights_name(weights))}, {quoted(weights.digest)}, {weights.size}"
     return [
         "const Model model{",
         f"    {quoted(content.target)}, features,",

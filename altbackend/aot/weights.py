@@ -18,11 +18,11 @@ MAGIC = b"ALTW0001"
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor in a block: `offset` and `bytes` of its elements, gaps of its strides included."""
+    """A tensor in a block: `offset` and `size` in bytes of its elements, gaps of its strides included."""
 
     tensor: torch.Tensor
     offset: int
-    bytes: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Block:
     """Tensors in one block of memory. `digest`: 40 hex digits of the content."""
 
     tensors: tuple[Placed, ...]
-    bytes: int
+    size: int
     digest: str
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the bytes of the block in order."""
-        yield from _chunks(self.tensors, self.bytes)
+        yield from _chunks(self.tensors, self.size)
 
     def write(self, path: Path, header: bool) -> None:
         """Write the block to a file, with the header of a file of weights or without one."""
@@ -47,13 +47,15 @@ class Block:
 
 
 def place(tensors: Sequence[torch.Tensor]) -> Block:
-    """Return the block of tensors. Equal views of one storage lie in it once. Raise Unsupported for a device or layout."""
+    """Return the block of tensors; equal views of one storage lie in it once. Raise Unsupported for a layout."""
     placed: list[Placed] = []
     known: dict[tuple[object, ...], int] = {}
     end = 0
     for t in tensors:
         if t.layout != torch.strided or t.device.type != "cpu":
-            raise Unsupported(f"a weight {tuple(t.shape)} on {t.device}", "its layout or device cannot lie in a library")
+            raise Unsupported(
+                f"a weight {tuple(t.shape)} on {t.device}", "its layout or device cannot lie in a library"
+            )
         size = extent(t) * t.element_size()
         key = (t.untyped_storage().data_ptr(), t.storage_offset(), t.dtype, tuple(t.shape), t.stride())
         offset = known.get(key)
@@ -81,7 +83,7 @@ def _chunks(tensors: Sequence[Placed], total: int) -> Iterator[bytes]:
             continue
         yield b"\0" * (p.offset - at)
         yield _content(p.tensor)
-        at = p.offset + p.bytes
+        at = p.offset + p.size
     yield b"\0" * (total - at)
 
 

@@ -28,7 +28,8 @@ def module_of(program: ExportedProgram) -> torch.fx.GraphModule:
 def without_guards(gm: torch.fx.GraphModule) -> torch.fx.Graph:
     """Return a copy of the graph without the call that checks inputs in Python."""
     graph = torch.fx.Graph()
-    output = graph.graph_copy(gm.graph, val_map := {})
+    val_map: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(gm.graph, val_map)
     graph.output(output)
     new_output = graph.output_node()
     new_output.meta.update(gm.graph.output_node().meta)

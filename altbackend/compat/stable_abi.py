@@ -65,7 +65,7 @@ def type_name(t: Any) -> str:
         case "ListType":
             return f"List[{type_name(t.getElementType())}]"
         case kind:
-            return _NAMES.get(kind, kind)
+            return str(_NAMES.get(kind, kind))
 
 
 _NAMES = {

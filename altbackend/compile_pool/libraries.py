@@ -91,7 +91,7 @@ def _flags(unit: Unit, target: str) -> tuple[str, ...]:
 @functools.cache
 def _headers() -> str:
     digest = hashlib.sha256()
-    for header in sorted(isa.INCLUDE_DIR.rglob("*.h")):
+    for header in sorted([*isa.INCLUDE_DIR.rglob("*.h"), *isa.INTERFACE_DIR.glob("*.h")]):
         digest.update(header.read_bytes())
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from ...runtime import checks
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
 from .cpp_numbers import CTYPES, Kind, translate
-from .cpp_values import Values, dtype_text, ints, int64, named, quoted
+from .cpp_values import Values, dtype_text, int64, ints, named, quoted
 from .launch_plan import LaunchPlan, full_view
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -100,7 +100,7 @@ def result_kinds(s: Extern) -> dict[str, Kind]:
 
 def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> list[tuple[Any, Any]]:
     """Return every argument of the schema with its value, defaults included, in order."""
-    named_values, pairs = dict(s.kwargs), []
+    named_values, pairs = dict(s.kwargs), list[tuple[Any, Any]]()
     position = 0
     for a in op._schema.arguments:
         if a.is_out and op is s.out_variant:

@@ -58,7 +58,7 @@ class _Translator:
 
     def of(self, n: ast.expr) -> Typed:
         """Return the C++ text and the type of a node."""
-        rule: Callable[..., Typed] | None = {
+        rules: dict[type[ast.expr], Callable[..., Typed]] = {
             ast.Constant: self.constant,
             ast.Name: self.name,
             ast.BinOp: self.binary,
@@ -67,8 +67,9 @@ class _Translator:
             ast.Compare: self.compare,
             ast.IfExp: self.choose,
             ast.Call: self.call,
-        }.get(type(n))
-        return self.refuse(n) if rule is None else rule(n)
+        }
+        rule = rules.get(type(n), self.refuse)
+        return rule(n)
 
     def refuse(self, n: ast.expr) -> Typed:
         """Raise Unsupported for a node."""
@@ -195,7 +196,7 @@ class _Translator:
                 return (f"std::fabs({a})", "float") if kind == "float" else (f"std::llabs({a})", "int")
             case "round", [(a, kind)]:
                 return (f"py::to_int(py::round({a}))", "int") if kind == "float" else (a, arithmetic(kind))
-            case ("max" | "min" | "sum"), [first, *rest]:
+            case (("max" | "min" | "sum"), [first, *rest]):
                 return self.fold(name, first, rest)
             case _:
                 return self.refuse(n)

@@ -140,9 +140,8 @@ def _prologue(state: _Printer) -> None:
     for k, s in enumerate(locations.symbols):
         if k >= locations.layout_symbols and s not in unbacked:
             w.add(f"S[{k}] = {s};")
-    for b in p.buffers.values():
-        if b.kind == "const":
-            raise Unsupported(b.name, "a constant that is no input of the program")
+    if fixed := [name for name, b in p.buffers.items() if b.kind == "const"]:
+        raise Unsupported(", ".join(fixed), "a constant that is no input of the program")
     for b in (b for b in p.inputs if b in locations.slots):
         w.add(f"P[{locations.slots[b]}] = data_of(t_{b}.get());")
 
@@ -352,5 +351,3 @@ def _windows(planned: LaunchPlan) -> list[str]:
         geometry = f"{ints(v.sizes)}, {ints(v.strides)}, {int64(v.offset)}"
         lines.append(f"  layout.window({planned.locations.slots[v.buffer]}, {dtype}, {geometry});  // {v.buffer}")
     return lines
-
-

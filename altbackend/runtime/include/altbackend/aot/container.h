@@ -49,8 +49,8 @@ class Container {
     auto fresh = std::make_shared<Weights>(*(old ? old : active()));
     std::vector<bool> given(size_t(model.constant_count), false);
     for (const auto& [name, handle] : pairs) {
-      const int number = find(name);
-      if (number < 0) fail("the library has no weight %s", std::string(name).c_str());
+      const int number = find(name_of(name));
+      if (number < 0) fail("the library has no weight %s", name_of(name).c_str());
       without_gradients([&, h = handle] { bind(*fresh, number, h, shared); });
       given[size_t(number)] = true;
     }
@@ -79,6 +79,7 @@ class Container {
   }
 
   void swap() {
+    std::lock_guard<std::mutex> updating(updating_);
     const auto next = set(true);
     if (!next) fail("there is no inactive set of weights to swap in; update it first");
     if (next->is_bound()) without_gradients([&] { next->fold(fold_pool_); });  // before calls wait for it
@@ -87,9 +88,13 @@ class Container {
   }
 
   void free_inactive() {
+    std::lock_guard<std::mutex> updating(updating_);
     std::lock_guard<std::mutex> guard(mutex_);
     inactive_.reset();
   }
+
+  static std::string name_of(const std::string& name) { return name; }
+  static std::string name_of(const char* name) { return name ? name : ""; }
 
   static int find(const std::string& name) {
     for (int k = 0; k < model.constant_count; ++k)
