@@ -361,3 +361,4 @@ class BadCall(AltError):
     reason: str
 
     message: ClassVar[str] = "{path}: {reason}"
+    action: ClassVar[str] = "`python -m altbackend aot inspect FILE` shows what the library takes"

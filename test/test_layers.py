@@ -32,6 +32,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "autotune",
         "compiled.subgraphs",
         "pipeline",
+        "aot",
         "backend entry_point",
         "minify",
         "report",

@@ -34,11 +34,15 @@ class Weight:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the tree of arguments: the tensor input of this number, or None with the value it was traced with."""
+    """A leaf of the tree of arguments: the tensor input of this number, or None with the value it was traced with.
+
+    `form`: dtype, sizes and strides of a tensor as text.
+    """
 
     name: str
     number: int | None
     value: object = None
+    form: tuple[str, tuple[str, ...], tuple[str, ...]] = ("", (), ())
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def capture(
     with aot_autograd.functorch_settings(), composite, torch.no_grad(), fx_traceback.preserve_node_meta():
         traced, written = export.traced(module, [*held, *fakes], decomp.table(cfg.numerics))
     _write_back(traced, written)
+    _without_own_frames(traced)
     weights = tuple(_weight(gm, n, k in written) for k, n in enumerate(names))
     conditions = tuple(python_text(c) for c in export.guards_of(mode, known))
     ranges = {s: (lo, ex.UNBOUNDED if hi is None else hi) for s, (lo, hi) in export.ranges_of(mode, declared).items()}
@@ -138,7 +143,8 @@ def _leaves(graph: Graph, values: Sequence[Any], mode: Any) -> tuple[tuple[Leaf,
                 fakes.append(
                     fake if getattr(fake, "fake_mode", None) is mode else mode.from_tensor(fake, static_shapes=True)
                 )
-            leaves.append(Leaf(str(n.target), len(fakes) - 1))
+            form = (str(fake.dtype), tuple(map(str, fake.shape)), tuple(map(str, fake.stride())))
+            leaves.append(Leaf(str(n.target), len(fakes) - 1, form=form))
         else:
             leaves.append(Leaf(str(n.target), None, fake))
     return tuple(leaves), fakes
@@ -207,6 +213,13 @@ class _Interpreter(torch.fx.Interpreter):
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return the traced weight of an attribute."""
         return self.weights[target] if target in self.weights else super().get_attr(target, args, kwargs)
+
+
+def _without_own_frames(gm: GraphModule) -> None:
+    """Forget stack traces that tracing itself has recorded: they name no line of the user."""
+    for n in gm.graph.nodes:
+        if __file__ in str(n.meta.get("stack_trace", "")):
+            n.meta["stack_trace"] = None
 
 
 def _write_back(gm: GraphModule, written: Sequence[int]) -> None:

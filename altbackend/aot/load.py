@@ -38,11 +38,12 @@ class AotModel:
     def __init__(self, library: Path, shown: str) -> None:
         self.path = shown
         self.kept: tuple[torch.Tensor, ...] = ()  # weights that other models may share
+        self._library = _opened(library)
+        self.description = _description(library, self._library)
         try:
             self._runner = Runner(library)
         except (RuntimeError, OSError) as cause:
-            raise BadPackage(shown, f"it cannot be loaded: {_headline(cause)}", "compile the model again") from cause
-        self.description = describe(library)
+            raise BadPackage(shown, f"it cannot be loaded: {self._reason(cause)}", "compile the model again") from cause
         in_spec, out_spec = self._runner.specs()
         self._in_spec, self._out_spec = pytree.treespec_loads(in_spec), pytree.treespec_loads(out_spec)
 
@@ -60,7 +61,7 @@ class AotModel:
         try:
             results = self._runner.run(tensors)
         except RuntimeError as cause:
-            raise BadCall(self.path, _headline(cause)) from cause
+            raise BadCall(self.path, self._reason(cause)) from cause
         kinds = self.description["outputs"]
         return pytree.tree_unflatten([_result(r, k) for r, k in zip(results, kinds, strict=True)], self._out_spec)
 
@@ -77,6 +78,11 @@ class AotModel:
             compiled = leaf.get("text", repr(leaf.get("value")))
             raise BadCall(self.path, f"the argument {leaf['name']} is {x!r}; the library was compiled for {compiled}")
         return False
+
+    def _reason(self, cause: BaseException) -> str:
+        """Return the library's own message of this thread's last call, which some versions of torch drop."""
+        text: bytes = self._library.altbackend_last_error()
+        return text.decode(errors="replace") or str(cause).split("\nException raised from")[0]
 
     def update_weights(
         self, weights: Weights, *, inactive: bool = False, complete: bool = False, rename: Rename | None = None
@@ -100,7 +106,7 @@ class AotModel:
         try:
             self._runner.swap()
         except RuntimeError as cause:
-            raise BadCall(self.path, _headline(cause)) from cause
+            raise BadCall(self.path, self._reason(cause)) from cause
 
     def _bind(self, weights: Weights, *, inactive: bool, complete: bool, shared: bool, rename: Rename | None) -> None:
         given = safetensors.load(weights) if isinstance(weights, (str, os.PathLike)) else weights
@@ -121,7 +127,7 @@ class AotModel:
                 {k: t.detach() for k, t in chosen.items()}, inactive=inactive, complete=complete, shared=shared
             )
         except RuntimeError as cause:
-            raise BadCall(self.path, _headline(cause)) from cause
+            raise BadCall(self.path, self._reason(cause)) from cause
 
 
 def aot_load(
@@ -160,12 +166,24 @@ def check_package(path: str | os.PathLike[str]) -> list[manifest.Misfit]:
 
 def describe(library: Path) -> dict[str, Any]:
     """Return the description that a library holds. Raise BadPackage."""
+    return _description(library, _opened(library))
+
+
+def _opened(library: Path) -> ctypes.CDLL:
     try:
         dll = ctypes.CDLL(str(library))
-        dll.altbackend_describe.restype = ctypes.c_char_p
-        return dict(json.loads(dll.altbackend_describe()))
-    except (OSError, AttributeError, ValueError) as cause:
+        for function in (dll.altbackend_describe, dll.altbackend_last_error):
+            function.restype = ctypes.c_char_p
+    except (OSError, AttributeError) as cause:
         raise BadPackage(str(library), f"it is no library of altbackend: {cause}", "compile the model again") from cause
+    return dll
+
+
+def _description(library: Path, dll: ctypes.CDLL) -> dict[str, Any]:
+    try:
+        return dict(json.loads(dll.altbackend_describe()))
+    except ValueError as cause:
+        raise BadPackage(str(library), f"its description is damaged: {cause}", "compile the model again") from cause
 
 
 # --- packages --------------------------------------------------------------------------------------------------------
@@ -260,7 +278,3 @@ def _result(value: torch.Tensor | None, kind: str) -> Any:
     if kind == "none":
         return None
     return value if kind == "tensor" or value is None else value.item()
-
-
-def _headline(cause: BaseException) -> str:
-    return str(cause).split("\nException raised from")[0]

@@ -100,7 +100,6 @@ def _refuse_objects(s: pipeline.Scheduled, tensors: Sequence[str]) -> None:
         leaves = torch.utils._pytree.tree_leaves((getattr(node, "args", ()), dict(getattr(node, "kwargs", ()))))
         for x in leaves:
             if isinstance(x, Constant) and str(x) not in tensors:
-                target = getattr(node, "target", None)
-                raise Unsupported(
-                    str(target), f"it takes {type(s.constants[str(x)]).__name__}, which a library cannot hold"
-                )
+                origin = node.origins[-1] if node.origins else None
+                what = f"{origin.target} ({origin.line})" if origin is not None else str(x)
+                raise Unsupported(what, f"it takes {type(s.constants[str(x)]).__name__}, which a library cannot hold")

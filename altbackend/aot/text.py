@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from ..codegen.host.cpp_values import DTYPES, quoted
@@ -92,7 +91,7 @@ def describe(captured: Captured, programs: Programs) -> dict[str, Any]:
             {"name": leaf.name, "input": leaf.number} if leaf.number is not None else _plain(leaf.name, leaf.value)
             for leaf in captured.leaves
         ],
-        "inputs": _inputs(captured),
+        "inputs": [[leaf.name, *(x if isinstance(x, str) else list(x) for x in leaf.form)] for leaf in captured.inputs],
         "outputs": list(programs.main.outputs),
         "ranges": {s: list(r) for s, r in captured.ranges.items()},
         "weights": {w.name: [str(w.tensor.dtype), list(w.tensor.shape)] for w in captured.weights},
@@ -117,17 +116,6 @@ def _tied(captured: Captured) -> dict[str, str]:
 def _plain(name: str, value: object) -> dict[str, Any]:
     simple = value is None or isinstance(value, (bool, int, float, str))
     return {"name": name, "value": value} if simple else {"name": name, "text": repr(value)}
-
-
-def _inputs(captured: Captured) -> list[list[Any]]:
-    placeholders = captured.graph.graph.find_nodes(op="placeholder")
-    fakes = {n.name: n.meta["val"] for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)}
-    tensors = list(fakes.values())
-    own = tensors[len(tensors) - len(captured.inputs) :] if captured.inputs else []
-    return [
-        [leaf.name, str(t.dtype), [str(n) for n in t.shape], [str(n) for n in t.stride()]]
-        for leaf, t in zip(captured.inputs, own, strict=False)
-    ]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

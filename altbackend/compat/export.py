@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 GUARDS = "_guards_fn"  # the submodule of `ExportedProgram.module()` that checks inputs in Python
@@ -126,6 +127,8 @@ def ranges_of(
     if env is None:
         return out
     for symbol, own in list(env.var_to_range.items()):
+        if symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+            continue
         given = declared.get(symbol, own)
         least = int(given.lower) if given.lower.is_Integer else 0
         most = int(given.upper) if given.upper.is_Integer else None

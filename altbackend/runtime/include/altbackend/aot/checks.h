@@ -1,6 +1,6 @@
 // Checks of the inputs of a call. Each error names the input, the dimension, the expected and the actual value.
 #pragma once
-#include "tensor.h"
+#include "dispatcher.h"
 
 namespace alt::aot {
 
@@ -24,6 +24,10 @@ inline void check_input(const Input& x, Dtype dtype, int64_t rank) {
     fail("input %d (%s) is %s; the library was compiled for %s", x.number, x.name, dtype_name(dtype_of(x.handle)), row(dtype).name);
   if (dim_of(x.handle) != rank)
     fail("input %d (%s) has %" PRId64 " dimensions; the library was compiled for %" PRId64, x.number, x.name, dim_of(x.handle), rank);
+  if (data_of(x.handle) == nullptr && numel_of(x.handle) > 0) fail("input %d (%s) has no memory: pass x.clone()", x.number, x.name);
+  StableIValue stack[] = {on_stack(x.handle)};
+  call("aten::is_neg", "", stack);
+  if (from_stack<bool>(stack[0])) fail("input %d (%s) has torch's negative bit: pass x.resolve_neg()", x.number, x.name);
 }
 
 // A dynamic size in its range.
