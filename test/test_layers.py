@@ -33,6 +33,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "compiled.subgraphs",
         "pipeline",
         "aot",
+        "eager",
         "backend entry_point",
         "minify",
         "report",
