@@ -70,7 +70,7 @@ def compile_with_persistent_cache(
         raise BadGraph(what, forms, "pass tensors, numbers, strings, dtypes, layouts, devices, or lists of them")
     cfg = resolve(None, options)
     store, name = open_store(cfg), _name(what, forms, cfg)
-    _ensure(store, name, f, args, kwargs, options or {}, Metadata(what, forms))
+    _ensure(_Entry(store, name, what, forms), f, args, kwargs, options or {})
     return str(store.path(f"{name}.so"))
 
 
@@ -148,7 +148,7 @@ class _Operator:
             if _forms(args, kwargs) != forms:  # the original has resized a tensor
                 _refused.add(key)
                 return
-            _ensure(store, name, self.op, args, kwargs, {}, Metadata(self.what, forms))
+            _ensure(_Entry(store, name, self.what, forms), self.op, args, kwargs, {})
             _loaded[key] = Runner(store.path(f"{name}.so"))
         except Exception as cause:  # torch.export raises errors of many types
             logging.getLogger(__name__).info("%s stays with its original kernel: %s", self.what, cause)
@@ -224,13 +224,20 @@ def _name(what: str, forms: Form, cfg: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Metadata:
-    """What is stored beside a library: the operator and the form of its inputs."""
+class _Entry:
+    """A library in the store, and what is stored beside it: the operator and the form of its inputs."""
 
+    store: Store
+    name: str
     what: str
     forms: Form
 
-    def text(self) -> str:
+    @property
+    def is_stored(self) -> bool:
+        """Return whether the store has the library and its metadata."""
+        return all(self.store.find(f"{self.name}{ending}") is not None for ending in (".json", ".so"))
+
+    def metadata(self) -> str:
         """Return the metadata as JSON."""
         args, kwargs = self.forms
         inputs = {**{str(k): _shown(form) for k, form in enumerate(args)}, **{k: _shown(form) for k, form in kwargs}}
@@ -246,28 +253,18 @@ def _shown(form: Any) -> Any:
 
 
 def _ensure(
-    store: Store,
-    name: str,
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    facts: Metadata,
+    entry: _Entry, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Store the library and its metadata unless they are there; of several processes, one compiles."""
-    if _is_stored(store, name):
+    if entry.is_stored:
         return
-    with exclusive(store.path(f"{name}.lock"), LONGEST_BUILD):
-        if _is_stored(store, name):
+    with exclusive(entry.store.path(f"{entry.name}.lock"), LONGEST_BUILD):
+        if entry.is_stored:
             return
         program = torch.export.export(_Call(f), tuple(args), dict(kwargs), strict=False)
         library = build(program, (), {}, {**options, "aot_constants": "embedded"})
-        store.write(f"{name}.so", library.path.read_bytes())
-        store.write(f"{name}.json", facts.text().encode())
-
-
-def _is_stored(store: Store, name: str) -> bool:
-    return store.find(f"{name}.json") is not None and store.find(f"{name}.so") is not None
+        entry.store.write(f"{entry.name}.so", library.path.read_bytes())
+        entry.store.write(f"{entry.name}.json", entry.metadata().encode())
 
 
 class _Call(torch.nn.Module):

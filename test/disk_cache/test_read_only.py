@@ -79,7 +79,7 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
         built = cpp.load(SOURCE % 41, cfg)
     assert built.path.startswith(str(read_only))
     folders.usable_folder.cache_clear()
-    monkeypatch.setattr(cpp, "_failure", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(cpp, "failure", lambda *_: pytest.fail("built again"))
     with pytest.warns(CacheFolderWarning):
         assert cpp.load(SOURCE % 41, cfg).path == built.path
 

@@ -61,19 +61,17 @@ class Calls:
         shim = shim_of(op)
         if shim is not None and not any(isinstance(x, complex) for _, x in given):
             self.shims[shim.name] = shim
-            self._shim(w, values, s, op, shim, given)
+            self._shim(w, values, s, shim, given)
         else:
             _dispatched(w, values, s, op, given, self.types)
 
-    def _shim(
-        self, w: Lines, values: Values, s: Extern, op: torch._ops.OpOverload, shim: Shim, given: list[tuple[Any, Any]]
-    ) -> None:
+    def _shim(self, w: Lines, values: Values, s: Extern, shim: Shim, given: list[tuple[Any, Any]]) -> None:
         first = [x for x in given if x[0].is_out]
         ordered = [*first, *(x for x in given if not x[0].is_out)]
         parameters = [text for a, x in ordered for text in values.parameters(x, argument_type(a))]
         results = [] if first else [f"t_{o}.out()" if o else None for o in s.outs]
         unused = [r if r is not None else values.local("Tensor @;") + ".out()" for r in results]
-        w.add(f"check({shim.name}({', '.join([*parameters, *unused])}), {quoted(op._schema.name)});")
+        w.add(f"check({shim.name}({', '.join([*parameters, *unused])}), {quoted(s.target._schema.name)});")
 
     def _item(self, w: Lines, values: Values, s: Extern) -> None:
         (source,) = s.args
