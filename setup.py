@@ -19,7 +19,14 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["altbackend", "altbackend.*"]),
-    package_data={"altbackend": ["py.typed", "runtime/include/altbackend/*.h"]},
+    package_data={
+        "altbackend": [
+            "py.typed",
+            "include/*.h",
+            "runtime/include/altbackend/*.h",
+            "runtime/include/altbackend/aot/*.h",
+        ]
+    },
     install_requires=["torch>=2.11,<2.14", "sympy", "filelock"],
     extras_require={
         "triton": ['triton>=3.6,<3.8; sys_platform == "linux"'],

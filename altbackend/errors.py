@@ -324,3 +324,41 @@ class DebugFolderWarning(AltWarning):
 
 class FallbackWarning(AltWarning):
     """A graph runs with library calls only, because it could not be compiled."""
+
+
+# --- ahead of time ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class BadGraph(AltError):
+    """A program that cannot become a library: its form, or its example inputs."""
+
+    what: str
+    reason: str
+    todo: str
+
+    message: ClassVar[str] = "cannot compile {what} ahead of time: {reason}"
+    action: ClassVar[str] = "{todo}"
+
+
+@dataclass(eq=False, repr=False)
+class BadPackage(AltError):
+    """A package or library that cannot be used here. `path` names it; `reason` says what does not fit."""
+
+    path: str
+    reason: str
+    todo: str
+
+    message: ClassVar[str] = "{path}: {reason}"
+    action: ClassVar[str] = "{todo}"
+
+
+@dataclass(eq=False, repr=False)
+class BadCall(AltError):
+    """A call of a loaded library with arguments that it was not compiled for, or that failed in it."""
+
+    path: str
+    reason: str
+
+    message: ClassVar[str] = "{path}: {reason}"
+    action: ClassVar[str] = "`python -m altbackend aot inspect FILE` shows what the library takes"

@@ -24,6 +24,7 @@ from .compiled.load import Job, bind, bind_deferred
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
 from .errors import Unsupported
+from .fx_passes import constants as weights
 from .fx_passes import devices
 from .graph_cache import lookup
 from .ir.loops import Extern, Program, show_program
@@ -168,8 +169,30 @@ def translate(
 
     `submit` is given each Triton kernel as soon as its text is known, which may be before the others'.
     """
-    frozen = None
     layouts = () if torch_api.guards_layouts() else layouts_of(gm, job)
+    scheduled, frozen = schedule_graph(gm, cfg, trace, job)
+    program = scheduled.program
+    with trace.stage("subgraphs"):
+        inner = subgraphs.compile_subgraphs(
+            program, scheduled.constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("subgraph"))
+        )
+    with trace.stage("codegen"):
+        on_gpu = scheduled.device.type == "cuda"
+        code = _cuda(scheduled, cfg, trace, submit) if on_gpu else _cpu(scheduled, cfg)
+    code = replace(subgraphs.attach(code, inner), layouts=layouts)
+    if frozen is None:
+        return replace(code, main_inputs=tuple(range(len(program.inputs))))
+    return replace(code, weight_prologue=frozen.prologue, main_inputs=frozen.inputs, prologue_inputs=frozen.watched)
+
+
+def schedule_graph(
+    gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job
+) -> tuple[Scheduled, weights.Split | None]:
+    """Return a functional graph as scheduled kernels and library calls, and its split if it has a weight prologue.
+
+    Changes the graph. Raises Unsupported.
+    """
+    frozen = None
     device = device_of(gm)
     cuda = device.type == "cuda"
     if job.kind == "subgraph":
@@ -185,10 +208,6 @@ def translate(
         check(program, cfg)
         if job.kind == "subgraph":
             require_closed(program)
-    with trace.stage("subgraphs"):
-        inner = subgraphs.compile_subgraphs(
-            program, constants, cfg, trace, lambda g, c, t: translate(g, c, t, Job("subgraph"))
-        )
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     ctx = ScheduleContext(read_device(device, cfg.threads), fast_math=cfg.numerics != "eager")
     with trace.stage("schedule"):
@@ -203,14 +222,8 @@ def translate(
         if cuda and cfg.fuse:
             steps = horizontal_fusion.fuse_horizontally(program, kernels, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, steps)), "ir_post_fusion")
-    with trace.stage("codegen"):
-        any_strides = job.kind == "subgraph" or job.any_strides
-        scheduled = Scheduled(program, deps, steps, constants, device, ctx, any_strides)
-        code = _cuda(scheduled, cfg, trace, submit) if cuda else _cpu(scheduled, cfg)
-    code = replace(subgraphs.attach(code, inner), layouts=layouts)
-    if frozen is None:
-        return replace(code, main_inputs=tuple(range(len(program.inputs))))
-    return replace(code, weight_prologue=frozen.prologue, main_inputs=frozen.inputs, prologue_inputs=frozen.watched)
+    any_strides = job.kind == "subgraph" or job.any_strides
+    return Scheduled(program, deps, steps, constants, device, ctx, any_strides), frozen
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
@@ -242,7 +255,7 @@ class Scheduled:
 
 def _cpu(s: Scheduled, cfg: Config) -> Code:
     """Print one C++ library and one host program."""
-    steps = [_step(s, step, n) for n, step in enumerate(s.steps)]
+    steps = launches(s)
     printed = cpu_program.build(s.program, s.deps, steps, cfg, s.any_strides)
     return Code(
         s.device,
@@ -321,6 +334,11 @@ def _show_step(step: horizontal_fusion.Step) -> str:
     if isinstance(step, horizontal_fusion.HorizontalKernel):
         return horizontal_fusion.show(step)
     return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
+
+
+def launches(s: Scheduled) -> list[launch_plan.Step]:
+    """Return the steps of a program on a CPU, with each kernel as the tree from which its C++ is printed."""
+    return [_step(s, step, n) for n, step in enumerate(s.steps)]
 
 
 def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> launch_plan.Step:

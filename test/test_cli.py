@@ -315,7 +315,9 @@ def test_importing_the_package_imports_no_part_of_it() -> None:
 
 
 def test_the_package_names_what_it_has() -> None:
-    assert run_python("import altbackend; print(dir(altbackend))") == "['__version__', 'alt', 'refresh']"
+    assert run_python("import altbackend; print(dir(altbackend))") == (
+        "['__version__', 'alt', 'aot_compile', 'aot_load', 'aot_package', 'check_package', 'refresh']"
+    )
     assert run_python("import altbackend; print(hasattr(altbackend, 'nothing'))") == "False"
 
 

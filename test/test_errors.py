@@ -12,7 +12,10 @@ from altbackend import errors
 from altbackend.errors import (
     AltError,
     BadBundle,
+    BadCall,
+    BadGraph,
     BadOptionValue,
+    BadPackage,
     CacheFolderUnusable,
     CompilerFailed,
     CompilerMissing,
@@ -38,6 +41,9 @@ EXAMPLES: list[AltError] = [
     CacheFolderUnusable("/noexec", "it is mounted noexec"),
     NoRoom("/tmp and /cache", 32),
     BadBundle("kernels.zip", "it is damaged"),
+    BadGraph("the output add", "it is no tuple", "let the graph return a tuple"),
+    BadPackage("model.pt2", "its manifest is damaged", "package the model again"),
+    BadCall("model.so", "dimension 0 of input 0 (x) is 9"),
     SharedStoreUnusable("redis://host:6379", "it does not answer"),
 ]
 

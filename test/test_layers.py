@@ -32,6 +32,8 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "autotune",
         "compiled.subgraphs",
         "pipeline",
+        "aot",
+        "eager",
         "backend entry_point",
         "minify",
         "report",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import cache, demo, doctor, minify, options_table, passes
+from altbackend.cli import aot, cache, demo, doctor, minify, options_table, passes
 
 CACHE_ACTIONS = {
     "stats": "count the compiled graphs and their files",
@@ -26,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
             return demo.run(args.backend, args.model, args.device, args.seconds)
         case "doctor":
             return doctor.run()
+        case "aot":
+            return aot.run(args.action, args)
         case "cache":
             return cache.run(args.action, getattr(args, "file", ""))
         case "minify":
@@ -57,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
         if action in ("export", "import"):
             added.add_argument("file", metavar="FILE")
 
+    _add_aot(commands.add_parser("aot", help="make, show or compare packages for programs without Python"))
+
     shrunk = commands.add_parser("minify", help="shrink a file that compiles a graph and fails")
     shrunk.add_argument("file", metavar="FILE", help="a file that option `repro` had written")
     shrunk.add_argument(
@@ -75,3 +79,18 @@ def parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")
     return top
+
+
+def _add_aot(command: argparse.ArgumentParser) -> None:
+    """Add the actions of the command `aot`."""
+    actions = command.add_subparsers(dest="action", required=True)
+    made = actions.add_parser("compile", help="compile a module or function of a file into a package")
+    made.add_argument("source", metavar="FILE.py:NAME", help="a module, a class without arguments, or a function")
+    made.add_argument("--inputs", required=True, help="shapes: 2x3,4x5:int64; a letter makes a size dynamic: b2x3")
+    made.add_argument("-o", dest="output", required=True, metavar="OUT.pt2", help="the package to write")
+    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the backend")
+    shown = actions.add_parser("inspect", help="print models, inputs, weights; exit status 1 if it cannot run here")
+    shown.add_argument("file", metavar="FILE")
+    compared = actions.add_parser("compare", help="run a package beside eager; exit status 1 if results differ")
+    compared.add_argument("file", metavar="FILE")
+    compared.add_argument("--inputs", default="", help="shapes, as for compile; by default those of the package")

@@ -142,7 +142,7 @@ def load(source: str, cfg: Config | None = None) -> Library:
         text.write_text(source)
         command = [find_compiler(cfg.cxx), *flags(cfg), str(text), "-o", str(built), *_link_flags()]
         units = min(source.count(isa.PIECE), MOST_UNITS)
-        if reason := _failure([command], cfg) if units < 2 else _units_failure(units, text, built, cfg):
+        if reason := failure([command], cfg) if units < 2 else _units_failure(units, text, built, cfg):
             source_path = store.write_text(name.removesuffix(".so") + ".cpp", source)
             command_line = " ".join(command).replace(str(text), source_path).replace(str(built), os.devnull)
             raise CompilerFailed(command_line, reason, source_path)
@@ -185,10 +185,10 @@ def _units_failure(units: int, text: Path, built: Path, cfg: Config) -> str:
         for n, output in enumerate(objects)
     ]
     link = [find_compiler(cfg.cxx), *flags(cfg), *objects, "-o", str(built), *_link_flags()]
-    return _failure(commands, cfg) or _failure([link], cfg)
+    return failure(commands, cfg) or failure([link], cfg)
 
 
-def _failure(commands: Sequence[list[str]], cfg: Config) -> str:
+def failure(commands: Sequence[list[str]], cfg: Config) -> str:
     """Run compilers in the queue of all builds. Return why one failed, as soon as it has, or ""."""
     pool, batch = workers.pool_of(cfg), children.Batch()
     reasons = [pool.submit(functools.partial(_compile, batch, command)) for command in commands]

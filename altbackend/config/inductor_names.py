@@ -67,6 +67,14 @@ def _isa_from_bits(bits: Any) -> str | None:
     return {512: "avx512", 256: "avx2"}.get(bits, "generic")
 
 
+def _path_or_default(value: object) -> Any:
+    return value or None
+
+
+def _constants(value: object) -> str:
+    return "embedded" if value else "external"
+
+
 def _start(value: object) -> Any:
     return "subprocess" if value == "fork" else value
 
@@ -149,6 +157,10 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "pre_grad_fusion_options": Refused(({}, None), "there are no fusion groups; use pre_grad_custom_pass"),
         "post_grad_fusion_options": Refused(({}, None), "there are no fusion groups; use post_grad_custom_post_pass"),
         # build, cache and logs
+        "aot_inductor.output_path": Renamed("aot_output_path", "same meaning", _path_or_default),
+        "aot_inductor.package_constants_in_so": Renamed("aot_constants", "False leaves weights external", _constants),
+        "aot_inductor.use_runtime_constant_folding": Ignored("folding always runs when a library is created"),
+        "aot_inductor.package": Ignored("`altbackend.aot_package` makes packages"),
         "cpp.threads": Renamed("threads", "-1 means 0 (torch's number)", _threads),
         "cpp.simdlen": Renamed("isa", "512 avx512, 256 avx2, any other generic, None auto", _isa_from_bits),
         "cpp.cxx": Renamed("cxx", "the last name of a tuple", _compiler),

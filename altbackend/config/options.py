@@ -139,6 +139,24 @@ class Config:
         "code",
         choices=("auto", "off", "on"),
     )
+    # ahead-of-time libraries
+    aot_isa: str = _option(
+        "auto",
+        "vector instructions of an ahead-of-time library: `auto` takes the widest this machine has, `generic` runs on "
+        "every CPU of the architecture; the library refuses a CPU without them",
+        "runtime",
+        choices=("auto", "avx512", "avx2", "generic"),
+    )
+    aot_constants: str = _option(
+        "embedded",
+        "the place of a library's weights: `embedded` in it, `file` in a mapped file beside it, `external` nowhere: "
+        "the program that loads it binds them",
+        "runtime",
+        choices=("embedded", "file", "external"),
+    )
+    aot_output_path: str = _option(
+        "", "path of the library; empty takes a name from its content, in the cache folder", "runtime"
+    )
     # folders and debugging
     cache_graphs: bool = _option(
         True, "store the code of compiled graphs, so that another process loads it without compiling", "runtime"

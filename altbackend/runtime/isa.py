@@ -15,6 +15,9 @@ ISAS: Final[tuple[Isa, ...]] = get_args(Isa)
 INCLUDE_DIR: Final = Path(__file__).parent / "include"
 """The folder to pass to the compiler with -I; generated code includes <altbackend/cpu.h>."""
 
+INTERFACE_DIR: Final = Path(__file__).parents[1] / "include"
+"""The folder of `altbackend.h`, the C interface of ahead-of-time libraries."""
+
 PIECE: Final = "#if ALT_PIECE("
 """The beginning of each piece of a long generated text, before its number and ")"; see <altbackend/kernel.h>."""
 
@@ -56,6 +59,15 @@ def detect(cpuinfo: Path = Path("/proc/cpuinfo")) -> Isa:
         return best_isa(cpu_flags(cpuinfo.read_text()))
     except OSError:
         return "generic"
+
+
+def required_features(isa: str) -> tuple[str, ...]:
+    """Return the CPU features that code for an instruction set needs, by their names in /proc/cpuinfo."""
+    return (
+        (*_CPU_FLAGS["avx2"], *_CPU_FLAGS["avx512"])
+        if isa == "avx512"
+        else _CPU_FLAGS["avx2" if isa == "avx2" else "generic"]
+    )
 
 
 def flags(isa: str | None = None) -> tuple[str, ...]:

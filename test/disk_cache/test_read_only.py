@@ -79,7 +79,7 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
         built = cpp.load(SOURCE % 41, cfg)
     assert built.path.startswith(str(read_only))
     folders.usable_folder.cache_clear()
-    monkeypatch.setattr(cpp, "_failure", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(cpp, "failure", lambda *_: pytest.fail("built again"))
     with pytest.warns(CacheFolderWarning):
         assert cpp.load(SOURCE % 41, cfg).path == built.path
 
@@ -158,7 +158,7 @@ def f(x):
 def refuse(*_):
     raise AssertionError("compiled")
 if sys.argv[1] == "find":
-    pipeline.translate = cpp._failure = refuse
+    pipeline.translate = cpp.failure = refuse
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.linspace(0, 1, 128).reshape(8, 16)

@@ -120,7 +120,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def forbid() -> None:
         monkeypatch.setattr(pipeline, "translate", refuse)
-        monkeypatch.setattr(cpp, "_failure", refuse)
+        monkeypatch.setattr(cpp, "failure", refuse)
 
     return forbid
 

@@ -30,7 +30,7 @@ Trace.decision = decision
 if sys.argv[1] == "load":
     info = torch.compiler.load_cache_artifacts(open(sys.argv[2], "rb").read())
     assert len(info.altbackend_artifacts) == 5, info  # three compiled graphs and two captured ones
-    cpp._failure = None  # nothing may be compiled
+    cpp.failure = None  # nothing may be compiled
 x = torch.linspace(0, 1, 128).reshape(8, 16).requires_grad_()
 call = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="alt", options={"strict": True, "cache_graphs": True})
 y = call(x)

@@ -92,7 +92,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: Any) -> str:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(cpp, "_failure", refuse)
+    monkeypatch.setattr(cpp, "failure", refuse)
 
 
 @pytest.fixture

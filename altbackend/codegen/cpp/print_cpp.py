@@ -63,8 +63,11 @@ class _CppLines(Lines):
         self.add("}" + tail)
 
 
-def function(f: Function, identifier: str, threshold: int) -> str:
-    """Return the C++ text of one kernel. `threshold`: least work for which it uses several threads."""
+def function(f: Function, identifier: str, threshold: int, torch_threads: bool = False) -> str:
+    """Return the C++ text of one kernel.
+
+    `threshold`: least work for which it uses several threads. `torch_threads`: these are torch's own, else OpenMP's.
+    """
     w = _CppLines()
     params = [
         f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
@@ -78,10 +81,13 @@ def function(f: Function, identifier: str, threshold: int) -> str:
     for p in f.partials:
         _partial_open(w, p)
     heap = _scratch_bytes(f) > STACK_SCRATCH
-    w.add("#pragma omp parallel num_threads(threads) if (threads > 1)")
-    w.open("")
-    w.add("const int thread = omp_get_thread_num();")
-    _share(w, f)
+    if torch_threads:
+        w.open("alt::on_threads(threads, [&](const int thread)")
+    else:
+        w.add("#pragma omp parallel num_threads(threads) if (threads > 1)")
+        w.open("")
+        w.add("const int thread = omp_get_thread_num();")
+    _share(w, f, "threads" if torch_threads else "omp_get_num_threads()")
     for d in f.scratch:
         _declare_scratch(w, d, heap)
     for p in f.partials:
@@ -103,7 +109,7 @@ def function(f: Function, identifier: str, threshold: int) -> str:
             w.close()
     else:
         _block(w, f.body)
-    w.close()
+    w.close(");" if torch_threads else "")
     for p in f.partials:
         _partial_close(w, p)
     w.close()
@@ -154,11 +160,11 @@ def _threads(w: _CppLines, f: Function, threshold: int) -> None:
         w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
 
 
-def _share(w: _CppLines, f: Function) -> None:
-    split = "alt::share({n}, thread, omp_get_num_threads())"
+def _share(w: _CppLines, f: Function, threads: str) -> None:
+    split = f"alt::share({index(f.rows)}, thread, {threads})"
     if f.flat is not None:
-        split = "alt::share_blocks({n}, 64, thread, omp_get_num_threads())"
-    w.add(f"const alt::Share range = {split.format(n=index(f.rows))};")
+        split = f"alt::share_blocks({index(f.rows)}, 64, thread, {threads})"
+    w.add(f"const alt::Share range = {split};")
     w.add("const int64_t begin = range.begin, end = range.end;")
 
 

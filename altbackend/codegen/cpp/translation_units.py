@@ -11,18 +11,24 @@ from collections.abc import Iterable, Sequence
 from ...runtime.isa import PIECE
 
 HEADER = "#include <altbackend/kernel.h>\n"
+LIBRARY_HEADER = "#include <altbackend/aot/parallel.h>\n"
 LONG = 12000  # characters from which a text is divided
 SHORTEST_PART = 6000  # characters
 
 
-def unit(kernels: Sequence[str], segments: Sequence[str]) -> str:
-    """Return the text of functions `static void ...`, and of the segments, which call them."""
+def unit(kernels: Sequence[str], segments: Sequence[str], namespace: str = "") -> str:
+    """Return the text of functions `static void ...`, and of the segments, which call them.
+
+    `namespace`: that of a program in an ahead-of-time library, whose kernels run on torch's threads.
+    """
+    header = [LIBRARY_HEADER, f"namespace {namespace} {{\n"] if namespace else [HEADER]
+    end = [f"}}  // namespace {namespace}\n"] if namespace else []
     if sum(map(len, (*kernels, *segments))) < LONG:
-        return "\n".join([HEADER, *kernels, *segments])
+        return "\n".join([*header, *kernels, *segments, *end])
     kernels = [k.replace("static void", "ALT_KERNEL", 1) for k in kernels]
     declarations = [k[: k.index(")")] + ");" for k in kernels]
     guarded = [f"{PIECE}{n})\n{text}\n#endif" for n, text in enumerate(_parts([*kernels, *segments]))]
-    return "\n".join([HEADER, *declarations, "", *guarded, ""])
+    return "\n".join([*header, *declarations, "", *guarded, "", *end])
 
 
 def _parts(functions: Iterable[str]) -> list[str]:

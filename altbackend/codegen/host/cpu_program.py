@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...config.options import Config
-from ...ir.loops import Extern, Program, View, reads, results_text, unbacked_symbols, writes
+from ...ir.loops import Extern, Program, results_text, unbacked_symbols
 from ...schedule.deps import Deps
 from .debug_file import file_text
 from .launch_plan import Launch, LaunchPlan, Locations, Step, cpp_text, full_view, plan
@@ -53,7 +53,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, any_stride
 def _body(planned: LaunchPlan, cfg: Config, any_strides: bool) -> HostLines:
     w, p, locations = HostLines(), planned.program, planned.locations
     _prologue(w, p, locations, any_strides, cfg.size_asserts)
-    drops = _drops(p, planned.steps)
+    drops = planned.drops()
     segment_of = {numbers[0]: (n, numbers) for n, numbers in enumerate(planned.segments)}
     for k, s in enumerate(planned.steps):
         if isinstance(s, Extern):
@@ -136,20 +136,3 @@ def _extern(w: HostLines, p: Program, locations: Locations, s: Extern) -> None:
                 w.add(f"{o} = ensure_strides({o}, {geometry_text(p, o)})")
             if o in locations.slots:
                 _set_pointer(w, locations, o)
-
-
-def _drops(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
-    """Return for each step the inputs and library results that no later step uses, to free their memory early."""
-    last: dict[str, int] = {}
-    for k, s in enumerate(steps):
-        for b in s.buffers if isinstance(s, Launch) else (*reads(s), *writes(s)):
-            last[b] = k
-    outputs = {o.buffer for o in p.outputs if isinstance(o, View)}
-    results = {o for s in steps if isinstance(s, Extern) and s.out_variant is None for o in s.outs}
-    drops: dict[int, list[str]] = {}
-    for b, k in last.items():
-        if b in outputs or b not in p.buffers or p.buffers[b].kind == "const":
-            continue
-        if p.buffers[b].kind == "input" or b in results:
-            drops.setdefault(k, []).append(b)
-    return drops

@@ -61,6 +61,22 @@ class LaunchPlan:
     locations: Locations
     segments: list[list[int]]
 
+    def drops(self) -> dict[int, list[str]]:
+        """Return for each step the inputs and library results that no later step uses, to free their memory early."""
+        p, last = self.program, dict[str, int]()
+        for k, s in enumerate(self.steps):
+            for b in s.buffers if isinstance(s, Launch) else (*reads(s), *writes(s)):
+                last[b] = k
+        outputs = {o.buffer for o in p.outputs if isinstance(o, View)}
+        results = {o for s in self.steps if isinstance(s, Extern) and s.out_variant is None for o in s.outs}
+        drops: dict[int, list[str]] = {}
+        for b, k in last.items():
+            if b in outputs or b not in p.buffers or p.buffers[b].kind == "const":
+                continue
+            if p.buffers[b].kind == "input" or b in results:
+                drops.setdefault(k, []).append(b)
+        return drops
+
 
 def plan(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> LaunchPlan:
     """Return the launch plan of a program's kernels and library calls."""
@@ -201,8 +217,11 @@ def _segments(steps: Sequence[Step], temporaries: Collection[str]) -> list[list[
     return segments
 
 
-def cpp_text(plan: LaunchPlan, cfg: Config) -> str:
-    """Return the C++ text of all kernels, equal ones once, and of the functions that call each segment's kernels."""
+def cpp_text(plan: LaunchPlan, cfg: Config, namespace: str = "") -> str:
+    """Return the C++ text of all kernels, equal ones once, and of the functions that call each segment's kernels.
+
+    `namespace`: that of the program in an ahead-of-time library; "" for a library that the Python program loads.
+    """
     slots, symbols = plan.locations.slots, plan.locations.symbols
     labels: dict[str, str] = {}
     kernels: list[str] = []
@@ -210,7 +229,7 @@ def cpp_text(plan: LaunchPlan, cfg: Config) -> str:
     for k, s in enumerate(plan.steps):
         if not isinstance(s, Launch):
             continue
-        text = print_cpp.function(s.function, "@", cfg.parallel_threshold)
+        text = print_cpp.function(s.function, "@", cfg.parallel_threshold, torch_threads=bool(namespace))
         label = labels.get(text)
         if label is None:
             label = labels[text] = f"kernel{len(labels)}"
@@ -223,14 +242,19 @@ def cpp_text(plan: LaunchPlan, cfg: Config) -> str:
         if s.function.checks:
             args.append("error")
         calls[k] = f"  {label}({', '.join(args)});"
-    segments = [_segment_text(n, [calls[k] for k in segment]) for n, segment in enumerate(plan.segments)]
-    return translation_units.unit(kernels, segments)
+    head = "" if namespace else 'extern "C" __attribute__((visibility("default")))\n'
+    segments = [_segment_text(head, n, [calls[k] for k in segment]) for n, segment in enumerate(plan.segments)]
+    return translation_units.unit(kernels, segments, namespace)
 
 
-def _segment_text(number: int, calls: Sequence[str]) -> str:
-    head = f'extern "C" __attribute__((visibility("default")))\nvoid segment{number}'
+def segment_head(number: int) -> str:
+    """Return the head of the C++ function that runs a segment."""
+    return f"void segment{number}(void** p, const int64_t* s, int threads, int64_t* error)"
+
+
+def _segment_text(linkage: str, number: int, calls: Sequence[str]) -> str:
     lines = [
-        f"{head}(void** p, const int64_t* s, int threads, int64_t* error) {{",
+        f"{linkage}{segment_head(number)} {{",
         "  (void)s; (void)threads; (void)error;",
         *calls,
         "}\n",

@@ -1,0 +1,134 @@
+"""`altbackend.aot_compile`: a program as a shared library that torch's loaders and C++ servers run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ..compat import torch_api
+from ..compile_pool import libraries
+from ..compile_pool.libraries import Unit, kernel_units
+from ..config.options import Config
+from ..config.resolve import resolve
+from ..debug.trace import Trace
+from ..disk_cache.folders import build_folder
+from ..disk_cache.storage import open_store
+from ..runtime import isa
+from . import text, weights
+from .capture import Captured, capture
+from .programs import Programs, print_programs
+
+_numbers = itertools.count()
+_CONTAINER = "#include <altbackend/aot/c_interface.h>\n"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A built library: its path and the files beside it, and what it was built from."""
+
+    path: Path
+    files: tuple[Path, ...]
+    captured: Captured
+    programs: Programs
+    target: str
+    storage: str
+
+
+def aot_compile(
+    gm: torch.fx.GraphModule | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Compile a program ahead of time and return the path of the library.
+
+    `gm`: an exported program, its `module()`, or a GraphModule that returns a tuple. `args`, `kwargs`: example inputs;
+    an exported program needs none. Raise BadGraph, Unsupported, CompilerMissing, CompilerFailed, or errors of options.
+    """
+    return str(build(gm, args, kwargs or {}, options or {}).path)
+
+
+def build(
+    gm: torch.fx.GraphModule | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Library:
+    """Compile a program to a library, with the facts of its compilation. Raise as `aot_compile`."""
+    asked = resolve(None, options)
+    target = isa.detect() if asked.aot_isa == "auto" else asked.aot_isa
+    # eager's own generator draws random numbers; weights are folded when the library is created
+    cfg = replace(asked, freezing=True, fallback_random=True, cudagraphs=False)
+    trace = Trace(f"library{next(_numbers)}", cfg)
+    with torch_api.without_gc():
+        captured = capture(gm, args, kwargs, cfg)
+        text.specs(captured)  # raises for a tree that has no text, before anything is compiled
+        programs = print_programs(captured, cfg, trace)
+    with trace.stage("build"):
+        library = _built(captured, programs, target, cfg, trace)
+    trace.finish()
+    return library
+
+
+def _built(captured: Captured, programs: Programs, target: str, cfg: Config, trace: Trace) -> Library:
+    block = weights.place([w.tensor for w in captured.weights])
+    literals = weights.place(programs.literals)
+    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target)
+    host = text.model_text(content)
+    trace.artifact("library.cpp", lambda: host, "output_code")
+    units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
+    for name, program in (("main", programs.main), ("fold", programs.fold)):
+        if program is not None and program.has_kernels:
+            trace.artifact(f"kernels_{name}.cpp", lambda p=program: p.kernels, "kernel_code")  # type: ignore[misc]
+            units += kernel_units(name, program.kernels)
+    room = build_folder(open_store(cfg).folder)
+    with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=room) as folder:
+        embedded = Path(folder) / "block"
+        with embedded.open("wb") as file:
+            for part in ((block,) if cfg.aot_constants == "embedded" else ()) + (literals,):
+                for chunk in part.chunks():
+                    file.write(chunk)
+        binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
+    path = _output_path(binary, cfg)
+    _replace(path, binary)
+    files = [path]
+    if cfg.aot_constants == "file" and captured.weights:
+        beside = path.with_name(text.weights_name(block))
+        block.write(beside, header=True)
+        files.append(beside)
+    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants)
+
+
+def _output_path(binary: bytes, cfg: Config) -> Path:
+    """Return the path that the option names, else one by the content in the cache folder."""
+    if cfg.aot_output_path:
+        path = Path(cfg.aot_output_path).expanduser()
+        return path / "model.so" if path.is_dir() else path
+    digest = hashlib.sha256(binary).hexdigest()[:40]
+    return open_store(cfg).folder / "aot" / "libraries" / digest / "model.so"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file by renaming, so that a process which has mapped the old one keeps it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".altbackend-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, 0o755)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

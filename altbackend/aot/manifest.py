@@ -1,0 +1,155 @@
+"""The manifest of a package: what each of its libraries needs, so that a misfit is found before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
+from ..compat.stable_abi import TARGET
+from ..errors import BadPackage
+from ..runtime import isa
+
+NAME = "alt/manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a package. `files`: name -> (bytes, sha256). `program`: the ExportedProgram beside it, or ""."""
+
+    device: str
+    machine: str
+    isa: str
+    features: tuple[str, ...]
+    storage: str
+    files: dict[str, tuple[int, str]]
+    program: str
+    description: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A reason why a model of a package cannot run here, and what to do."""
+
+    model: str
+    reason: str
+    todo: str
+
+    def __str__(self) -> str:
+        return f"model {self.model}: {self.reason}\n  What to do: {self.todo}"
+
+
+def entry(path: Path, files: tuple[Path, ...], target: str, storage: str, description: dict[str, Any]) -> Entry:
+    """Return the entry of a library that was built on this machine for the instruction set `target`."""
+    sizes = {f.name: (f.stat().st_size, digest_of(f)) for f in files}
+    assert path.name in sizes
+    return Entry("cpu", platform.machine(), target, isa.required_features(target), storage, sizes, "", description)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def dumps(models: dict[str, Entry]) -> str:
+    """Return the manifest as JSON; equal entries give equal text."""
+    torch_versions = {"least": ".".join(map(str, TARGET)), "built": torch.__version__}
+    content = {"format": FORMAT, "torch": torch_versions, "models": {k: asdict(m) for k, m in sorted(models.items())}}
+    return json.dumps(content, indent=1, sort_keys=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the manifest of a package. Raise BadPackage."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((n for n in archive.namelist() if n.endswith(EXTRA_FOLDER + NAME)), None)
+            if name is None:
+                others = any(LIBRARY_FOLDER in n for n in archive.namelist())
+                reason = "it has no manifest of altbackend" + (": another compiler has made it" if others else "")
+                raise BadPackage(str(path), reason, "load it with torch's own loader, or package the model again")
+            manifest = json.loads(archive.read(name))
+            _require_form(path, manifest)
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError) as cause:
+        todo = "check the path, or copy or package the file again"
+        raise BadPackage(str(path), f"it is no readable package: {cause}", todo) from cause
+    return dict(manifest)
+
+
+def _require_form(path: Path, manifest: Any) -> None:
+    """Raise BadPackage unless the manifest has the fields that this version reads."""
+    models = manifest.get("models") if isinstance(manifest, dict) else None
+    if isinstance(manifest, dict) and manifest.get("format") not in (None, FORMAT):
+        reason = f"its format is {manifest['format']}, and this version of altbackend reads format {FORMAT}"
+        raise BadPackage(str(path), reason, "use the version that wrote it, or package the model again")
+    needed = {f: t for f, t in Entry.__annotations__.items() if f != "program"}
+    whole = isinstance(models, dict) and all(isinstance(m, dict) and needed.keys() <= m.keys() for m in models.values())
+    if not whole or not models:
+        raise BadPackage(str(path), "its manifest is damaged", "copy or package the file again")
+
+
+def misfits(path: Path, model: str | None = None) -> list[Misfit]:
+    """Return why the models of a package, or one of them, cannot run here. Raise BadPackage for an unreadable one."""
+    manifest = read(path)
+    out: list[Misfit] = []
+    least = tuple(int(n) for n in str(manifest.get("torch", {}).get("least", "0")).split("."))
+    here = tuple(int(n) for n in torch.__version__.split(".")[:2])
+    present = isa.cpu_flags(_cpuinfo())
+    for name, facts in manifest["models"].items():
+        if model not in (None, name):
+            continue
+        if here < least:
+            reason = f"it needs torch {'.'.join(map(str, least))}, and this is torch {torch.__version__}"
+            out.append(Misfit(name, reason, "install a newer torch"))
+        if facts["machine"] != platform.machine():
+            reason = f"it was compiled for {facts['machine']}, and this machine is {platform.machine()}"
+            out.append(Misfit(name, reason, _again(facts)))
+        elif missing := sorted(set(facts["features"]) - present if present else ()):
+            reason = f"it was compiled for {facts['isa']}, and this CPU has no {', '.join(missing)}"
+            out.append(Misfit(name, reason, _again(facts)))
+        out += _damaged(path, name, facts)
+    return out
+
+
+def _again(facts: dict[str, Any]) -> str:
+    here = "altbackend.aot_load(path, recompile=True)" if facts.get("program") else "compile it on this machine"
+    return f"{here}; or package it with options={{'aot_isa': 'generic'}}"
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+
+
+def _damaged(path: Path, model: str, facts: dict[str, Any]) -> list[Misfit]:
+    """Return the files of a model that the package lacks or that differ from the manifest."""
+    out = []
+    with zipfile.ZipFile(path) as archive:
+        names = {n.partition("/")[2]: n for n in archive.namelist()}
+        for file, (size, digest) in facts["files"].items():
+            stored = names.get(f"{LIBRARY_FOLDER}{model}/{file}")
+            reason = "is missing" if stored is None else ""
+            if stored is not None:
+                try:
+                    content = archive.read(stored)
+                    reason = (
+                        "is damaged" if (len(content), hashlib.sha256(content).hexdigest()) != (size, digest) else ""
+                    )
+                except (zipfile.BadZipFile, OSError, EOFError) as cause:
+                    reason = f"is damaged: {cause}"
+            if reason:
+                out.append(Misfit(model, f"its file {file} {reason}", "copy or package the file again"))
+    return out

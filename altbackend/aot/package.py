@@ -1,0 +1,92 @@
+"""`altbackend.aot_package`: libraries of one or several models in a `.pt2` that torch's loaders and ours read."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ..compat import pt2
+from ..errors import BadGraph
+from . import manifest, text
+from .compile import Library, build
+
+PROGRAMS = "alt/programs/"
+
+
+def aot_package(
+    path: str | os.PathLike[str],
+    models: ExportedProgram | Mapping[str, ExportedProgram],
+    *,
+    options: Mapping[str, Any] | None = None,
+    share_weights: bool = False,
+    programs: bool = True,
+) -> str:
+    """Compile exported programs into a package and return its path.
+
+    `models`: one program, then called "model", or several by name. `share_weights`: weights of one storage lie in the
+    package once, and the loader binds them to every model (`aot_load`, or torch's `load_pt2` with
+    `load_weights_from_disk=True`). `programs`: also keep each ExportedProgram, so that a machine for which no library
+    fits can compile it. Raise as `aot_compile`.
+    """
+    named = {"model": models} if isinstance(models, ExportedProgram) else dict(models)
+    wrong = [name for name, program in named.items() if not isinstance(program, ExportedProgram)]
+    if wrong or not named:
+        raise BadGraph(f"the models {wrong}", "a package holds exported programs", "pass torch.export.export(...)")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".altbackend-", dir=target.parent) as folder:
+        made = {name: _library(name, p, Path(folder), options or {}, share_weights) for name, p in named.items()}
+        whole = Path(folder) / "package.pt2"
+        _write(whole, named, made, share_weights, programs)
+        os.replace(whole, target)
+    return str(target)
+
+
+def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping[str, Any], share: bool) -> Library:
+    own = folder / name
+    own.mkdir(parents=True)
+    placed = {**options, "aot_output_path": str(own / "model.wrapper.so")}
+    return build(program, (), {}, {**placed, "aot_constants": "external"} if share else placed)
+
+
+def _write(
+    path: Path, models: Mapping[str, ExportedProgram], made: Mapping[str, Library], share: bool, programs: bool
+) -> None:
+    entries = {name: _entry(name, library, programs) for name, library in made.items()}
+    files = {name: [*map(str, library.files), str(_metadata(library))] for name, library in made.items()}
+    shared = {name: {w.name: w.tensor for w in library.captured.weights} for name, library in made.items()}
+    pt2.write_package(path, files, shared if share else {}, {manifest.NAME: manifest.dumps(entries)})
+    if programs:
+        _append_programs(path, models)
+
+
+def _entry(name: str, library: Library, programs: bool) -> manifest.Entry:
+    description = text.describe(library.captured, library.programs)
+    made = manifest.entry(library.path, library.files, library.target, library.storage, description)
+    return replace(made, program=f"{PROGRAMS}{name}.pt2" if programs else "")
+
+
+def _metadata(library: Library) -> Path:
+    """Write what torch's loader reads: the device of the library."""
+    path = library.path.with_name("model.wrapper_metadata.json")
+    path.write_text('{"AOTI_DEVICE_KEY": "cpu"}\n')
+    return path
+
+
+def _append_programs(path: Path, models: Mapping[str, ExportedProgram]) -> None:
+    """Add the exported programs as files that torch's loaders leave alone."""
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        root = archive.namelist()[0].split("/")[0]
+        for name, program in models.items():
+            saved = io.BytesIO()
+            torch.export.save(program, saved)
+            archive.writestr(zipfile.ZipInfo(f"{root}/{PROGRAMS}{name}.pt2"), saved.getvalue())

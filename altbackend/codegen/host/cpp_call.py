@@ -1,0 +1,210 @@
+"""Print a library call as C++: a function of torch's stable ABI where there is one, else the dispatcher."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, MutableMapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...compat.stable_abi import Shim, argument_type, shim_of
+from ...errors import Unsupported
+from ...ir.loops import Extern, HostNumber
+from ...runtime import checks
+from ...runtime import ops as runtime_ops
+from ..lines import Lines
+from .cpp_numbers import CTYPES, Kind, translate
+from .cpp_values import Values, dtype_text, int64, ints, named, quoted
+from .launch_plan import LaunchPlan, full_view
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_ITEM_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+
+
+@dataclass
+class Calls:
+    """The library calls of a program: the functions that they need, and the types of the numbers that they give."""
+
+    planned: LaunchPlan
+    types: MutableMapping[str, Kind]
+    shims: dict[str, Shim] = field(default_factory=dict)
+
+    def declarations(self) -> list[str]:
+        """Return the declarations of the called functions, in a fixed order."""
+        return [self.shims[name].declaration for name in sorted(self.shims)]
+
+    def print(self, w: Lines, s: Extern, target: Any) -> None:
+        """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
+        values = Values(self.planned, w, self.types, s)
+        if target is _ITEM:
+            self._item(w, values, s)
+        elif isinstance(target, torch._ops.OpOverload):
+            self._operator(w, values, s, target)
+        elif isinstance(target, types.FunctionType) and target in _OWN:
+            _OWN[target](w, values, s)
+        else:
+            raise values.refuse(f"`{getattr(target, '__name__', target)}`, which runs Python,")
+
+    def _operator(self, w: Lines, values: Values, s: Extern, op: torch._ops.OpOverload) -> None:
+        given = _arguments(self.planned, s, op)
+        shim = shim_of(op)
+        if shim is not None and not any(isinstance(x, complex) for _, x in given):
+            self.shims[shim.name] = shim
+            self._shim(w, values, s, shim, given)
+        else:
+            _dispatched(w, values, s, op, given, self.types)
+
+    def _shim(self, w: Lines, values: Values, s: Extern, shim: Shim, given: list[tuple[Any, Any]]) -> None:
+        first = [x for x in given if x[0].is_out]
+        ordered = [*first, *(x for x in given if not x[0].is_out)]
+        parameters = [text for a, x in ordered for text in values.parameters(x, argument_type(a))]
+        results = [] if first else [f"t_{o}.out()" if o else None for o in s.outs]
+        unused = [r if r is not None else values.local("Tensor @;") + ".out()" for r in results]
+        w.add(f"check({shim.name}({', '.join([*parameters, *unused])}), {quoted(s.target._schema.name)});")
+
+    def _item(self, w: Lines, values: Values, s: Extern) -> None:
+        (source,) = s.args
+        name = s.outs[0]
+        dtype = source.dtype or self.planned.program.buffers[source.buffer].dtype
+        if dtype not in _ITEM_TYPES:
+            raise values.refuse(f"the number of a tensor of {dtype}")
+        read = str(dtype).removeprefix("torch.")
+        if name is not None:
+            kind: Kind = "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
+            self.types[name] = kind
+            w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
+
+
+def result_kinds(s: Extern) -> dict[str, Kind]:
+    """Return the numbers that a call gives, with their types as far as the operator's schema says them."""
+    kinds: dict[str, Kind] = dict.fromkeys(s.defines, "int")
+    if isinstance(s.target, torch._ops.OpOverload) and s.target is not _ITEM and not s.lists:
+        for o, r in zip(s.outs, s.target._schema.returns, strict=False):
+            if o in kinds and argument_type(r) in ("float", "bool"):
+                kinds[o] = "float" if argument_type(r) == "float" else "bool"
+    return kinds
+
+
+def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> list[tuple[Any, Any]]:
+    """Return every argument of the schema with its value, defaults included, in order."""
+    named_values, pairs = dict(s.kwargs), list[tuple[Any, Any]]()
+    position = 0
+    for a in op._schema.arguments:
+        if a.is_out and op is s.out_variant:
+            assert s.outs[0] is not None
+            pairs.append((a, full_view(planned.program, s.outs[0])))
+        elif a.name in named_values:
+            pairs.append((a, named_values[a.name]))
+        elif not a.kwarg_only and position < len(s.args):
+            pairs.append((a, s.args[position]))
+            position += 1
+        elif a.has_default_value():
+            pairs.append((a, a.default_value))
+        else:
+            raise Unsupported(named(s), f"the call lacks the argument {a.name}")
+    return pairs
+
+
+def _dispatched(
+    w: Lines,
+    values: Values,
+    s: Extern,
+    op: torch._ops.OpOverload,
+    given: list[tuple[Any, Any]],
+    kinds: MutableMapping[str, Kind],
+) -> None:
+    """Print a call through the dispatcher; its results lie on the stack."""
+    stack = [values.on_stack(x, a.real_type) for a, x in given]
+    returns = op._schema.returns
+    room = [*stack, *["0"] * max(0, len(returns) - len(stack))] or ["0"]
+    name = values.local(f"StableIValue @[] = {{{', '.join(room)}}};")
+    overload = "" if op._overloadname == "default" else op._overloadname
+    w.add(f"call({quoted(op._schema.name)}, {quoted(overload)}, {name});")
+    names = list(s.outs)
+    for k, r in enumerate(returns):
+        kind = argument_type(r)
+        item = f"{name}[{k}]"
+        if kind == "List[Tensor]":
+            count = len(names) if len(returns) == 1 else next(n for at, n in s.lists if at == len(s.outs) - len(names))
+            made = values.local(f"std::vector<Tensor> @ = tensors_from({item});")
+            for j, o in enumerate(names[:count]):
+                if o is not None:
+                    w.add(f"t_{o} = std::move({made}.at({j}));")
+            del names[:count]
+            continue
+        o = names.pop(0) if names else None
+        match kind:
+            case "Tensor" | "Optional[Tensor]":
+                convert = "tensor_from" if kind == "Tensor" else "optional_tensor_from"
+                target = f"t_{o}" if o is not None else values.local("Tensor @;")
+                w.add(f"{target} = {convert}({item});")
+            case "int" | "float" | "bool":
+                if o is not None:
+                    w.add(f"{o} = from_stack<{CTYPES[kinds.get(o, 'int')]}>({item});")
+            case _:
+                raise values.refuse(f"a result of type {kind}")
+
+
+# --- functions of this package's runtime -----------------------------------------------------------------------------
+
+
+def _as_strided(w: Lines, values: Values, s: Extern) -> None:
+    source, sizes, strides, offset = s.args
+    w.add(f"t_{s.outs[0]} = as_strided({values.handle(source)}, {ints(sizes)}, {ints(strides)}, {int64(offset)});")
+
+
+def _strided_copy(w: Lines, values: Values, s: Extern) -> None:
+    source, strides = s.args
+    w.add(f"t_{s.outs[0]} = strided_copy({values.handle(source)}, {ints(strides)});")
+
+
+def _require(w: Lines, values: Values, s: Extern) -> None:
+    holds, message = s.args
+    text = translate(str(holds), values.types)[0] if isinstance(holds, HostNumber) else str(bool(holds)).lower()
+    w.add(f"py::require({text}, {quoted(str(message))});")
+
+
+_OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
+    runtime_ops.as_strided: _as_strided,
+    runtime_ops.strided_copy: _strided_copy,
+    checks.require: _require,
+    checks.require_index: _require,
+}
+
+
+def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
+    """Print the checks of those results that are used: sizes as traced, and the strides that kernels expect."""
+    p = planned.program
+    for o in s.outs:
+        if o is None or o not in p.buffers or o not in used:
+            continue
+        b = p.buffers[o]
+        geometry = f"{ints(b.sizes)}, {ints(b.strides)}"
+        name = quoted(str(s.target))
+        if foreign:
+            w.add(f"t_{o} = promised(std::move(t_{o}), {name}, {dtype_text(b.dtype)}, {geometry});")
+        elif b.sizes and not s.aliases:  # a view has the traced strides, and must stay a view
+            w.add(f"t_{o} = with_strides(std::move(t_{o}), {name}, {geometry});")
+
+
+def late_numbers(s: Extern, kinds: MutableMapping[str, Kind]) -> list[str]:
+    """Return the lines that compute the numbers a call defines, and that check what later code relies on."""
+    lines = [f"{name} = {translate(text, {**kinds, **_buffers(s)})[0]};" for name, text in s.binds]
+    for condition, message in s.requires:
+        lines.append(f"py::require({translate(condition, kinds)[0]}, {quoted(message)});")
+    return lines
+
+
+def _buffers(s: Extern) -> dict[str, Kind]:
+    return {o: "tensor" for o in s.outs if o is not None and o not in s.defines}

@@ -1,0 +1,110 @@
+"""Builds of ahead-of-time libraries: objects by their content from the store, or compiled side by side, and linked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..compat import stable_abi, torch_api
+from ..config.options import Config
+from ..disk_cache.folders import build_folder
+from ..disk_cache.storage import open_store
+from ..errors import CompilerFailed
+from ..runtime import isa
+from . import cpp
+
+# The host program only moves pointers, so the compiler need not work hard on it.
+_HOST = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
+_KERNELS = ("-fwrapv", "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-w")
+# templates of the C++ library would be visible otherwise
+_EXPORTS = "{ global: AOTInductor*; altbackend_*; local: *; };\n"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One translation unit. `kernels`: it has loops, and no calls of torch. `piece`: (number, count) of a long text."""
+
+    name: str
+    text: str
+    kernels: bool
+    piece: tuple[int, int] = (0, 1)
+
+
+def kernel_units(name: str, text: str) -> list[Unit]:
+    """Return the units of a text of kernels, several for a long one."""
+    count = max(1, min(text.count(isa.PIECE), cpp.MOST_UNITS))
+    return [Unit(f"{name}{n}", text, True, (n, count)) for n in range(count)]
+
+
+def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Config) -> bytes:
+    """Return a library of the units and of a file that it embeds. `block`: assembler for a path `@`, and the file.
+
+    Raise CompilerMissing or CompilerFailed.
+    """
+    compiler, store = cpp.find_compiler(cfg.cxx), open_store(cfg)
+    with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=build_folder(store.folder)) as name:
+        folder = Path(name)
+        commands: dict[str, list[str]] = {}
+        objects: list[Path] = []
+        for unit in units:
+            objects.append(folder / f"{unit.name}.o")
+            stored = store.find(_stored_name(unit, target, cfg))
+            if stored is not None:
+                objects[-1].write_bytes(stored.content)
+                continue
+            source = folder / f"{unit.name}.cpp"
+            source.write_text(unit.text)
+            commands[unit.name] = [compiler, *_flags(unit, target), "-c", str(source), "-o", str(objects[-1])]
+        assembler, content = block
+        (folder / "block.S").write_text(assembler.replace("@", str(content)))
+        objects.append(folder / "block.o")
+        commands["block"] = [compiler, "-c", str(folder / "block.S"), "-o", str(objects[-1])]
+        _run(list(commands.values()), cfg)
+        for unit in units:
+            if unit.name in commands:
+                with contextlib.suppress(OSError):
+                    store.write(_stored_name(unit, target, cfg), (folder / f"{unit.name}.o").read_bytes())
+        built = folder / "library.so"
+        (folder / "exports").write_text(_EXPORTS)
+        torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", f"-Wl,--version-script={folder}/exports"]
+        _run([[compiler, "-shared", *map(str, objects), "-o", str(built), *torch_library]], cfg)
+        return built.read_bytes()
+
+
+def _flags(unit: Unit, target: str) -> tuple[str, ...]:
+    include = f"-I{isa.INCLUDE_DIR}"
+    if not unit.kernels:
+        return (*_HOST, stable_abi.TARGET_FLAG, include, f"-I{stable_abi.INCLUDE}")
+    float8 = () if torch_api.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
+    number, count = unit.piece
+    pieces = (f"-DALT_UNITS={count}", f"-DALT_UNIT={number}") if count > 1 else ()
+    return (*isa.flags(target), *_KERNELS, *float8, *pieces, include)
+
+
+@functools.cache
+def _headers() -> str:
+    digest = hashlib.sha256()
+    for header in sorted([*isa.INCLUDE_DIR.rglob("*.h"), *isa.INTERFACE_DIR.glob("*.h")]):
+        digest.update(header.read_bytes())
+    return digest.hexdigest()
+
+
+def _stored_name(unit: Unit, target: str, cfg: Config) -> str:
+    """Return the name of a unit's object in the store, by all that determines it."""
+    version = torch.__version__ if not unit.kernels else ""
+    flags = [f for f in _flags(unit, target) if not f.startswith("-I")]
+    parts = [unit.text, *flags, _headers(), cpp.compiler_version(cpp.find_compiler(cfg.cxx)), version]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+    return f"aot/{digest[:2]}/{digest}.o"
+
+
+def _run(commands: list[list[str]], cfg: Config) -> None:
+    if commands and (reason := cpp.failure(commands, cfg)):
+        raise CompilerFailed(" ".join(commands[0]), reason, "")
