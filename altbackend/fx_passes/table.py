@@ -16,6 +16,7 @@ from . import (
     pad_matmul,
     patchify,
     random,
+    reinplace,
     shared_input,
     simplify,
     statistics,
@@ -52,6 +53,14 @@ def freezes_with_onednn(ctx: Context) -> bool:
     """Return whether oneDNN is available and weights can be joined or packed once."""
     return has_onednn(ctx) and freezes(ctx)
 
+
+# Passes that other stages rely on: the option `disabled_passes` cannot name them.
+REQUIRED = frozenset(
+    (
+        *("fake values", "record result strides", "record result layouts", "restore result layouts"),
+        *("random", "dropout", "checkpointed random", "dead code", "constants first"),
+    )
+)
 
 P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
@@ -135,5 +144,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
+    # after it, inputs are written where the graph updates them
+    Pass(
+        "re-inplacing", P.LAST, BOTH, ANY, reinplace.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "updated inputs", "written in place", "{}"),
+    ),
 )
 # fmt: on
