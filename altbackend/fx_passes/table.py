@@ -7,11 +7,13 @@ from . import (
     addcdiv,
     attention_mask,
     channels_last,
+    conv1d,
     conv_bias,
     conv_bn,
     depthwise,
     housekeeping,
     onednn,
+    onednn_epilogues,
     output_layouts,
     pad_matmul,
     patchify,
@@ -123,8 +125,12 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
     ),
     Pass(
+        "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,
+        decision=(DecisionKind.LAYOUT, "convolutions of sequences", "as images of one row", "{}"),
+    ),
+    Pass(
         "channels last", P.INFERENCE, BOTH, ANY, channels_last.run, when=prefers_channels_last,
-        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D floats with static shapes"),
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "{} copies of inputs"),
     ),
     Pass(
         "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
@@ -136,6 +142,10 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
     ),
     Pass("oneDNN", P.INFERENCE, CPU, ANY, onednn.run, when=has_onednn),
+    Pass(
+        "oneDNN epilogues", P.INFERENCE, CPU, FAST, onednn_epilogues.run, when=has_onednn,
+        decision=(DecisionKind.FUSION, "oneDNN calls", "with epilogues", "{} operators after them"),
+    ),
     Pass(
         "pad matmuls", P.INFERENCE, GPU, ANY, pad_matmul.run,
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
