@@ -1,8 +1,8 @@
 """Time oneDNN calls with fused epilogues beside the same calls followed by a generated kernel, on this CPU.
 
-    python -m benchmarks.onednn [--rounds 15] [--kinds linear,conv2d] [--write]
+    python -m benchmarks.onednn [--rounds 15] [--threads 1] [--kinds linear,conv2d] [--write]
 
-A row is one kind of call, dtype and epilogue: microseconds without and with fusion (medians of alternating rounds), and
+A row is one kind of call, dtype and epilogue: microseconds without and with fusion (the least of alternating rounds, which other processes disturb least), and
 their quotient. `--write` replaces benchmarks/results/onednn.md. Rows whose fusion does not pay in either dtype belong
 into `UNPROFITABLE` of altbackend/fx_passes/onednn_epilogues.py.
 """
@@ -10,7 +10,6 @@ into `UNPROFITABLE` of altbackend/fx_passes/onednn_epilogues.py.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ def measure(kind: str, dtype: torch.dtype, name: str, rounds: int) -> Row:
     model = Layer(layer, BINARY[name] if binary else UNARY[name], binary)
     calls = [compiled(model, fused, (x, other)) for fused in (False, True)]
     times = [[seconds_of(call) for call in calls] for _ in range(rounds)]
-    separate, fused = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
+    separate, fused = (min(column) * 1e6 for column in zip(*times, strict=True))
     return Row(kind, str(dtype).removeprefix("torch."), name, separate, fused)
 
 
@@ -127,7 +126,7 @@ def page(rows: list[Row]) -> str:
     intro = (
         "# oneDNN calls with epilogues\n\n"
         f"`python -m benchmarks.onednn --write` on {where}, torch {torch.__version__}.\n"
-        "Separate: the call, then a generated kernel. Medians of alternating rounds.\n\n"
+        "Separate: the call, then a generated kernel. The least of alternating rounds.\n\n"
     )
     return intro + head + "\n".join(r.text for r in rows) + "\n"
 
@@ -138,7 +137,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     rows: list[Row] = []
     with torch.no_grad():
         for kind in args.kinds.split(","):

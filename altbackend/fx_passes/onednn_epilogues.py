@@ -1,6 +1,8 @@
 """CPU inference: fuse what follows a linear or a convolution into its oneDNN call.
 
-    relu(conv(x)) -> conv(x, "relu")    conv(x) + y -> conv(x, y, "add")    relu(conv(x) + y) -> conv(x, y, "add", "relu")
+    relu(conv(x))     -> conv(x, "relu")
+    conv(x) + y       -> conv(x, y, "add")
+    relu(conv(x) + y) -> conv(x, y, "add", "relu")
 
 Where `y` has no later reader, oneDNN accumulates into its memory. The activation sees the unrounded result, so a fused
 16-bit call rounds once. oneDNN's comparisons drop NaN (relu(NaN) = 0), and its functions have other last bits, so
