@@ -2,9 +2,9 @@
 
     python -m benchmarks.onednn [--rounds 15] [--threads 1] [--kinds linear,conv2d] [--write]
 
-A row is one kind of call, dtype and epilogue: microseconds without and with fusion (the least of alternating rounds, which other processes disturb least), and
-their quotient. `--write` replaces benchmarks/results/onednn.md. Rows whose fusion does not pay in either dtype belong
-into `UNPROFITABLE` of altbackend/fx_passes/onednn_epilogues.py.
+A row is one kind of call, dtype and epilogue: microseconds without and with fusion, and their quotient. Times are the
+least of alternating rounds, which other processes disturb least. `--write` replaces benchmarks/results/onednn.md. Rows
+whose fusion does not pay in either dtype belong into `UNPROFITABLE` of altbackend/fx_passes/onednn_epilogues.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from ..debug.trace import DecisionKind
 from . import (
     addcdiv,
     attention_mask,
+    binary_folding,
     channels_last,
     conv1d,
     conv_bias,
@@ -120,6 +121,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
+    Pass(
+        "binary folding", P.INFERENCE, BOTH, FAST, binary_folding.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "arithmetic with constants", "folded", "{} operators into products"),
+    ),
     Pass(
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
