@@ -18,10 +18,12 @@ from . import (
     output_layouts,
     pad_matmul,
     patchify,
+    permutations,
     random,
     reinplace,
     shared_input,
     simplify,
+    small_products,
     statistics,
     user,
     wide_products,
@@ -113,6 +115,14 @@ PASSES: tuple[Pass, ...] = (
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
+    Pass(
+        "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,
+        decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
+    ),
+    Pass(
+        "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
+        decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
+    ),
     Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
