@@ -113,11 +113,12 @@ def _unary_of(n: Node | None) -> Unary | None:
 
 
 def _reader(n: Node, kind: str) -> Node | None:
-    """Return the only reader of a call, directly or through a view: a pointwise operator commutes with it."""
+    """Return the only reader of a call, directly or through views: a pointwise operator commutes with them."""
     user = only_user(n)
-    between = aten.view.default if kind == "linear" else aten.squeeze.dim  # of an image that was a sequence
-    if user is not None and is_call(user, between):
-        return only_user(user)
+    # of an image that was a sequence, or an image that became rows
+    between = (aten.view.default, aten.permute.default) if kind == "linear" else (aten.squeeze.dim,)
+    while user is not None and is_call(user, *between):
+        user = only_user(user)
     return user
 
 
@@ -155,8 +156,10 @@ def _operand(n: Node | None, source: Node | None) -> Node | None:
 
 
 def _fuse_binary(gm: GraphModule, n: Node, kind: str, unprofitable: frozenset[tuple[str, str]]) -> int:
-    user = _reader(n, kind)
-    source = only_user(n) if only_user(n) is not user else n
+    user, first = _reader(n, kind), only_user(n)
+    source = n if user is first else first
+    if source is None or (source is not n and is_call(source, aten.permute.default)):
+        return 0
     other = _operand(user, source)
     if user is None or other is None or (kind, _BINARY[user.target]) in unprofitable:
         return 0

@@ -1,6 +1,6 @@
 """Use what is known of a random permutation as an index: its positions are in range, and no two are equal.
 
-    x[randperm(n)] reads without checks; x.index_add(0, randperm(n)[:k], v) stores x[p] + v plainly, without atomics
+x[randperm(n)] reads without checks; x.index_add(0, randperm(n)[:k], v) stores x[p] + v plainly, without atomics
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _select(gm: GraphModule, n: Node) -> int:
     x, dim, index = n.args
     assert isinstance(x, Node)
     rank = val(x).dim()
-    if not rank or not _fits(x, dim % rank, index):  # type: ignore[operator]
+    if not rank or not _fits(x, dim % rank, index):
         return 0
-    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))  # type: ignore[operator, arg-type]
+    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))  # type: ignore[arg-type]
     return _take_over(n, new)
 
 
@@ -79,9 +79,9 @@ def _add(gm: GraphModule, n: Node) -> int:
     x, dim, index, source = n.args
     assert isinstance(x, Node)
     rank = val(x).dim()
-    if not rank or not _fits(x, dim % rank, index) or val(source).dtype != val(x).dtype:  # type: ignore[operator]
+    if not rank or not _fits(x, dim % rank, index) or val(source).dtype != val(x).dtype:
         return 0
-    at = _at(dim % rank, index)  # type: ignore[operator, arg-type]
+    at = _at(dim % rank, index)  # type: ignore[arg-type]
     old = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, at))
     if val(old).shape != val(source).shape:
         return 0

@@ -6,6 +6,7 @@ from ..debug.trace import DecisionKind
 from . import (
     addcdiv,
     attention_mask,
+    batch_linears,
     binary_folding,
     channels_last,
     conv1d,
@@ -19,6 +20,7 @@ from . import (
     pad_matmul,
     patchify,
     permutations,
+    pointwise_convolutions,
     random,
     reinplace,
     shared_input,
@@ -148,6 +150,10 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "{} copies of inputs"),
     ),
     Pass(
+        "pointwise convolutions", P.INFERENCE, BOTH, FAST, pointwise_convolutions.run,
+        decision=(DecisionKind.LAYOUT, "1x1 convolutions", "as matmuls", "{} whose pixels are rows"),
+    ),
+    Pass(
         "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
         decision=(DecisionKind.LAYOUT, "depthwise weights", "channel fastest", "{} for generated kernels"),
     ),
@@ -155,6 +161,14 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "linears of one input", P.INFERENCE, CPU, ANY, shared_input.run, when=freezes_with_onednn,
         decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
+    ),
+    Pass(
+        "linears of one input", P.INFERENCE, GPU, ANY, shared_input.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
+    ),
+    Pass(
+        "batches of linears", P.INFERENCE, GPU, FAST, batch_linears.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "linears of equal sizes", "as one batch", "{} batches"),
     ),
     Pass("oneDNN", P.INFERENCE, CPU, ANY, onednn.run, when=has_onednn),
     Pass(

@@ -19,6 +19,12 @@ T = torch.Tensor
 OPTIONS: dict[str, Any] = {"strict": True, "verify_ir": True}
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN")
 
+
+@pytest.fixture(autouse=True)
+def _small_linears_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "SMALL", 0)
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(24, 16), (6, 24)),
     "linear 3-d": (lambda: nn.Linear(24, 16, bias=False), (2, 3, 24)),
@@ -211,3 +217,12 @@ def test_operands_that_do_not_fit_are_left() -> None:
         with torch.no_grad():
             got, want = torch.compile(model, backend="alt", options=OPTIONS)(x), model(x)
         assert (got - want).float().norm() <= 2 * EPSILON[dtype] * want.float().norm()
+
+
+def test_small_float32_linears_stay_with_aten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    small, large = nn.Linear(64, 64), nn.Linear(1024, 1024)
+    text = check(small.eval(), torch.randn(4, 64), tmp_path / "small")
+    assert "_linear_pointwise" not in text
+    text = check(large.eval(), torch.randn(4, 1024), tmp_path / "large")
+    assert "_linear_pointwise" in text
