@@ -24,7 +24,7 @@ from .compiled.load import Job, bind, bind_deferred
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
 from .errors import Unsupported
-from .fx_passes import devices
+from .fx_passes import constants, devices
 from .graph_cache import lookup
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
@@ -177,7 +177,9 @@ def translate(
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and job.static_inputs:
+            names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
             frozen = fx_passes.inference(gm, job.static_inputs, cfg, trace, "gpu" if cuda else "cpu")
+            _log_frozen(frozen, names, job, trace)
         gm = fx_passes.finish(gm, cfg, trace)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
@@ -211,6 +213,16 @@ def translate(
     if frozen is None:
         return replace(code, main_inputs=tuple(range(len(program.inputs))))
     return replace(code, weight_prologue=frozen.prologue, main_inputs=frozen.inputs, prologue_inputs=frozen.watched)
+
+
+def _log_frozen(frozen: constants.Split | None, names: Sequence[str], job: Job, trace: Trace) -> None:
+    """Offer the graph of the weight prologue to the debug folder, and name the parameters that remain inputs."""
+    if frozen is None:
+        return
+    prologue, kept = frozen.prologue, [names[k] for k in frozen.inputs if k in set(job.static_inputs)]
+    trace.artifact("frozen_graph.txt", lambda: prologue.print_readable(print_output=False), "graph")
+    count = f"{len(job.static_inputs) - len(kept)} of {len(job.static_inputs)} parameters"
+    trace.decision(DecisionKind.FREEZING, count, "folded", f"inputs that remain: {', '.join(kept) or 'none'}")
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:

@@ -1,8 +1,8 @@
 """Rewrite convolutions with a 1x1 kernel as matrix products: y[n, h, w, :] = W x[n, h, w, :].
 
-On a GPU that holds for channels-last images, whose pixels are the rows of a matrix. The product takes an epilogue, and
-its library kernels are better than those of convolutions. On a CPU oneDNN computes both alike, except for images of one
-pixel, where a convolution costs more than a linear.
+The pixels of a channels-last image are the rows of a matrix. On a GPU the product takes an epilogue, and its library
+kernels are better than those of convolutions. On a CPU a call of a linear takes 8 us less than one of a convolution (32
+for 40, 240 channels of 14 x 14 pixels in float32); a convolution stays where oneDNN can accumulate into what is added.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .channels_last import is_channels_last
 from .context import Context
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, insert, is_call, only_user, propagate, val
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
     """Rewrite 1x1 convolutions whose pixels are rows; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten.convolution.default) and _suits(n, ctx.device):
+        if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or not _is_added(n)):
             _rewrite(gm, n)
             count += 1
     return count
 
 
-def _suits(n: Node, device: str) -> bool:
+def _is_added(n: Node) -> bool:
+    user = only_user(n)
+    return is_call(user, aten.add.Tensor) and user is not None and all(isinstance(a, Node) for a in user.args)
+
+
+def _suits(n: Node) -> bool:
     x, w, _, stride, padding, _, transposed, _, groups = n.args
     image, weight = val(x), val(w)
     if transposed or groups != 1 or any(padding) or not image.dtype.is_floating_point or image.dim() < 4:  # type: ignore[arg-type]
@@ -38,7 +43,7 @@ def _suits(n: Node, device: str) -> bool:
         return False
     if all(statically_known_true(s == 1) for s in image.shape[2:]):
         return True
-    return device == "gpu" and all(s == 1 for s in stride) and is_channels_last(image)  # type: ignore[union-attr]
+    return all(s == 1 for s in stride) and is_channels_last(image)  # type: ignore[union-attr]
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:

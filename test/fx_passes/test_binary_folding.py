@@ -158,6 +158,9 @@ def test_batch_normalisation_of_transposed_convolutions_and_linears(kind: str, t
     nn.init.normal_(norm.weight)
     text = check(nn.Sequential(layer, norm, nn.ReLU()).eval(), torch.randn(shape), tmp_path, 1e-5)
     assert "batch normalisation: folded (1 into" in text
+    assert "6 of 6 parameters: folded (inputs that remain: none)" in text
+    (frozen_graph,) = tmp_path.rglob("*frozen_graph.txt")
+    assert "rsqrt" in frozen_graph.read_text()
 
 
 def test_packed_weights_stay_packed() -> None:
