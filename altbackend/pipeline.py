@@ -200,7 +200,9 @@ def schedule_graph(
     with trace.stage("post_grad"):
         gm = fx_passes.post_grad(gm, cfg, trace)
         if job.kind == "inference" and job.static_inputs:
+            names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
             frozen = fx_passes.inference(gm, job.static_inputs, cfg, trace, "gpu" if cuda else "cpu")
+            _log_frozen(frozen, names, job, trace)
         gm = fx_passes.finish(gm, cfg, trace)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
@@ -224,6 +226,16 @@ def schedule_graph(
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, steps)), "ir_post_fusion")
     any_strides = job.kind == "subgraph" or job.any_strides
     return Scheduled(program, deps, steps, constants, device, ctx, any_strides), frozen
+
+
+def _log_frozen(frozen: weights.Split | None, names: Sequence[str], job: Job, trace: Trace) -> None:
+    """Offer the graph of the weight prologue to the debug folder, and name the parameters that remain inputs."""
+    if frozen is None:
+        return
+    prologue, kept = frozen.prologue, [names[k] for k in frozen.inputs if k in set(job.static_inputs)]
+    trace.artifact("frozen_graph.txt", lambda: prologue.print_readable(print_output=False), "graph")
+    count = f"{len(job.static_inputs) - len(kept)} of {len(job.static_inputs)} parameters"
+    trace.decision(DecisionKind.FREEZING, count, "folded", f"inputs that remain: {', '.join(kept) or 'none'}")
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,3 +24,30 @@ def writes(n: Node) -> bool:
 def is_write_back(n: Node) -> bool:
     """Return whether a node is the `copy_` with which a functional graph writes a result to an input."""
     return n.target is torch.ops.aten.copy_.default
+
+
+aten = torch.ops.aten
+
+# Operators that return their first argument with some elements replaced, and the operators that write it instead.
+IN_PLACE: Mapping[Any, Any] = MappingProxyType(
+    {
+        aten.index_put.default: aten.index_put_.default,
+        aten._unsafe_index_put.default: aten.index_put_.default,
+        aten.index_copy.default: aten.index_copy_.default,
+        aten.index_add.default: aten.index_add_.default,
+        aten.scatter.src: aten.scatter_.src,
+        aten.scatter.value: aten.scatter_.value,
+        aten.scatter_add.default: aten.scatter_add_.default,
+        aten.scatter_reduce.two: aten.scatter_reduce_.two,
+        aten.index_reduce.default: aten.index_reduce_.default,
+    }
+)
+
+# Operators that return their first argument with a view replaced by the second argument, and the view.
+VIEW_REPLACED: Mapping[Any, Any] = MappingProxyType(
+    {
+        aten.select_scatter.default: aten.select.int,
+        aten.slice_scatter.default: aten.slice.Tensor,
+        aten.diagonal_scatter.default: aten.diagonal.default,
+    }
+)

@@ -95,6 +95,9 @@ class Config:
         "Dynamo's guards check those of the function's own inputs anyway",
         "code",
     )
+    disabled_passes: str = _option(
+        "", "names of graph passes to leave out, separated by commas; `python -m altbackend passes` lists them", "code"
+    )
     channels_last: bool = _option(True, "let convolutions run channels-last where that is faster", "code")
     # CPU kernels
     parallel_threshold: int = _option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
@@ -10,20 +11,37 @@ from torch.fx import GraphModule
 
 from ..config.options import Config
 from ..debug.trace import Trace
+from ..errors import BadOptionValue
 from . import constants, table, verify
 from .context import Context, Phase
 
 
 def run_phase(phase: Phase, gm: GraphModule, ctx: Context, without: Collection[str] = ()) -> None:
     """Run the passes of a phase in order, in place; `without` names passes to leave out."""
+    disabled = disabled_passes(ctx.config)
     for row in table.PASSES:
-        if row.phase is not phase or row.name in without or not row.applies(ctx):
+        if row.phase is not phase or row.name in without or row.name in disabled or not row.applies(ctx):
             continue
         with _verified(gm, ctx, row.name) if row.preserves else contextlib.nullcontext():
             count = row.run(gm, ctx)
         if row.decision is not None and count:
             kind, subject, verdict, reason = row.decision
             ctx.trace.decision(kind, subject, verdict, reason.format(count))
+
+
+@functools.cache
+def _optional() -> frozenset[str]:
+    """Return the names of the passes that may be left out: those that change speed or memory alone."""
+    return frozenset(row.name for row in table.PASSES if row.name not in table.REQUIRED)
+
+
+def disabled_passes(cfg: Config) -> frozenset[str]:
+    """Return the names in the option `disabled_passes`. Raises BadOptionValue for a name that no optional pass has."""
+    names = frozenset(name.strip() for name in cfg.disabled_passes.split(",")) - {""}
+    if unknown := sorted(names - _optional()):
+        known = ", ".join(sorted(_optional()))
+        raise BadOptionValue("disabled_passes", ", ".join(unknown), f"it names passes among: {known}")
+    return names
 
 
 @contextlib.contextmanager

@@ -1,19 +1,29 @@
-"""Run convolutions channels-last: the input of the first convolution is copied once, and the layout propagates."""
+"""Run convolutions channels-last where that saves more than the copies into the layout cost.
+
+An operator between two convolutions keeps the layout, so the convolutions of a region share the copies at its border.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aten.name import operator_name, words
+from ..aten.pointwise import is_tagged
 from .context import Context
 from .graph import aten, insert, is_call, propagate, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
-    """Run the convolutions of an inference graph channels-last; on a GPU copy constant weights too."""
-    return int(rearrange(gm, ctx.constant_nodes(gm) if ctx.device == "gpu" else None))
+    """Run convolutions of an inference graph channels-last; return the number of inputs that are copied into it."""
+    return rearrange(gm, ctx.constant_nodes(gm), ctx.device)
 
 
 def run_joint(gm: GraphModule, ctx: Context) -> int:
@@ -21,31 +31,122 @@ def run_joint(gm: GraphModule, ctx: Context) -> int:
     return int(rearrange_joint(gm))
 
 
-def rearrange(gm: GraphModule, constant: set[Node] | None = None) -> bool:
-    """Copy the inputs of convolutions to channels-last if they are not; return whether the graph changed.
-
-    Strides are propagated, so an operator between two convolutions keeps the layout. `constant`: weights in this set
-    are copied too, because the library would copy them in every call.
-    """
-    convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
-    if not convs or not all(_suits(n, constant is not None) for n in convs):
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Return whether the channels of a traced image are next to each other in dense memory, for all sizes."""
+    if x.dim() not in _FORMATS:
         return False
-    for n in convs:
-        _rearrange_weight(gm, n, constant or set())
-    changed = False
-    for n in convs:
-        x = n.args[0]
-        assert isinstance(x, Node)
-        if val(x).is_contiguous(memory_format=torch.channels_last) and val(x).stride(1) == 1:
+    expected: int | torch.SymInt = 1
+    for k in (1, *range(x.dim() - 1, 1, -1), 0):
+        if not statically_known_true(x.stride(k) == expected) and not statically_known_true(x.shape[k] == 1):
+            return False
+        expected = expected * x.shape[k]
+    return statically_known_true(x.stride(1) == 1)
+
+
+def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
+    """Copy the inputs of the convolutions of each region that gains to channels-last; return the number of copies.
+
+    Strides are propagated, so an operator between two convolutions keeps the layout. On a GPU constant weights are
+    copied too, because the library would copy them in every call; on a CPU they are packed.
+    """
+    convolutions = {n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and _suits(n, device)}
+    copies = 0
+    for region in _regions(gm, convolutions):
+        members = [n for n in region if n in convolutions]
+        if _saved_bytes(members, constant) <= _copied_bytes(region, members):
             continue
-        with gm.graph.inserting_before(n):
-            moved = gm.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.channels_last})
-        moved.meta = dict(x.meta)
-        moved.meta["val"] = val(x).contiguous(memory_format=torch.channels_last)
-        n.replace_input_with(x, moved)
-        propagate(gm, [moved])
-        changed = True
-    return changed
+        for n in members:
+            if device == "gpu":
+                _rearrange_weight(gm, n, constant)
+            copies += _rearrange_input(gm, n)
+    return copies
+
+
+def _rearrange_input(gm: GraphModule, n: Node) -> bool:
+    x = n.args[0]
+    assert isinstance(x, Node)
+    if is_channels_last(val(x)):
+        return False
+    moved = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": _FORMATS[val(x).dim()]})
+    n.replace_input_with(x, moved)
+    propagate(gm, [moved])
+    return True
+
+
+# --- regions ---------------------------------------------------------------------------------------------------------
+
+
+def _regions(gm: GraphModule, convolutions: set[Node]) -> list[list[Node]]:
+    """Return the groups of convolutions that operators which keep the layout connect, with these operators."""
+    leader: dict[Node, Node] = {}
+
+    def find(n: Node) -> Node:
+        while leader[n] is not n:
+            leader[n] = leader[leader[n]]
+            n = leader[n]
+        return n
+
+    for n in gm.graph.nodes:
+        if n in convolutions or _keeps_layout(n):
+            leader[n] = n
+            for a in n.all_input_nodes if n not in convolutions else n.all_input_nodes[:1]:
+                if a in leader:
+                    leader[find(a)] = find(n)
+    groups: dict[Node, list[Node]] = {}
+    for n in leader:
+        groups.setdefault(find(n), []).append(n)
+    return [group for group in groups.values() if any(n in convolutions for n in group)]
+
+
+_KEEPING = words(
+    "avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d _adaptive_avg_pool3d",
+    "upsample_nearest2d upsample_bilinear2d _native_batch_norm_legit_no_training native_group_norm cat constant_pad_nd",
+    "squeeze unsqueeze _to_copy",
+)
+
+
+def _keeps_layout(n: Node) -> bool:
+    """Return whether a call on channels-last images gives channels-last images: it is pointwise, pools or joins."""
+    if is_call(n, operator.getitem):
+        return isinstance(n.args[0], Node) and _keeps_layout(n.args[0])
+    fake = val(n)
+    first = fake[0] if isinstance(fake, (tuple, list)) and fake else fake
+    if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *_FORMATS):
+        return False
+    return is_tagged(n.target) or operator_name(n.target) in _KEEPING
+
+
+# Bytes that the library moves for a convolution of other images than channels-last, relative to the copies of a border:
+# it copies the image into a layout of its own and back, and the weight too.
+_PER_IMAGE, _PER_WEIGHT = 1, 1
+
+
+def _bytes(x: torch.Tensor) -> int:
+    total = x.element_size()
+    for s in x.shape:
+        total *= s if isinstance(s, int) else s.node.hint or 1
+    return total
+
+
+def _saved_bytes(convolutions: Iterable[Node], constant: set[Node]) -> int:
+    """Return the bytes that the library copies in each call unless the convolutions run channels-last."""
+    saved = 0
+    for n in convolutions:
+        saved += _PER_IMAGE * (_bytes(val(n.args[0])) + _bytes(val(n)))
+        saved += _PER_WEIGHT * _bytes(val(n.args[1])) * (n.args[1] in constant)
+    return saved
+
+
+def _copied_bytes(region: list[Node], convolutions: Iterable[Node]) -> int:
+    """Return the bytes of the images that enter or leave a region in another layout."""
+    inside = set(region)
+    entering = {n.args[0] for n in convolutions if n.args[0] not in inside}
+    copied = sum(_bytes(val(x)) for x in entering if not is_channels_last(val(x)))
+    for n in region:
+        fake = val(n)
+        if isinstance(fake, torch.Tensor) and any(u not in inside for u in n.users):
+            copied += _bytes(fake)
+    return copied
 
 
 def rearrange_joint(gm: GraphModule) -> bool:
@@ -79,10 +180,15 @@ def _suits_joint(n: Node) -> bool:
     return x.dtype in _LOW and x.dim() == 4 and not transposed and all(isinstance(s, int) for s in x.shape)
 
 
-def _suits(n: Node, low: bool) -> bool:
-    x = val(n.args[0])
-    dtype_ok = x.dtype == torch.float32 or (low and x.dtype in _LOW)
-    return dtype_ok and x.dim() == 4 and not n.args[6] and all(isinstance(s, int) for s in x.shape)
+def _suits(n: Node, device: str) -> bool:
+    x, w, transposed = val(n.args[0]), val(n.args[1]), n.args[6]
+    if x.dtype not in (torch.float32, *_LOW) or x.dtype != w.dtype:
+        return False
+    if any(not isinstance(s, int) and s.node.hint is None for s in x.shape):  # data decides it
+        return False
+    if device == "gpu":
+        return x.dim() == 4 and not transposed and all(isinstance(s, int) for s in x.shape)
+    return x.dim() in _FORMATS
 
 
 def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:

@@ -29,7 +29,7 @@ class Split:
 def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     """Return the placeholders numbered in `static` that the graph does not write, and all pure calls on only those.
 
-    Casts that widen 8-bit numbers are left out: such weights are stored in 8 bits to save memory.
+    Calls that widen whole numbers or 8-bit floats are left out: such weights are packed to save memory.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     written = {a for n in gm.graph.nodes if writes(n) for a in aliased_arguments(n, written=True)}
@@ -47,11 +47,19 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
     return constant
 
 
+_SMALL = 1 << 16  # bytes of a table that may grow: masks and positions
+
+
 def _widens_bytes(n: Node) -> bool:
+    """Return whether a call makes wider numbers of whole numbers or 8-bit floats, such as a weight's dequantisation."""
     source, result = val(n.all_input_nodes[0]), val(n)
     if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor) or source.dtype == torch.bool:
         return False
-    return source.element_size() == 1 < result.element_size() and source.numel() == result.numel()
+    if source.element_size() == 1 < result.element_size() and source.numel() == result.numel():
+        return True
+    packed = not source.dtype.is_floating_point and not source.dtype.is_complex
+    grown = [x.numel() * x.element_size() for x in (source, result)]
+    return packed and grown[1] > max(grown[0], _SMALL)
 
 
 def move_up(gm: GraphModule, constant: set[Node]) -> None:

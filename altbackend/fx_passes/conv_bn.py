@@ -1,4 +1,4 @@
-"""Fold a batch normalisation with fixed statistics into the convolution before it.
+"""Fold a batch normalisation with fixed statistics into the convolution, transposed or not, or the matmul before it.
 
 bn(conv(x, w) + b) = conv(x, w * s) + (b - mean) * s + beta,   s = gamma / sqrt(var + eps)
 """
@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..compat import torch_api
+from .constant_products import product_of
 from .context import Context
 from .graph import aten, drop_dead, insert, is_call, only_user, val
 
@@ -29,7 +30,7 @@ def always(conv: Node) -> bool:
 
 def smaller_than_image(conv: Node) -> bool:
     """Return whether folding the weights in every call takes less than the pass over the result that it saves."""
-    image, weight = val(conv), val(conv.args[1])
+    image, weight = val(conv), val(conv.args[1] if is_call(conv, aten.convolution.default) else conv.args[-1])
     return not torch_api.has_symbolic_geometry(image) and weight.numel() <= image.numel()
 
 
@@ -51,15 +52,13 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
     functional = bn.target is aten._native_batch_norm_legit_functional.default
     if functional and bn.args[5]:
         return 0
-    if not is_call(conv, aten.convolution.default) or only_user(conv) is not bn:  # type: ignore[arg-type]
+    product = product_of(conv, constant) if isinstance(conv, Node) else None
+    if product is None or only_user(product.call) is not bn or not pays(product.call):
         return 0
-    assert isinstance(conv, Node)
-    x, w, b, *rest = conv.args
-    if rest[3] or not pays(conv):  # transposed: the output channels are the second dimension of the weight
-        return 0
+    conv, w, b = product.call, product.weight, product.bias
     _, gamma, beta, mean, var = bn.args[:5]
     eps = bn.args[7 if functional else 6]
-    if any(isinstance(p, Node) and p not in constant for p in (w, b, gamma, beta, mean, var)):
+    if any(isinstance(p, Node) and p not in constant for p in (gamma, beta, mean, var)):
         return 0
     result = next((u for u in bn.users if u.target is operator.getitem and u.args[1] == 0), None)
     if result is None or any(u.args[1] != 0 and u.users for u in bn.users):
@@ -81,8 +80,7 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
     scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
     if gamma is not None:
         scale = call(aten.mul.Tensor, scale, gamma)
-    shape = [-1] + [1] * (val(w).dim() - 1)
-    weight = call(aten.mul.Tensor, wide(w) if low else w, call(aten.view.default, scale, shape))
+    weight = call(aten.mul.Tensor, wide(w) if low else w, call(aten.view.default, scale, product.along))
     centre = call(aten.neg.default, mean) if b is None else call(aten.sub.Tensor, b, mean)
     shift = call(aten.mul.Tensor, centre, scale)
     if beta is not None:
@@ -90,8 +88,11 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
     if low:
         weight, shift = (_narrow(bn, conv, new, p, val(w).dtype) for p in (weight, shift))
     constant.update(new)
-    conv.args = (x, weight, shift, *rest)
-    result.replace_all_uses_with(conv)
+    if is_call(conv, aten.convolution.default):
+        conv.args = (conv.args[0], weight, shift, *conv.args[3:])
+        result.replace_all_uses_with(conv)
+    else:
+        result.replace_all_uses_with(insert(bn.graph, conv, aten.addmm.default, (shift, conv.args[-2], weight)))
     return 1
 
 

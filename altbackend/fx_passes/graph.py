@@ -182,3 +182,32 @@ def dtype_of(n: Node) -> torch.dtype:
     """Return the dtype of a node's tensor."""
     dtype: torch.dtype = n.meta["val"].dtype
     return dtype
+
+
+def stable_sort(gm: GraphModule) -> None:
+    """Move nodes behind their arguments, in place, and keep their order otherwise.
+
+    Only calls without effects may be out of order. Raises RuntimeError for a cycle.
+    """
+    graph, placed = gm.graph, set[Node]()
+    waiting: dict[Node, list[Node]] = {}
+    last: Node | None = None
+
+    def place(n: Node) -> Node:
+        if last is not None and last.next is not n:
+            last.append(n)
+        placed.add(n)
+        return n
+
+    for n in list(graph.nodes):
+        ready = [n]
+        while ready:
+            m = ready.pop(0)
+            missing = next((a for a in m.all_input_nodes if a not in placed), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(m)
+                continue
+            last = place(m)
+            ready.extend(waiting.pop(m, ()))
+    if waiting:
+        raise RuntimeError(f"{next(iter(waiting))} is needed before it is computed")

@@ -1,22 +1,23 @@
-"""CPU inference: call oneDNN for linears and convolutions, with packed weights if faster, and fuse epilogues."""
+"""CPU inference: call oneDNN for linears and convolutions, with packed weights where that is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..aten.view import may_alias
 from ..debug.trace import DecisionKind
+from .channels_last import is_channels_last
 from .context import Context
-from .cse import feeds_output
-from .graph import aten, insert, is_call, only_user, replace, val
-from .simplify import same_layout
+from .graph import aten, insert, is_call, replace, val
 
 mkldnn = torch.ops.mkldnn
+# Multiplications up to which ATen's float32 product is faster: it starts in 2 us, a call of oneDNN in 12 (AVX-512, 1 to
+# 128 rows). Products of 16 bits start in 15 to 20 us both ways.
+SMALL = 600_000
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -29,19 +30,22 @@ def run(gm: GraphModule, ctx: Context) -> int:
     return count
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """A oneDNN post-operation: name, scalars, algorithm, and the last node of the pattern that it replaces."""
-
-    attr: str
-    scalars: tuple[Any, ...]
-    algorithm: str
-    last: Node
-
-
 def available() -> bool:
     """Return whether this build of torch has oneDNN and it is enabled."""
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
+
+
+def computes(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN has products and convolutions of a dtype on this processor."""
+    match dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(mkldnn._is_mkldnn_fp16_supported())
+        case _:
+            return False
 
 
 def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
@@ -58,8 +62,12 @@ def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
     return count
 
 
-def _floats(*nodes: Any) -> bool:
-    return all(val(n).dtype == torch.float32 for n in nodes if isinstance(n, Node))
+def _suit(*nodes: Any) -> bool:
+    """Return whether tensors have one dtype, which oneDNN computes, and are not empty."""
+    fakes = [val(n) for n in nodes if isinstance(n, Node)]
+    if len({x.dtype for x in fakes}) != 1 or not computes(fakes[0].dtype):
+        return False
+    return all(statically_known_true(s > 0) for x in fakes for s in x.shape)
 
 
 def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
@@ -68,7 +76,7 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
         return 0
     if bias is not None and (bias not in constant or val(bias).dim() != 1 or val(bias).shape[0] != val(wt).shape[1]):
         return 0
-    if not _floats(x, wt, bias) or any(s == 0 for s in (*val(x).shape, *val(wt).shape)):
+    if not _suit(x, wt, bias) or _is_small(val(x), val(wt)):
         return 0
     weight = insert(gm.graph, n, aten.permute.default, (wt, [1, 0]))
     constant.add(weight)
@@ -77,44 +85,27 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
         batch = rows if isinstance(rows, int) else None
         weight = _packed(gm, n, mkldnn._reorder_linear_weight.default, (weight, batch))
         constant.add(weight)
-    epilogue = _activation_after(n)
-    attr, algorithm = ("none", "") if epilogue is None else (epilogue.attr, epilogue.algorithm)
     with gm.graph.inserting_before(n):
-        new = gm.graph.call_function(mkldnn._linear_pointwise.default, (x, weight, bias, attr, [], algorithm))
+        new = gm.graph.call_function(mkldnn._linear_pointwise.default, (x, weight, bias, "none", [], ""))
     new.meta["val"] = val(n).contiguous() if not val(n).is_contiguous() else val(n)
     new.meta["stack_trace"] = n.meta.get("stack_trace")
-    if epilogue is not None:
-        # a pointwise operator commutes with the view between it and the matmul
-        source = epilogue.last.args[0]
-        assert isinstance(source, Node)
-        epilogue.last.replace_all_uses_with(source)
-        gm.graph.erase_node(epilogue.last)
     replace(n, new)
     return 1
+
+
+def _is_small(x: torch.Tensor, wt: torch.Tensor) -> bool:
+    rows, depth, width = (s if isinstance(s, int) else s.node.hint for s in (*x.shape, wt.shape[1]))
+    return x.dtype == torch.float32 and rows is not None and rows * depth * width <= SMALL
 
 
 def _fast_unpacked(wt: torch.Tensor) -> bool:
     """Return whether oneDNN is as fast on a weight (in, out) as on a packed copy, which costs time and memory.
 
-    Measured with 1 to 512 rows, time relative to packed: contiguous (in, out) takes 0.91 on AVX2 and 0.98 on AVX-512
-    (two threads each; 1.05 with four). Rows whose distance is a multiple of 2,048 bytes share cache sets and take up to
-    1.8. Weights (out, in) take 0.93 on AVX2 and 1.04 to 1.10 on AVX-512, some shapes 3.5.
+    Measured with 1 to 512 rows in float32, time relative to packed: contiguous (in, out) takes 0.91 on AVX2 and 0.98 on
+    AVX-512 (two threads each; 1.05 with four). Rows whose distance is a multiple of 2,048 bytes share cache sets and
+    take up to 1.8. Weights (out, in) take 0.93 on AVX2 and 1.04 to 1.10 on AVX-512, some shapes 3.5.
     """
-    return wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
-
-
-def _activation_after(n: Node) -> Epilogue | None:
-    """Return the GELU, SiLU or ReLU that is the only reader of a linear, directly or through one view, or None."""
-    user = only_user(n)
-    if is_call(user, aten.view.default) and user is not None:
-        user = only_user(user)
-    if user is None or feeds_output(user):
-        return None
-    if is_call(user, aten.gelu.default):
-        approximate = user.kwargs.get("approximate", user.args[1] if len(user.args) > 1 else "none")
-        return Epilogue("gelu", (), str(approximate), user)
-    rule = _UNARY.get(user.target) if user.target in (aten.relu.default, aten.silu.default) else None
-    return rule(user) if rule else None
+    return wt.dtype == torch.float32 and wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 
 
 def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
@@ -126,111 +117,43 @@ def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -
     return new
 
 
+@dataclass(frozen=True)
+class _Geometry:
+    """The arguments of a convolution; `output_padding` belongs to a transposed one, and is None otherwise."""
+
+    stride: Any
+    padding: Any
+    dilation: Any
+    output_padding: Any
+    groups: int
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments in the order of oneDNN's operators."""
+        turned = () if self.output_padding is None else (self.output_padding,)
+        return (self.padding, *turned, self.stride, self.dilation, self.groups)
+
+
 def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
-    x, w, bias, stride, padding, dilation, transposed, _, groups = n.args
-    if transposed or w not in constant or (bias is not None and bias not in constant) or not _floats(x, w, bias):
+    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = n.args
+    if w not in constant or (bias is not None and bias not in constant) or not _suit(x, w, bias):
         return 0
-    if val(x).dim() != 4 or any(not isinstance(s, int) for s in val(x).shape) or 0 in val(x).shape:
+    if not isinstance(w, Node) or val(x).dim() not in (4, 5) or not _sizes(val(x)):
         return 0
-    sizes = list(val(x).shape)
-    assert isinstance(w, Node)
+    geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)  # type: ignore[arg-type]
     weight = w
-    if pack:
-        geometry = (w, padding, stride, dilation, groups, sizes)
-        weight = _packed(gm, n, mkldnn._reorder_convolution_weight.default, geometry)
+    if pack and is_channels_last(val(x)):  # with a packed weight, every result is channels-last
+        reorder = mkldnn._reorder_convolution_transpose_weight if transposed else mkldnn._reorder_convolution_weight
+        weight = _packed(gm, n, reorder.default, (w, *geometry.arguments(), _sizes(val(x))))
         constant.add(weight)
-    epilogue = _unary_after(n)
-    last = epilogue.last if epilogue else n
-    attr, scalars, algorithm = (
-        (epilogue.attr, list(epilogue.scalars), epilogue.algorithm) if epilogue else ("none", [], "")
-    )
-    added = None if epilogue else _add_after(n)
-    if added is not None:
-        _fuse_add(gm, n, added, weight)
-        return 1
+    target = mkldnn._convolution_transpose_pointwise if transposed else mkldnn._convolution_pointwise
     with gm.graph.inserting_before(n):
-        new = gm.graph.call_function(
-            mkldnn._convolution_pointwise.default,
-            (x, weight, bias, padding, stride, dilation, groups, attr, scalars, algorithm),
-        )
+        new = gm.graph.call_function(target.default, (x, weight, bias, *geometry.arguments(), "none", [], ""))
     new.meta = dict(n.meta)
-    _replace_chain(n, last, new)
+    replace(n, new)
     return 1
 
 
-def _replace_chain(first: Node, last: Node, new: Node) -> None:
-    """Replace `first` and `last` (equal, or the only user of `first`) by `new`."""
-    replace(last, new)
-    if first is not last:
-        first.graph.erase_node(first)
-
-
-def _unary_after(n: Node) -> Epilogue | None:
-    user = only_user(n)
-    if user is None:
-        return None
-    rule = _UNARY.get(user.target)
-    return rule(user) if rule else None
-
-
-_UNARY: dict[Any, Callable[[Node], Epilogue | None]] = {
-    aten.relu.default: lambda u: Epilogue("relu", (), "", u),
-    aten.hardtanh.default: lambda u: Epilogue("hardtanh", (*u.args[1:], *(-1.0, 1.0)[len(u.args) - 1 :]), "", u),
-    aten.hardswish.default: lambda u: Epilogue("hardswish", (), "", u),
-    aten.hardsigmoid.default: lambda u: Epilogue("hardsigmoid", (), "", u),
-    aten.silu.default: lambda u: Epilogue("swish", (), "", u),
-    aten.sigmoid.default: lambda u: Epilogue("sigmoid", (), "", u),
-}
-
-
-def _add_after(n: Node) -> Node | None:
-    """Return the residual addition after a convolution, or None; the addend has the same layout and precedes it."""
-    user = only_user(n)
-    if not is_call(user, aten.add.Tensor) or user is None or user.kwargs or len(user.args) != 2:
-        return None
-    other = user.args[0] if user.args[1] is n else user.args[1]
-    if not isinstance(other, Node) or other is n or not isinstance(val(other), torch.Tensor):
-        return None
-    if all(s == 1 for s in val(n).shape[2:]):
-        return None  # with channels-last strides torch 2.11 fails on it ("could not create a memory")
-    return user if same_layout(val(other), val(n)) and other.op != "get_attr" else None
-
-
-def _dies_at(n: Node, last: Node) -> bool:
-    """Return whether `n` owns its storage, is the result of a library call, and has no reader after `last`."""
-    if n.op != "call_function" or n.target not in _OWNING:
-        return False
-    order = {m: k for k, m in enumerate(n.graph.nodes)}
-    return all(order[u] <= order[last] and not may_alias(u) for u in n.users) and not feeds_output(n)
-
-
-_OWNING = frozenset(
-    {
-        mkldnn._convolution_pointwise.default,
-        mkldnn._convolution_pointwise.binary,
-        mkldnn._convolution_pointwise_.binary,
-    }
-)
-
-
-def _fuse_add(gm: GraphModule, n: Node, add: Node, weight: Node) -> None:
-    x, _, bias, stride, padding, dilation, _, _, groups = n.args
-    other = add.args[0] if add.args[1] is n else add.args[1]
-    assert isinstance(other, Node)
-    dies = other is not x and _dies_at(other, add)
-    relu = only_user(add)
-    unary = relu if is_call(relu, aten.relu.default) else None
-    with gm.graph.inserting_before(add):
-        # in place if the addend has no later reader: oneDNN then accumulates into it instead of copying it
-        target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
-        operands = (other, x) if dies else (x, other)
-        convolution = (weight, bias, padding, stride, dilation, groups)
-        post: tuple[Any, ...] = ("add", 1.0, "relu" if unary else None, [], "")
-        new = gm.graph.call_function(target, (*operands, *convolution, *post))
-    new.meta = dict(n.meta)
-    if unary is not None:
-        replace(unary, new)
-        gm.graph.erase_node(add)
-    else:
-        replace(add, new)
-    gm.graph.erase_node(n)
+def _sizes(x: torch.Tensor) -> list[int]:
+    """Return the sizes for which a weight is packed, those of the first call; [] if data decides a size."""
+    sizes = [s if isinstance(s, int) else s.node.hint for s in x.shape]
+    return [] if None in sizes else sizes

@@ -1,151 +1,201 @@
-"""Pad matmuls with zeros to sizes that the library computes fast, and slice the result.
+"""Pad matrix products with zeros to sizes that the library computes fast, and slice the result.
 
 cuBLAS falls back to kernels that are several times slower if rows in memory are not multiples of 16 bytes, as with a
-vocabulary of 50257. In inference the weight is padded once, in the prologue of parameters. In training the operands of
-all three products are padded when they are computed, and the slice is a view.
+vocabulary of 50257. Zeros along the summed dimension do not change the result; along the others they add rows or
+columns, which a view cuts off. `padding_cost.py` says which products gain. A matrix and its transpose share one padded
+copy, and with freezing the copies of weights are made once.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, field
+from typing import Any
+
 from torch.fx import GraphModule, Node
 
+from ..aten.pointwise import is_elementwise
+from ..aten.view import is_view
 from .context import Context
 from .graph import aten, insert, is_call, propagate, val
+from .padding_cost import ALIGNED, Padding, alignment, rate_of
 
-_LOW = (torch.bfloat16, torch.float16)
-_MULTIPLE = 8  # elements of 16 bits in 16 bytes
-_LEAST = 1 << 27  # fewest multiplications for which padding pays for the copy that slices the result
-_ROWS = 512  # fewest rows for which the product is bound by arithmetic, so that copying the weight is a small part
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_ADDING = (aten.addmm.default, aten.baddbmm.default)
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
-    """Pad the matmuls of an inference graph whose weights are constant."""
-    return pad_weights(gm, ctx.constant_nodes(gm), each_call=not ctx.freezes)
+    """Pad the products of an inference graph that gain from it."""
+    constant = ctx.constant_nodes(gm)
+    return pad(gm, constant, constant if ctx.freezes else frozenset())
 
 
 def run_joint(gm: GraphModule, ctx: Context) -> int:
-    """Pad the matmuls of a joint graph."""
-    return pad_products(gm)
+    """Pad the products of a joint graph, forward and backward, that gain from it."""
+    return pad(gm)
 
 
-def pad_weights(gm: GraphModule, constant: set[Node], each_call: bool = False) -> int:
-    """Pad the width of matmuls that gain from it; return their number.
+def pad(gm: GraphModule, constant: set[Node] | None = None, free: set[Node] | frozenset[Node] = frozenset()) -> int:
+    """Pad the products that gain; return their number.
 
-    `each_call`: weights are copied in every call.
+    Every dimension that is contiguous in an operand or in the result is padded. Copies of the nodes `constant` join
+    them; copying the nodes `free` costs nothing.
     """
-    count = 0
-    for n in list(gm.graph.nodes):
-        if is_call(n, aten.mm.default, aten.addmm.default) and _gains(n, constant, each_call):
-            _widen(gm, n, constant)
-            count += 1
-    return count
-
-
-def _operands(n: Node) -> tuple[Node, Node, Node | None]:
-    """Return (x, weight, bias) of a matmul."""
-    if n.target is aten.mm.default:
-        return n.args[0], n.args[1], None  # type: ignore[return-value]
-    return n.args[1], n.args[2], n.args[0]  # type: ignore[return-value]
-
-
-def _gains(n: Node, constant: set[Node], each_call: bool) -> bool:
-    x, w, b = _operands(n)
-    sizes = (*val(x).shape, val(w).shape[1])
-    if w not in constant or val(w).dtype not in _LOW or n.kwargs or not all(isinstance(s, int) for s in sizes):
-        return False
-    if b is not None and (b not in constant or val(b).dim() != 1):
-        return False
-    rows, depth, width = sizes
-    enough = rows >= (_ROWS if each_call else 1)
-    return bool(width % _MULTIPLE and enough and rows * depth * width >= _LEAST)
-
-
-def _widen(gm: GraphModule, n: Node, constant: set[Node]) -> None:
-    x, w, b = _operands(n)
-    width = val(w).shape[1]
-    more = -width % _MULTIPLE
-
-    def once(target: object, *args: object) -> Node:
-        new = insert(gm.graph, n, target, args)  # type: ignore[arg-type]
-        constant.add(new)
-        return new
-
-    if is_call(w, *_TRANSPOSES) and val(w.args[0]).is_contiguous():
-        source = w.args[0]  # pad the stored parameter and transpose the copy, which keeps the memory order
-        wide = once(aten.t.default, once(aten.constant_pad_nd.default, source, [0, 0, 0, more]))
-    else:
-        wide = once(aten.constant_pad_nd.default, w, [0, more])
-    if b is None:
-        product = insert(gm.graph, n, aten.mm.default, (x, wide))
-    else:
-        product = insert(gm.graph, n, aten.addmm.default, (once(aten.constant_pad_nd.default, b, [0, more]), x, wide))
-    sliced = insert(gm.graph, n, aten.slice.Tensor, (product, 1, 0, width))
-    n.replace_all_uses_with(sliced)
-    gm.graph.erase_node(n)
-    propagate(gm, [sliced])
-
-
-def pad_products(gm: GraphModule) -> int:
-    """Pad the large matmuls of a joint graph, forward and backward; return their number.
-
-    Every dimension that is contiguous in an operand or in the result is padded. Zeros along the summed dimension do not
-    change the result; along the others they add rows or columns, which are sliced off.
-    """
-    padded: dict[tuple[Node, int, int], Node] = {}
-    products = [n for n in gm.graph.nodes if is_call(n, aten.mm.default, aten.addmm.default)]
-    slices = [_pad_all(gm, n, more, padded) for n in products if (more := _missing(n))]
+    padded = _Copies(gm, constant if constant is not None else set())
+    slices = []
+    for n in [n for n in gm.graph.nodes if is_call(n, *_PRODUCTS)]:
+        sizes = _sizes(n)
+        if sizes is not None and (more := _missing(n, sizes)) is not None and _pays(n, sizes, more, padded, free):
+            slices.append(_pad_all(gm, n, more, padded))
     propagate(gm, slices)
     return len(slices)
 
 
-def _missing(n: Node) -> tuple[int, int, int] | None:
-    """Return the padding of rows, depth and width of a matmul, in elements, or None if padding does not pay."""
+Sizes = tuple[int, int, int]  # rows, depth, width
+
+
+def _operands(n: Node) -> tuple[Node, Node, Node | None]:
+    """Return (a, b, bias) of a product."""
+    if n.target in _ADDING:
+        return n.args[1], n.args[2], n.args[0]  # type: ignore[return-value]
+    return n.args[0], n.args[1], None  # type: ignore[return-value]
+
+
+def _sizes(n: Node) -> Sizes | None:
+    """Return the sizes of a product of static sizes and one dtype, or None."""
     a, b, bias = _operands(n)
-    sizes = (*val(a).shape, val(b).shape[1])
-    if val(a).dtype not in _LOW or n.kwargs or not all(isinstance(s, int) for s in sizes):
+    sizes = (*val(a).shape, val(b).shape[-1])
+    if not all(isinstance(s, int) for s in sizes) or {val(a).dtype, val(b).dtype} != {val(n).dtype}:
         return None
-    if bias is not None and val(bias).dim() != 1:
+    if set(n.kwargs) - {"alpha", "beta"} or (bias is not None and val(bias).dtype != val(n).dtype):
         return None
+    return sizes[-3], sizes[-2], sizes[-1]
+
+
+def _missing(n: Node, sizes: Sizes) -> Sizes | None:
+    """Return the padding of rows, depth and width of a product, in elements; None if nothing is missing."""
+    a, _, _ = _operands(n)
     rows, depth, width = sizes
-    transposed = val(a).stride(0) == 1 and val(a).stride(1) != 1
-    more = (-rows % _MULTIPLE if transposed else 0, -depth % _MULTIPLE, -width % _MULTIPLE)
-    return more if any(more) and rows * depth * width >= _LEAST else None
+    multiple = ALIGNED // val(n).dtype.itemsize
+    transposed = val(a).stride(-2) == 1 and val(a).stride(-1) != 1
+    more = (-rows % multiple if transposed else 0, -depth % multiple, -width % multiple)
+    return more if any(more) and 0 not in sizes else None
 
 
-def _pad_all(gm: GraphModule, n: Node, more: tuple[int, int, int], padded: dict[tuple[Node, int, int], Node]) -> Node:
-    """Replace a matmul by a slice of a padded one; return the slice."""
+def _pays(n: Node, sizes: Sizes, more: Sizes, padded: _Copies, free: set[Node] | frozenset[Node]) -> bool:
+    rate, itemsize = rate_of(val(n).dtype), val(n).dtype.itemsize
+    if rate is None:
+        return False
+    batch = val(n).shape[0] if val(n).dim() == 3 else 1
+    (rows, depth, width), (r, d, w) = sizes, more
+    a, b, bias = _operands(n)
+    needed = [x for x, m in ((a, r + d), (b, d + w)) if m and x not in free and not padded.has(x, more, x is a)]
+    copies = [x for x in needed if not _in_kernel(x)]
+    copied = [val(x).numel() for x in copies]
+    if bias is not None and w and bias not in free:
+        copied.append(val(bias).numel())
+    if (r or w) and not _sliced_for_free(n):
+        copied.append(val(n).numel())
+    unaligned = min(alignment(s, itemsize) for s, m in zip(sizes, more, strict=True) if m)
+    operations, wide = (2.0 * batch * x * y * z for x, y, z in (sizes, (rows + r, depth + d, width + w)))
+    return Padding(rate, unaligned, operations, wide, sum(copied) * itemsize, len(copied)).pays()
+
+
+def _in_kernel(x: Node) -> bool:
+    """Return whether a generated kernel computes a matrix, and so pads it where it stores it."""
+    source = _source(x)[0]
+    while is_view(source) and isinstance(source.args[0], Node):
+        source = source.args[0]
+    return source.op == "call_function" and is_elementwise(source.target)
+
+
+def _sliced_for_free(n: Node) -> bool:
+    """Return whether only generated kernels read a result, which take any strides."""
+    return all(is_elementwise(u.target) or (is_view(u) and _sliced_for_free(u)) for u in n.users)
+
+
+def _pad_all(gm: GraphModule, n: Node, more: Sizes, padded: _Copies) -> Node:
+    """Replace a product by a slice of a padded one; return the slice."""
     a, b, bias = _operands(n)
     rows, depth, width = more
-    operands = (_padded(gm, a, rows, depth, padded), _padded(gm, b, depth, width, padded))
-    if bias is None:
-        sliced = insert(gm.graph, n, aten.mm.default, operands)
-    else:
-        wide = insert(gm.graph, n, aten.constant_pad_nd.default, (bias, [0, width])) if width else bias
-        sliced = insert(gm.graph, n, aten.addmm.default, (wide, *operands))
-    for dim, extra in ((0, rows), (1, width)):
+    operands: tuple[Node, ...] = (padded.of(a, rows, depth), padded.of(b, depth, width))
+    if bias is not None:
+        operands = (_wide_bias(gm, n, bias, more, padded), *operands)
+    sliced = insert(gm.graph, n, n.target, operands, dict(n.kwargs))  # type: ignore[arg-type]
+    for dim, extra in ((-2, rows), (-1, width)):
         if extra:
-            sliced = insert(gm.graph, n, aten.slice.Tensor, (sliced, dim, 0, val(n).shape[dim]))
+            sliced = insert(gm.graph, n, aten.slice.Tensor, (sliced, val(n).dim() + dim, 0, val(n).shape[dim]))
     n.replace_all_uses_with(sliced)
     gm.graph.erase_node(n)
     return sliced
 
 
-def _padded(gm: GraphModule, x: Node, rows: int, columns: int, padded: dict[tuple[Node, int, int], Node]) -> Node:
-    """Return `x` with zero rows and columns added; a matrix and its transpose share one padded copy."""
-    if not rows and not columns:
-        return x
-    if is_call(x, *_TRANSPOSES):
-        source = x.args[0]
-        assert isinstance(source, Node)
-        copy = _padded(gm, source, columns, rows, padded)
-        return insert(gm.graph, _following(x), aten.t.default, (copy,))
-    if (x, rows, columns) not in padded:
-        padded[x, rows, columns] = insert(
-            gm.graph, _following(x), aten.constant_pad_nd.default, (x, [0, columns, 0, rows])
-        )
-    return padded[x, rows, columns]
+def _wide_bias(gm: GraphModule, n: Node, bias: Node, more: Sizes, padded: _Copies) -> Node:
+    """Return a bias for the padded result; dimensions of size 1 are broadcast and stay."""
+    fake = val(bias)
+    rows = more[0] if fake.dim() > 1 and fake.shape[-2] != 1 else 0
+    width = more[2] if fake.shape[-1] != 1 else 0
+    if not rows and not width:
+        return bias
+    wide = insert(gm.graph, n, aten.constant_pad_nd.default, (bias, [0, width, 0, rows] if rows else [0, width]))
+    padded.derived(wide, bias)
+    return wide
+
+
+@dataclass
+class _Copies:
+    """The padded copies that have been made, by their source and the padding."""
+
+    gm: GraphModule
+    constant: set[Node]
+    made: dict[tuple[Node, int, int], Node] = field(default_factory=dict)
+
+    def has(self, x: Node, more: Sizes, is_first: bool) -> bool:
+        """Return whether an operand has been padded for another product."""
+        rows, columns = more[:2] if is_first else more[1:]
+        source, turned = _source(x)
+        return (source, *((columns, rows) if turned else (rows, columns))) in self.made
+
+    def of(self, x: Node, rows: int, columns: int) -> Node:
+        """Return `x` with zero rows and columns added."""
+        if not rows and not columns:
+            return x
+        source, turned = _source(x)
+        if turned:
+            return self._new(_following(x), aten.transpose.int, (self.of(source, columns, rows), -2, -1), x)
+        if (x, rows, columns) not in self.made:
+            args = (x, [0, columns, 0, rows])
+            self.made[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
+        return self.made[x, rows, columns]
+
+    def _new(self, before: Node, target: Any, args: tuple[Any, ...], source: Node) -> Node:
+        new = insert(self.gm.graph, before, target, args)
+        self.derived(new, source)
+        return new
+
+    def derived(self, new: Node, source: Node) -> None:
+        """Note that a node is constant if its source is."""
+        if source in self.constant:
+            self.constant.add(new)
+
+
+def _source(x: Node) -> tuple[Node, bool]:
+    """Return the matrices of which `x` is the transpose, and True; else `x` and False."""
+    source = x.args[0] if is_call(x, *_TRANSPOSES) else None
+    if not isinstance(source, Node):
+        return x, False
+    rank = val(x).dim()
+    order = list(range(rank))
+    match x.target:
+        case aten.permute.default:
+            order = [int(k) % rank for k in x.args[1]]  # type: ignore[arg-type, union-attr]
+        case aten.transpose.int:
+            first, second = (int(k) % rank for k in x.args[1:3])  # type: ignore[arg-type]
+            order[first], order[second] = second, first
+        case _:
+            order.reverse()
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    return (source, True) if rank >= 2 and order == swapped else (x, False)
 
 
 def _following(x: Node) -> Node:

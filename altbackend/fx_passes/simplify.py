@@ -38,7 +38,12 @@ def apply_rules(gm: GraphModule, exact: bool = False) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for _ in range(4):
-        done = {"common subexpressions": cse.eliminate(gm.graph), **no_ops(gm), "uniform values": uniform(gm, exact)}
+        done = {
+            "common subexpressions": cse.eliminate(gm.graph),
+            **no_ops(gm),
+            "cat of cat -> cat": join_cats(gm),
+            "uniform values": uniform(gm, exact),
+        }
         for k, v in done.items():
             counts[k] = counts.get(k, 0) + v
         if not any(done.values()):
@@ -118,6 +123,28 @@ def no_ops(gm: GraphModule) -> dict[str, int]:
         gm.graph.erase_node(n)
         counts[rule.name] = counts.get(rule.name, 0) + 1
     return counts
+
+
+def join_cats(gm: GraphModule) -> int:
+    """Replace a cat of cats along the same dimension by one cat; return the number of inner cats."""
+    count = 0
+    for n in gm.graph.find_nodes(op="call_function", target=aten.cat.default):
+        parts, rank = n.args[0], val(n).dim()
+        joined: list[Any] = []
+        for part in parts:
+            inner = isinstance(part, Node) and part.target is aten.cat.default and len(part.users) == 1
+            if inner and val(part).dtype == val(n).dtype and _cat_dim(part) % rank == _cat_dim(n) % rank:
+                joined.extend(part.args[0])
+                count += 1
+            else:
+                joined.append(part)
+        if len(joined) != len(parts) or any(a is not b for a, b in zip(joined, parts, strict=True)):
+            n.args = (joined, *n.args[1:])
+    return count
+
+
+def _cat_dim(n: Node) -> int:
+    return int(n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0))  # type: ignore[arg-type]
 
 
 _FILLED: dict[Any, Callable[[Node], Any]] = {

@@ -6,18 +6,26 @@ from ..debug.trace import DecisionKind
 from . import (
     addcdiv,
     attention_mask,
+    batch_linears,
+    binary_folding,
     channels_last,
+    conv1d,
     conv_bias,
     conv_bn,
     depthwise,
     housekeeping,
     onednn,
+    onednn_epilogues,
     output_layouts,
     pad_matmul,
     patchify,
+    permutations,
+    pointwise_convolutions,
     random,
+    reinplace,
     shared_input,
     simplify,
+    small_products,
     statistics,
     user,
     wide_products,
@@ -52,6 +60,14 @@ def freezes_with_onednn(ctx: Context) -> bool:
     """Return whether oneDNN is available and weights can be joined or packed once."""
     return has_onednn(ctx) and freezes(ctx)
 
+
+# Passes that other stages rely on: the option `disabled_passes` cannot name them.
+REQUIRED = frozenset(
+    (
+        *("fake values", "record result strides", "record result layouts", "restore result layouts"),
+        *("random", "dropout", "checkpointed random", "dead code", "constants first"),
+    )
+)
 
 P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
@@ -102,6 +118,14 @@ PASSES: tuple[Pass, ...] = (
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(
+        "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,
+        decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
+    ),
+    Pass(
+        "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
+        decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
+    ),
+    Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
     ),
@@ -110,12 +134,24 @@ PASSES: tuple[Pass, ...] = (
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
     Pass(
+        "binary folding", P.INFERENCE, BOTH, FAST, binary_folding.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "arithmetic with constants", "folded", "{} operators into products"),
+    ),
+    Pass(
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
     ),
     Pass(
+        "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,
+        decision=(DecisionKind.LAYOUT, "convolutions of sequences", "as images of one row", "{}"),
+    ),
+    Pass(
         "channels last", P.INFERENCE, BOTH, ANY, channels_last.run, when=prefers_channels_last,
-        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D floats with static shapes"),
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "{} copies of inputs"),
+    ),
+    Pass(
+        "pointwise convolutions", P.INFERENCE, BOTH, FAST, pointwise_convolutions.run,
+        decision=(DecisionKind.LAYOUT, "1x1 convolutions", "as matmuls", "{} whose pixels are rows"),
     ),
     Pass(
         "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
@@ -126,7 +162,19 @@ PASSES: tuple[Pass, ...] = (
         "linears of one input", P.INFERENCE, CPU, ANY, shared_input.run, when=freezes_with_onednn,
         decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
     ),
+    Pass(
+        "linears of one input", P.INFERENCE, GPU, ANY, shared_input.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "linears of one input", "concatenated", "{} groups"),
+    ),
+    Pass(
+        "batches of linears", P.INFERENCE, GPU, FAST, batch_linears.run, when=freezes,
+        decision=(DecisionKind.FREEZING, "linears of equal sizes", "as one batch", "{} batches"),
+    ),
     Pass("oneDNN", P.INFERENCE, CPU, ANY, onednn.run, when=has_onednn),
+    Pass(
+        "oneDNN epilogues", P.INFERENCE, CPU, FAST, onednn_epilogues.run, when=has_onednn,
+        decision=(DecisionKind.FUSION, "oneDNN calls", "with epilogues", "{} operators after them"),
+    ),
     Pass(
         "pad matmuls", P.INFERENCE, GPU, ANY, pad_matmul.run,
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
@@ -135,5 +183,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
+    # after it, inputs are written where the graph updates them
+    Pass(
+        "re-inplacing", P.LAST, BOTH, ANY, reinplace.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "updated inputs", "written in place", "{}"),
+    ),
 )
 # fmt: on

@@ -56,6 +56,7 @@ class Ctx:
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
     returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
+    destination: View | None = None  # the memory that the node being lowered updates
 
     @property
     def node(self) -> torch.fx.Node:
@@ -235,6 +236,16 @@ class Ctx:
             v = as_view(self.realize(t, like), strides)
         assert v is not None
         return v
+
+    def read_later(self, buffer: str) -> bool:
+        """Return whether a node that is still to be lowered takes a value that reads `buffer`."""
+        return any(
+            any(b == buffer for b, _ in va.loads(t.value))
+            for n, lowered in self.env.items()
+            if any(u is not self.graph_node and u not in self.env for u in n.users)
+            for t in (lowered if isinstance(lowered, (tuple, list)) else (lowered,))
+            if isinstance(t, Tensor)
+        )
 
     def before_write(self, buffer: str) -> None:
         """Store every inlined value that reads `buffer`, which the next node overwrites."""

@@ -26,6 +26,7 @@ _OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "a
 _SCALAR = overload("scalar_tensor.default")
 _AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
 _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
+_FUNCTIONALISED = torch.ops.higher_order.auto_functionalized_v2
 # Operators whose result does not depend on the strides of their arguments.
 _ANY_STRIDES = frozenset(_OUT)
 
@@ -292,6 +293,11 @@ def _buffers(x: Any) -> list[str]:
 
 
 def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+    if target is _FUNCTIONALISED:  # it copies all its bases but those that re-inplacing has chosen
+        named = dict(kwargs)
+        copied = named.get("_only_clone_these_bases")
+        bases = [] if copied is None else [b for k, b in enumerate(named["_all_bases"]) if k not in copied]
+        return tuple(_buffers(bases))
     return tuple(
         b for a, x in _schema_args(target, args, kwargs) if a.alias_info and a.alias_info.is_write for b in _buffers(x)
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ..aten.mutates import is_write_back
+from ..aten.mutates import writes
+from ..aten.view import aliased_arguments, storage_owner
 from ..compat import torch_api
 from ..errors import Unsupported
 
@@ -60,4 +61,4 @@ def in_an_input(n: Any, written: bool = False) -> bool:
 
 def is_written(n: torch.fx.Node) -> bool:
     """Return whether the graph writes the input `n`."""
-    return any(is_write_back(u) and u.args[0] is n for u in n.users)
+    return any(a is n or storage_owner(a) is n for m in n.graph.nodes if writes(m) for a in aliased_arguments(m, True))

@@ -21,7 +21,7 @@ from ..ir import value as va
 from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
-from . import extern, gpu, host_numbers, negative, results, sizes, unbacked_symbols
+from . import extern, gpu, host_numbers, in_place, negative, results, sizes, unbacked_symbols
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .operators import (
@@ -257,6 +257,8 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     call_args, call_kwargs = args, kwargs
     if not negative.is_negative(node):  # a node with the negative bit is a view of the content of memory
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: negative.value(ctx.env[n], n))
+    if target in in_place.FUNCTIONAL:
+        return _update(ctx, node, (call_args, call_kwargs), (args, kwargs))
     lowering = LOWERINGS.get(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty_result(ctx, node)) is not None:
@@ -274,6 +276,22 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
                 DecisionKind.LOWERING, node.name, "library call", f"an argument is a symbolic number: {reason}"
             )
     return extern.call(ctx, node, call_args, dict(call_kwargs))
+
+
+def _update(ctx: Ctx, node: torch.fx.Node, call: Any, arguments: Any) -> Any:
+    """Lower a call that writes its first argument in place: in kernels, else as a library call.
+
+    `call`: the arguments as they are in memory. `arguments`: their values, without negative bits.
+    """
+    plain = not negative.is_negative(node) and not cpu_beside_gpu(ctx, node)
+    if plain and _dtypes_ok(node) and not _host_decides(ctx, node, arguments):
+        try:
+            written = in_place.lower(ctx, node, arguments[0], arguments[1], _copy_into)
+            if written is not None:
+                return written
+        except FallBack as reason:
+            ctx.decision(DecisionKind.LOWERING, node.name, "library call", str(reason))
+    return extern.call(ctx, node, call[0], dict(call[1]))
 
 
 def _is_number(result: Any) -> bool:

@@ -17,6 +17,7 @@ from ..ir.loops import View
 from ..ir.value import Value
 from . import extern, negative
 from .context import Ctx
+from .facts import is_written
 from .tensor import Tensor, as_view
 
 
@@ -137,7 +138,7 @@ def _view_of_input(ctx: Ctx, root: torch.fx.Node, fake: torch.Tensor) -> View | 
     if (input_fake.is_neg(), input_fake.is_conj()) != (fake.is_neg(), fake.is_conj()):
         return None
     v = as_view(ctx.env[root])
-    if v is None or any(is_write_back(u) and u.args[0] is root for u in root.users):
+    if v is None or is_written(root):
         return None
     offset = ex.add(v.offset, ctx.index(fake.storage_offset() - input_fake.storage_offset()))
     return View(v.buffer, ctx.shape(fake.shape), ctx.shape(fake.stride()), offset)

@@ -48,7 +48,7 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     x, w = ((torch.randn(s) / 16).bfloat16() for s in ((1024, 1024), (131, 1024)))
     gm = traced(fn, x, w)
     want = gm(x, w)
-    assert pad_matmul.pad_products(gm) == 3
+    assert pad_matmul.pad(gm) == 3
     gm.graph.eliminate_dead_code()
     gm.recompile()
     gm.graph.lint()
@@ -58,7 +58,7 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     pads = [n.args[0] for n in gm.graph.nodes if "constant_pad" in str(n.target)]
     assert len(pads) == len(set(pads)) == 2  # the weight and the gradient of the logits, once each
     gm = traced(fn, x[:64], w)
-    assert pad_matmul.pad_products(gm) == 0  # too small to gain
+    assert pad_matmul.pad(gm) == 0  # too small to gain
 
 
 def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:

@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 import altbackend
-from altbackend.fx_passes import shared_input
+from altbackend.fx_passes import onednn, shared_input
 from altbackend.runtime import frozen
 from test.graphs import trace
 
 STRICT = {"strict": True, "verify_ir": True}
+
+
+@pytest.fixture(autouse=True)
+def _small_linears_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "SMALL", 0)
 
 
 def decisions(folder: Path) -> str:

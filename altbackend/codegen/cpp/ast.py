@@ -35,21 +35,23 @@ class Declare:
 
 @dataclass(frozen=True)
 class Store:
-    """`target[index] = value`, or `target = value` without an index."""
+    """`target[index] = value`, or `target = value` without an index; with `guards`, only if all of these hold."""
 
     target: str
     index: Index | None
     value: Value
+    guards: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
 class Update:
-    """`target[index] = target[index] op value`."""
+    """`target[index] = target[index] op value`; with `guards`, only if all of these hold."""
 
     target: str
     index: Index | None
     op: str
     value: Value
+    guards: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)

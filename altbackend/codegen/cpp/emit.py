@@ -502,6 +502,18 @@ def _scan(e: Emitter, s: Scope, q: MappedNode) -> None:
         s.before[depth].append(Store(e.param(node.out, written=True), at, result))
 
 
+def _in_range(e: Emitter, s: Scope, index: Index) -> tuple[Value, ...]:
+    """Return the conditions under which the checked positions in an index are in range, bound to names."""
+    guards: list[Value] = []
+    for v in ex.lookups(index):
+        if v.op == "wrap_index":
+            at, size = v.args[0], va.index(v.attr)
+            from_zero = len(v.args) > 1 and int(v.args[1].attr) & va.FROM_ZERO
+            least = va.const(0, torch.int64) if from_zero else va.index(ex.mul(v.attr, -1))
+            guards += [_bind(e, s, va.apply("ge", at, least)), _bind(e, s, va.apply("lt", at, size))]
+    return tuple(guards)
+
+
 _SCATTER_OPS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
 
 
@@ -512,9 +524,11 @@ def _scatter(e: Emitter, s: Scope, q: MappedNode) -> None:
     value = _bind(e, s, q.value)
     at, _ = _index(e, s, q.index)
     target = e.param(node.out, written=True)
+    # a temporary may be written at a wrong position, since the call then raises; an input may not
+    guards = _in_range(e, s, q.index) if e.program.buffers[node.out].kind == "input" else ()
     body = s.before[len(s.stage.inner)]
     if node.mode == "set":
-        body.append(Store(target, at, value))
+        body.append(Store(target, at, value, guards))
     else:
-        body.append(Update(target, at, _SCATTER_OPS[node.mode], value))
+        body.append(Update(target, at, _SCATTER_OPS[node.mode], value, guards))
     s.serial |= not s.stage.inner or ex.coefficient(q.index, s.stage.inner[-1]) != 1

@@ -226,12 +226,16 @@ def _statement(w: _CppLines, s: Stmt) -> None:
             w.add(f"{CTYPES[s.dtype]} {s.name}{init or '{}'};")
         case Store():
             target = s.target if s.index is None else f"{s.target}[{index(s.index)}]"
-            w.add(f"{target} = {scalar(s.value)};")
+            w.add(f"{_guarded(s.guards)}{target} = {scalar(s.value)};")
         case Update():
             target = s.target if s.index is None else f"{s.target}[{index(s.index)}]"
-            w.add(f"{target} = {_COMBINE[s.op].format(target, scalar(s.value))};")
+            w.add(f"{_guarded(s.guards)}{target} = {_COMBINE[s.op].format(target, scalar(s.value))};")
         case Loop():
             _loop(w, s)
+
+
+def _guarded(guards: tuple[Value, ...]) -> str:
+    return f"if ({' && '.join(map(scalar, guards))}) " if guards else ""
 
 
 def _tile(w: _CppLines, s: Loop) -> None:

@@ -11,14 +11,15 @@ import torch
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from ...ir.loops import Scatter
+from ...ir.loops import Buffer, Scatter, View
 from ...ir.ops import compute_dtype
 from ...ir.value import Value
+from .. import in_place
 from .. import scalar as s
 from ..context import Ctx
 from ..gpu import scatter_refusal
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, axes, expand, of_buffer, points, with_dim
+from ..tensor import Tensor, as_view, axes, expand, of_view, points, with_dim
 from .indexing import IndexRule, advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
@@ -53,14 +54,44 @@ def scatter(
     acc = base.dtype if mode == "set" else compute_dtype(base.dtype)
     if refusal := scatter_refusal(ctx, mode, acc):
         raise FallBack(refusal)
-    b = ctx.new_buffer(acc, base.sizes, strides or ctx.strides_like(base.sizes, fake))
-    ctx.store(b, Tensor(base.sizes, acc, va.cast(va.cast(base.value, base.dtype), acc)))
-    index = ex.add(0, *(ex.mul(step, i) for step, i in zip(b.strides, updates.at, strict=True)))
+    b, first = _target(ctx, base, acc, updates, strides or ctx.strides_like(base.sizes, fake))
+    index = ex.add(first, *(ex.mul(step, i) for step, i in zip(b.strides, updates.at, strict=True)))
     dims = tuple(a for a in axes(updates.sizes) if ex.size_of(a) != 1)
     if 0 not in updates.sizes:
         ctx.emit(Scatter(b.name, dims, index, va.cast(updates.value, acc), mode, ctx.origins()))
     # a 0-d base was given one dimension; the result is 0-d again
-    return finish(ctx, base.sizes if fake.shape else (), base.dtype, of_buffer(b).value)
+    written = of_view(View(b.name, b.sizes, b.strides, first), b.dtype)
+    return finish(ctx, base.sizes if fake.shape else (), base.dtype, written.value)
+
+
+def _target(
+    ctx: Ctx, base: Tensor, dtype: torch.dtype, updates: Updates, strides: tuple[Index, ...]
+) -> tuple[Buffer, Index]:
+    """Return the buffer that holds `base` for the updates to write, and the position of its first element.
+
+    It is the memory of `base` if the call being lowered updates that memory, or if nothing else reads it any more.
+    """
+    v = as_view(base, strides)
+    if v is not None and base.dtype == dtype and _is_destination(ctx, v):
+        kind = ctx.buffers[v.buffer]
+        return replace(kind, sizes=v.sizes, strides=v.strides), v.offset
+    reads = [b for b, _ in va.loads(updates.value)]
+    reads += [b for i in updates.at for x in ex.lookups(i) for b, _ in va.loads(x)]
+    if (name := in_place.reusable(ctx, base, dtype, reads)) is not None and ctx.buffers[name].strides == strides:
+        ctx.before_write(name)
+        return ctx.buffers[name], 0
+    b = ctx.new_buffer(dtype, base.sizes, strides)
+    ctx.store(b, Tensor(base.sizes, dtype, va.cast(va.cast(base.value, base.dtype), dtype)))
+    return b, 0
+
+
+def _is_destination(ctx: Ctx, v: View) -> bool:
+    """Return whether a view is the memory that the call being lowered writes; dimensions of size 1 have any stride."""
+    d = ctx.destination
+    if d is None or (v.buffer, v.offset) != (d.buffer, d.offset):
+        return False
+    sizes = v.sizes if d.sizes else ()  # a tensor without dimensions has become one of size 1
+    return sizes == d.sizes and all(a == b or n == 1 for a, b, n in zip(v.strides, d.strides, sizes, strict=False))
 
 
 def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:

@@ -1,0 +1,83 @@
+"""Predict what padding a matrix product on a GPU saves, in microseconds.
+
+The library's fast kernels need rows in memory that are multiples of 16 bytes. For other rows it takes other kernels,
+which are slower by a factor that depends on the dtype and on the largest power of two that divides the rows' bytes:
+
+    time = START_US + slowdown * operations / rate
+
+`python -m benchmarks.padding` measures the factors and prints this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from ..compat import torch_api
+
+BYTES_PER_US = 4.2e6  # of a copy
+START_US = 2.0  # of a product
+COPY_START_US = 1.0
+LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
+ALIGNED = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Operations in a microsecond, and the slowdown of rows by the power of two in their bytes."""
+
+    per_us: float
+    slowdown: Mapping[int, float]
+
+    def us(self, operations: float, alignment: int) -> float:
+        """Return the time of a product whose rows are multiples of `alignment` bytes."""
+        return START_US + self.slowdown.get(alignment, 1.0) * operations / self.per_us
+
+
+RATES: Mapping[str, Rate] = MappingProxyType(
+    {
+        "16-bit": Rate(760e6, MappingProxyType({2: 6.0, 4: 2.6, 8: 1.6})),
+        "tf32": Rate(380e6, MappingProxyType({4: 3.0, 8: 1.6})),
+        "float32": Rate(50e6, MappingProxyType({})),
+    }
+)
+
+
+def rate_of(dtype: torch.dtype) -> Rate | None:
+    """Return the rate of products of a dtype, or None for a dtype that gains nothing from padding."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return RATES["16-bit"]
+    if dtype == torch.float32:
+        return RATES["tf32" if torch_api.allows_tf32() else "float32"]
+    return None
+
+
+def alignment(elements: int, itemsize: int) -> int:
+    """Return the largest power of two, at most 16, that divides the bytes of a row."""
+    size = elements * itemsize
+    return min(size & -size, ALIGNED) if size else ALIGNED
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A padding of one product. `operations`, `padded_operations`: multiplications and additions without and with it.
+
+    `copied`: bytes of the operands and results that are copied for it. `copies`: the number of such copies.
+    """
+
+    rate: Rate
+    alignment: int
+    operations: float
+    padded_operations: float
+    copied: int
+    copies: int
+
+    def pays(self) -> bool:
+        """Return whether the padded product and its copies are clearly faster."""
+        before = self.rate.us(self.operations, self.alignment)
+        copying = 2 * self.copied / BYTES_PER_US + self.copies * COPY_START_US
+        after = self.rate.us(self.padded_operations, ALIGNED) + copying
+        return after < (1 - LEAST_GAIN) * before

@@ -1,0 +1,67 @@
+"""Rewrite convolutions with a 1x1 kernel as matrix products: y[n, h, w, :] = W x[n, h, w, :].
+
+The pixels of a channels-last image are the rows of a matrix. On a GPU the product takes an epilogue, and its library
+kernels are better than those of convolutions. On a CPU a call of a linear takes 8 us less than one of a convolution (32
+for 40, 240 channels of 14 x 14 pixels in float32); a convolution stays where oneDNN can accumulate into what is added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .channels_last import is_channels_last
+from .context import Context
+from .graph import aten, insert, is_call, only_user, propagate, val
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite 1x1 convolutions whose pixels are rows; return their number."""
+    count = 0
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or not _is_added(n)):
+            _rewrite(gm, n)
+            count += 1
+    return count
+
+
+def _is_added(n: Node) -> bool:
+    user = only_user(n)
+    return is_call(user, aten.add.Tensor) and user is not None and all(isinstance(a, Node) for a in user.args)
+
+
+def _suits(n: Node) -> bool:
+    x, w, _, stride, padding, _, transposed, _, groups = n.args
+    image, weight = val(x), val(w)
+    if transposed or groups != 1 or any(padding) or not image.dtype.is_floating_point or image.dim() < 4:  # type: ignore[arg-type]
+        return False
+    if any(s != 1 for s in weight.shape[2:]) or image.dtype != weight.dtype:
+        return False
+    if sum(not isinstance(s, int) for s in image.shape) > 1:  # a view leaves out one size at most
+        return False
+    if all(statically_known_true(s == 1) for s in image.shape[2:]):
+        return True
+    return all(s == 1 for s in stride) and is_channels_last(image)  # type: ignore[union-attr]
+
+
+def _rewrite(gm: GraphModule, n: Node) -> None:
+    x, w, bias, *_ = n.args
+    image = val(x)
+    batch, channels, *pixels = image.shape
+    out = val(w).shape[0]
+
+    def call(target: Any, *args: Any) -> Node:
+        return insert(gm.graph, n, target, args)
+
+    last = [0, *range(2, image.dim()), 1]
+    rows = call(aten.reshape.default, call(aten.permute.default, x, last), [-1, channels])
+    weight = call(aten.t.default, call(aten.reshape.default, w, [out, channels]))
+    y = call(aten.mm.default, rows, weight) if bias is None else call(aten.addmm.default, bias, rows, weight)
+    sizes = [batch, *pixels, out]
+    shaped = call(aten.view.default, y, [s if isinstance(s, int) else -1 for s in sizes])
+    result = call(aten.permute.default, shaped, [0, image.dim() - 1, *range(1, image.dim() - 1)])
+    n.replace_all_uses_with(result)
+    gm.graph.erase_node(n)
+    propagate(gm, [result])

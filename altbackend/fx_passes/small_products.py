@@ -1,0 +1,62 @@
+"""Compute small matrix products in generated kernels: sum_k a[i, k] b[k, j].
+
+A product of depth 1 is an outer product, which is pointwise. On a GPU, many rows (or many matrices) of little depth and
+width are bound by memory; a generated kernel reads them as fast as the library does, and fuses with its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .context import Context
+from .graph import aten, insert, is_call, propagate, val
+
+MANY = 8192  # rows, or matrices of a batch
+FEW = 16  # depth, and width of the results
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Rewrite products of depth 1 and, on a GPU, those bound by memory; return their number."""
+    new = [_decompose(gm, n) for n in list(gm.graph.nodes) if _suits(n, ctx.device)]
+    propagate(gm, new)
+    return len(new)
+
+
+def _suits(n: Node, device: str) -> bool:
+    if not is_call(n, aten.mm.default, aten.bmm.default) or n.kwargs:
+        return False
+    a, b = (val(x) for x in n.args)
+    sizes = (*a.shape, b.shape[-1])
+    if not a.dtype.is_floating_point or a.dtype != b.dtype or not all(isinstance(s, int) for s in sizes[-3:]):
+        return False
+    rows, depth, width = sizes[-3:]
+    if depth == 1:
+        return True
+    if device != "gpu" or not 0 < depth <= FEW or not 0 < width <= FEW:
+        return False
+    batch = sizes[0] if len(sizes) == 4 else 1
+    return isinstance(batch, int) and (rows >= MANY or (batch >= MANY and rows <= FEW))
+
+
+def _decompose(gm: GraphModule, n: Node) -> Node:
+    a, b = n.args
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return insert(gm.graph, n, target, args, kwargs)
+
+    if val(a).shape[-1] == 1:
+        new = call(aten.mul.Tensor, a, b)  # (i, 1) * (1, j)
+    else:
+        wide = {"dtype": torch.float32} if val(a).dtype in (torch.bfloat16, torch.float16) else {}
+        terms = call(aten.mul.Tensor, call(aten.unsqueeze.default, a, -1), call(aten.unsqueeze.default, b, -3))
+        if wide:  # as the library, add in float32 and round once
+            c, d = (call(aten._to_copy.default, x, **wide) for x in terms.args)
+            terms = call(aten.mul.Tensor, c, d)
+        new = call(aten.sum.dim_IntList, terms, [-2])
+        new = call(aten._to_copy.default, new, dtype=val(n).dtype) if wide else new
+    n.replace_all_uses_with(new)
+    gm.graph.erase_node(n)
+    return new

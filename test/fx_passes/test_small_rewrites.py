@@ -1,0 +1,138 @@
+"""Small products, permutations as indices, joined concatenations: each fires once and equals eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from altbackend.config.resolve import resolve
+from altbackend.debug.trace import Trace
+from altbackend.fx_passes import permutations, simplify, small_products
+from altbackend.fx_passes.context import Context
+from test.compare import compiled, twin
+from test.graphs import trace
+
+T = torch.Tensor
+
+
+def context(device: str = "cpu") -> Context:
+    cfg = resolve()
+    return Context(cfg, Trace("test", cfg), device=device)
+
+
+def targets(gm: torch.fx.GraphModule) -> list[str]:
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+# --- small products ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("device", "a", "b"),
+    [
+        ("cpu", (5, 1), (1, 7)),
+        ("cpu", (3, 5, 1), (3, 1, 7)),
+        ("gpu", (8192, 3), (3, 4)),
+        ("gpu", (8192, 2, 3), (8192, 3, 4)),
+    ],
+)
+def test_small_products(device: str, a: tuple[int, ...], b: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(a).to(dtype), torch.randn(b).to(dtype)
+    (gm,) = trace(torch.matmul, x, y)
+    before = gm.graph.output_node().args[0][0].meta["val"]  # type: ignore[index]
+    assert [small_products.run(gm, context(device)) for _ in range(2)] == [1, 0]
+    after = gm.graph.output_node().args[0][0].meta["val"]  # type: ignore[index]
+    assert (after.dtype, after.shape, after.stride()) == (before.dtype, before.shape, before.stride())
+    assert not any("mm" in t for t in targets(gm))
+    gm.recompile()
+    torch.testing.assert_close(gm(x, y)[0], torch.matmul(x, y))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_other_products_stay(device: str) -> None:
+    for a, b in (((64, 3), (3, 4)), ((8192, 64), (64, 4)), ((3, 4), (4, 8192))):
+        (gm,) = trace(torch.matmul, torch.randn(a), torch.randn(b))
+        assert small_products.run(gm, context(device)) == 0
+
+
+def test_outer_products_of_odd_values() -> None:
+    x = torch.tensor([[0.0], [-0.0], [float("inf")], [float("nan")], [1e-40]])
+    torch.testing.assert_close(compiled(torch.mm)(x, x.t()), torch.mm(x, x.t()), equal_nan=True)
+
+
+# --- permutations ---
+
+
+def read(x: T, v: T) -> T:
+    return x[torch.randperm(8)[:5]]
+
+
+def select(x: T, v: T) -> T:
+    return torch.index_select(x, 1, torch.randperm(6))
+
+
+def add(x: T, v: T) -> T:
+    return torch.index_add(x, 0, torch.randperm(8)[:3], v, alpha=2)
+
+
+def put(x: T, v: T) -> T:
+    return torch.index_put(x, (torch.randperm(8)[:3],), v)
+
+
+@pytest.mark.parametrize("fn", [read, select, add, put], ids=lambda f: f.__name__)
+def test_permutations(fn: Callable[..., Any]) -> None:
+    x, v = torch.randn(8, 6), torch.randn(3, 6)
+    (gm,) = trace(fn, x, v)
+    assert [permutations.run(gm, context()) for _ in range(2)] == [1, 0]
+    assert any("_unsafe_index" in t for t in targets(gm))
+    run = compiled(fn, fallback_random=True)
+    torch.manual_seed(0)
+    want = fn(x, v)
+    torch.manual_seed(0)
+    torch.testing.assert_close(run(*twin([x, v])), want)
+
+
+def test_a_permutation_of_more_positions_is_checked() -> None:
+    def fn(x: T) -> T:
+        return x[torch.randperm(9)]
+
+    (gm,) = trace(fn, torch.randn(9, 2))
+    for n in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.randperm.default):
+        n.args = (10,)
+    assert permutations.run(gm, context()) == 0
+    for other in (lambda x: x[torch.randint(0, 9, (4,))], lambda x: torch.index_put(x, (torch.randperm(9),), x, True)):
+        (gm,) = trace(other, torch.randn(9, 2))
+        assert permutations.run(gm, context()) == 0
+
+
+# --- concatenations ---
+
+
+def test_concatenations_join(tmp_path: Path) -> None:
+    def fn(a: T, b: T) -> tuple[T, T]:
+        inner = torch.cat([a, b], 1)
+        return torch.cat([torch.cat([a, b], -1), b, torch.cat([a * 2, a], 1)], 1), torch.cat([inner.sin(), inner], 0)
+
+    a, b = torch.randn(3, 4), torch.randn(3, 2)
+    (gm,) = trace(fn, a, b)
+    before = len(targets(gm))
+    assert [simplify.join_cats(gm) for _ in range(2)] == [2, 0]
+    gm.graph.eliminate_dead_code()
+    assert len(targets(gm)) == before - 2
+    torch.testing.assert_close(compiled(fn)(a, b), fn(a, b))
+
+
+def test_concatenations_along_other_dimensions_or_with_other_readers_stay() -> None:
+    def fn(a: T, b: T) -> tuple[T, T, T]:
+        inner = torch.cat([a, b], 1)
+        mixed = torch.cat([torch.cat([a, a]).double(), torch.cat([a, a], 1).reshape(6, 4).double()])
+        return torch.cat([torch.cat([a, b], 1), torch.cat([a, b], 1)], 0), torch.cat([inner, b], 1) + inner.sum(), mixed
+
+    a, b = torch.randn(3, 4), torch.randn(3, 2)
+    torch.testing.assert_close(compiled(fn)(a, b), fn(a, b))
