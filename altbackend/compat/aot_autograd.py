@@ -14,7 +14,7 @@ import torch._functorch.config as functorch
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch._aot_autograd.schemas import OutputType
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import aot_export_joint_simple, aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -85,6 +85,34 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: obj
         return untraced(call)
 
     return build
+
+
+def joint_graph(
+    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
+    """Return the graph of a function and of the gradients of its inputs that require them.
+
+    `args`: tensors and numbers. The inputs of the graph are the tensors and the gradients of the function's results;
+    its results are those of the function and the gradients of its inputs.
+    """
+
+    def of_tensors(*tensors: Any) -> Any:
+        given = iter(tensors)
+        return as_tuple(fn(*(next(given) if isinstance(x, torch.Tensor) else x for x in args)))
+
+    export: Any = aot_export_joint_simple
+    tensors = tuple(x for x in args if isinstance(x, torch.Tensor))
+    with torch.enable_grad():
+        gm: torch.fx.GraphModule = export(of_tensors, tensors, trace_joint=True, decompositions=decompositions)
+    out = gm.graph.output_node()
+    out.args = (tuple(tree_leaves(out.args)),)
+    gm.recompile()
+    return gm
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a function as a tuple, also if it returns one."""
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def untraced(fn: object) -> Any:

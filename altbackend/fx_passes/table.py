@@ -67,6 +67,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
+    Pass("normalise", P.BEFORE_JOINT, BOTH, ANY, simplify.run_normalise),
     Pass("user: joint, pre", P.BEFORE_JOINT, BOTH, ANY, user.joint_pre, preserves=False),
     # --- the joint graph
     Pass(
