@@ -77,6 +77,13 @@ class Config:
         "code",
         limits=(0, None),
     )
+    attention: str = _option(
+        "auto",
+        "attention that a program writes out as products and a softmax, as one call of torch's fused kernel: `auto` "
+        "where it is faster, `on` wherever it gives the same results, `off` nowhere; never with numerics=`eager`",
+        "code",
+        choices=("auto", "on", "off"),
+    )
     # memory and layout
     reuse_memory: bool = _option(True, "let intermediates whose lifetimes do not overlap share memory", "code")
     persistent_workspace: bool = _option(True, "keep the memory of intermediates between calls", "code")

@@ -20,7 +20,7 @@ from ..debug.trace import DecisionKind
 from . import cse
 from .context import Context
 from .cse import feeds_output
-from .graph import aten, drop_dead, insert, val
+from .graph import aten, drop_dead, insert, is_call, val
 from .pattern.rules import Rewrite, Rules, counts, described
 
 
@@ -139,6 +139,10 @@ RULES = (
     Rule("whole slice -> x", (aten.slice.Tensor,), lambda n: n.args[0], lambda x: aten.slice.Tensor(x, 0, 0, 4).exp()),
     Rule("cat of one -> x", (aten.cat.default,), lambda n: _only(n.args[0]), lambda x: torch.cat([x], 1).exp()),
     Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0], lambda x: x.clone().exp()),
+    Rule(
+        "copy of a permuted copy -> permuted x", (aten.clone.default,), lambda n: _uncopied(n),
+        lambda x: x.permute(1, 0).contiguous().permute(1, 0).contiguous().exp(), inner=(aten.permute.default, aten.transpose.int),
+    ),
 )  # fmt: skip
 NO_OPS = Rules(RULES, "no-ops", last_first=False)
 # What a trace of a backward adds; a joint graph that is not split keeps it.
@@ -146,6 +150,19 @@ DETACHED = Rules(
     [Rule("detached -> x", (aten.detach.default, aten.alias.default), lambda n: n.args[0], lambda x: x.detach().exp())],
     "detached copies", last_first=False,
 )  # fmt: skip
+
+
+def _uncopied(n: Node) -> Any:
+    """Return x permuted for a copy of a permuted copy of x, if it has the strides of that copy; else None."""
+    permuted = n.args[0]
+    copy = permuted.args[0] if isinstance(permuted, Node) else None
+    if not is_call(copy, aten.clone.default) or not isinstance(copy, Node) or not isinstance(permuted, Node):
+        return None
+    view = insert(n.graph, n, permuted.target, (copy.args[0], *permuted.args[1:]))  # type: ignore[arg-type]
+    if same_layout(val(view), val(n)):
+        return view
+    n.graph.erase_node(view)
+    return None
 
 
 def _only(parts: Any) -> Any:

@@ -22,6 +22,7 @@ from . import (
     user,
     wide_products,
 )
+from .attention import rewrite as attention
 from .context import Context, Pass, Phase
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
@@ -61,6 +62,7 @@ _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into conv
 PASSES: tuple[Pass, ...] = (
     # --- the graph as Dynamo captured it
     Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
+    Pass("attention", P.CAPTURED, BOTH, FAST, attention.run, preserves=False),
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),

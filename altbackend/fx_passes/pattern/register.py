@@ -35,7 +35,6 @@ def register_replacement(
     that a set has already. Raise ValueError for names that are no parameters.
     """
     scalars = dict(scalar_workaround or {})
-    names = parameters(search_fn)
     _check(search_fn, [*scalars, *exclusive_arg_names], len(example_inputs) + len(scalars))
     pattern = search_fn_pattern or traced_pattern(search_fn, example_inputs, trace_fn, scalars)
     if not pattern.outputs:
