@@ -141,7 +141,8 @@ RULES = (
     Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0], lambda x: x.clone().exp()),
     Rule(
         "copy of a permuted copy -> permuted x", (aten.clone.default,), lambda n: _uncopied(n),
-        lambda x: x.permute(1, 0).contiguous().permute(1, 0).contiguous().exp(), inner=(aten.permute.default, aten.transpose.int),
+        lambda x: x.permute(1, 0).contiguous().permute(1, 0).contiguous().exp(),
+        inner=(aten.permute.default, aten.transpose.int),
     ),
 )  # fmt: skip
 NO_OPS = Rules(RULES, "no-ops", last_first=False)

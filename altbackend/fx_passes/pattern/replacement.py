@@ -11,6 +11,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,9 +60,12 @@ class Replacement:
         """Return the operators of the first argument that the rule needs."""
         return first_operators(self.pattern.outputs[-1])
 
-    def version(self) -> str:
-        """Return the name and the code of the rule's functions, for the cache key."""
-        return f"{self.name} {source_of(self.search)} {source_of(self.replace)} {source_of(self.check)}"
+    def version(self) -> str | None:
+        """Return the name and the code of the rule's functions, for the cache key; None if one has no version."""
+        texts = [source_of(fn) for fn in (self.search, self.replace, self.check, self.trace)]
+        if None in texts:
+            return None
+        return f"{self.name} {texts} {self.exclusive} {dict(self.scalars)} {self.pattern.names}"
 
     def rewrite(self, n: Node) -> Rewrite | None:
         """Replace the match that ends at a node, if there is one and it is accepted."""
@@ -121,17 +125,30 @@ def first_operators(term: Call) -> tuple[Any, ...]:
     return () if term.commutes or not isinstance(first, Call) else first.targets
 
 
-def source_of(fn: Callable[..., Any]) -> str:
-    """Return a digest of a function's code and of the values that it closes over."""
+def source_of(fn: Callable[..., Any]) -> str | None:
+    """Return a digest of the file of a function, of its name and of the values that it closes over.
+
+    Return None if the file cannot be read, or if a value has no text that tells its content.
+    """
     code = getattr(fn, "__code__", None)
-    if code is None:
-        return repr(type(fn))
     try:
-        text = inspect.getsource(fn)
+        text = Path(inspect.getsourcefile(fn) or "").read_bytes()
     except (OSError, TypeError):
-        text = f"{code.co_code.hex()} {code.co_consts!r}"
-    closed = [repr(cell.cell_contents) for cell in getattr(fn, "__closure__", None) or ()]
-    return hashlib.sha256(f"{text} {closed}".encode()).hexdigest()[:16]
+        return None
+    closed = [_text(cell.cell_contents) for cell in getattr(fn, "__closure__", None) or ()]
+    if code is None or None in closed:
+        return None
+    return hashlib.sha256(text + f"{fn.__qualname__} {code.co_firstlineno} {closed}".encode()).hexdigest()[:16]
+
+
+def _text(value: Any) -> str | None:
+    """Return a text of a value that tells its content, or None."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        texts = [_text(item) for item in value]
+        return None if None in texts else repr(texts)
+    return source_of(value) if callable(value) else None
 
 
 def insert(match: Match, traced: GraphModule, positions: Sequence[int]) -> list[Node] | None:

@@ -89,10 +89,10 @@ class Rules:
         """Apply the rules to a graph: the form of a pass of the user."""
         self.apply(graph)
 
-    def uuid(self) -> str:
-        """Return a digest of the rules, which enters the cache key; rules must describe themselves in full."""
+    def uuid(self) -> str | None:
+        """Return a digest of the rules, which enters the cache key; None if a rule cannot tell its version."""
         texts = [version(rule) for rule in self.rules]
-        return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+        return None if None in texts else hashlib.sha256(repr(texts).encode()).hexdigest()
 
     def apply(self, graph: Graph | GraphModule, skip: Callable[[Node], bool] = lambda n: False) -> list[Rewrite]:
         """Apply the rules once at every node, in place; return what they did. `skip`: nodes to leave alone."""
@@ -122,10 +122,11 @@ class Rules:
         return [rule for _, rule in rules]
 
 
-def version(rule: Rule) -> str:
-    """Return a text that differs where two rules differ: a rule's own `version`, or else its name."""
+def version(rule: Rule) -> str | None:
+    """Return the text by which a rule tells its version; None if it has none."""
     own = getattr(rule, "version", None)
-    return str(own()) if callable(own) else rule.name
+    text = own() if callable(own) else None
+    return None if text is None else str(text)
 
 
 def counts(rewrites: Iterable[Rewrite]) -> dict[str, int]:
