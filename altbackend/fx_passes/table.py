@@ -24,6 +24,7 @@ from . import (
 )
 from .attention import rewrite as attention
 from .context import Context, Pass, Phase
+from .traced import rewrite as traced
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
 FAST, EAGER, ANY = ("fast",), ("eager",), ("fast", "eager")
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.PARTITION, "normalisations", "in parts", "{}: their statistics and pointwise operators"),
     ),
     Pass("dead code", P.JOINT, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("traced patterns", P.JOINT, BOTH, FAST, traced.run),
     Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds),
     Pass("checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds),
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
@@ -102,6 +104,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
+    Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(

@@ -268,6 +268,13 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(run(x), x.exp().reshape(-1).sin() * 2)
 
 
+def test_a_replacement_that_fails_names_its_rule() -> None:
+    rules = Rules()
+    register_replacement(gelu_by_hand, lambda x: x.view(-1, 1000), [torch.empty(8, 8)], fwd_only, rules)
+    with pytest.raises(RuntimeError, match=r"the replacement of the rule gelu_by_hand failed: .*refuse the match"):
+        rules.apply(prepared(lambda x: gelu_by_hand(x) + 1, A))
+
+
 # --- joint graphs ---
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -126,9 +127,13 @@ def slower(form: Form, ctx: Context) -> str:
         or value_of(form.result).requires_grad
     ):
         return ""
-    sizes = shape_of(form.scores)
-    low, high = _SEPARATE[dtype_of(form.scores)]
+    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))
+
+
+def separate_is_faster(sizes: Sequence[int | torch.SymInt], dtype: torch.dtype) -> str:
+    """Return why separate kernels of a CPU are faster for scores of these sizes, or ""."""
+    low, high = _SEPARATE[dtype]
     if not all(isinstance(size, int) for size in sizes):
         return "" if high < math.inf else "products of 16 bits are faster on this device"
-    size = math.prod(sizes) * dtype_of(form.scores).itemsize
+    size = math.prod(sizes) * dtype.itemsize
     return f"separate kernels are faster for scores of {size} bytes" if low <= size < high else ""

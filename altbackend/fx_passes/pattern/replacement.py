@@ -72,8 +72,7 @@ class Replacement:
         match = self.accepted(n)
         if match is None:
             return None
-        traced = self._traced(self.replace, match)
-        new = insert(match, traced, self.pattern.positions) if traced is not None else None
+        new = insert(match, self._replaced(match), self.pattern.positions)
         if new is None:
             return None
         return Rewrite(self.name, tuple(map(described, match.nodes)), tuple(map(described, new)), len(new) > 1)
@@ -109,14 +108,23 @@ class Replacement:
     def _count(self) -> int:
         return sum(1 for name in self.pattern.names if not name.startswith("tangent_"))
 
+    def _replaced(self, match: Match) -> GraphModule:
+        try:
+            return self._trace(self.replace, match)
+        except Exception as cause:
+            todo = "correct the function, or refuse the match in extra_check"
+            raise RuntimeError(f"the replacement of the rule {self.name} failed: {cause}; {todo}") from cause
+
     def _traced(self, fn: Callable[..., Any], match: Match) -> GraphModule | None:
         """Trace a function with the values of a match; None if it does not take them."""
-        names = self.pattern.names[: self._count()]
         try:
-            values = values_of({name: match.kwargs[name] for name in names}, self.pattern.with_gradients)
-            return self.trace(fn, values)
+            return self._trace(fn, match)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):  # shapes that the function refuses
             return None
+
+    def _trace(self, fn: Callable[..., Any], match: Match) -> GraphModule:
+        values = {name: match.kwargs[name] for name in self.pattern.names[: self._count()]}
+        return self.trace(fn, values_of(values, self.pattern.with_gradients))
 
 
 def first_operators(term: Call) -> tuple[Any, ...]:

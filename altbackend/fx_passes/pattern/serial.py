@@ -50,8 +50,10 @@ def _target(target: Any) -> str:
     return f"{target.__module__.removeprefix('_')}.{target.__name__}"
 
 
-HEADER = '''"""Patterns that `python -m altbackend patterns --write` has traced from `{source}`. Do not edit."""
+HEADER = '''"""Patterns of `{source}`. `python -m altbackend patterns --write` writes this file."""
 
+# ruff: noqa: E501, Q000
+# fmt: off
 from __future__ import annotations
 
 from collections.abc import Callable

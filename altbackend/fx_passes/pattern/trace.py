@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,9 @@ TraceFn = Callable[[Callable[..., Any], Sequence[Any]], GraphModule]
 
 def fwd_only(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     """Return the ATen graph of a function in inference. `args`: tensors, fake or real, and numbers."""
-    fake = any(getattr(x, "fake_mode", None) is not None for x in args)
-    with torch.no_grad(), aot_autograd.new_tracing_context():
-        gm = make_fx(fn, decomposition_table=decomp.table(), tracing_mode="real" if fake else "fake")(*args)
+    mode = next((x.fake_mode for x in args if hasattr(x, "fake_mode")), None)
+    with torch.no_grad(), aot_autograd.new_tracing_context(), mode or contextlib.nullcontext():
+        gm = make_fx(fn, decomp.table(), "fake" if mode is None else "real")(*args)
     return normalised(gm)
 
 
