@@ -18,6 +18,7 @@ from altbackend.errors import (
     CompilerMissing,
     InternalError,
     NoRoom,
+    PassChangedResults,
     SharedStoreUnusable,
     UnknownMode,
     UnknownOption,
@@ -37,6 +38,7 @@ EXAMPLES: list[AltError] = [
     InternalError("lowering", "aten.add", "model.py:3", "/tmp/folder"),
     CacheFolderUnusable("/noexec", "it is mounted noexec"),
     NoRoom("/tmp and /cache", 32),
+    PassChangedResults("simplify", "graph0_inference", "result 0: relative difference 1, more than 0.0001"),
     BadBundle("kernels.zip", "it is damaged"),
     SharedStoreUnusable("redis://host:6379", "it does not answer"),
 ]

@@ -191,6 +191,12 @@ class Config:
         "debug",
         choices=("never", "failures", "always"),
     )
+    check_passes: bool = _option(
+        False,
+        "run each graph before and after every graph pass on example inputs, and raise an error that names the first "
+        "pass whose results differ beyond rounding",
+        "debug",
+    )
     verify_ir: bool = _option(False, "check the loop IR after every step", "debug")
     # the user's graph passes
     pre_grad_custom_pass: Passes = _pass("pass or passes over the graph as Dynamo traced it")

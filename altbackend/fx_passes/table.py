@@ -63,7 +63,7 @@ _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into conv
 PASSES: tuple[Pass, ...] = (
     # --- the graph as Dynamo captured it
     Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
-    Pass("attention", P.CAPTURED, BOTH, FAST, attention.run, preserves=False),
+    Pass("attention", P.CAPTURED, BOTH, FAST, attention.run, preserves=False, draws=True),
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),
@@ -79,8 +79,10 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("dead code", P.JOINT, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("traced patterns", P.JOINT, BOTH, FAST, traced.run),
-    Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds),
-    Pass("checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds),
+    Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds, draws=True),
+    Pass(
+        "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
+    ),
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
@@ -105,7 +107,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
-    Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
+    Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,

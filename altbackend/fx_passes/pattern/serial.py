@@ -17,8 +17,13 @@ def text_of(name: str, pattern: Traced) -> str:
     names: dict[Term, str] = {}
     outputs = [_write(term, names, lines) for term in pattern.outputs]
     body = "".join(f"    {line}\n" for line in lines)
-    rest = f"{pattern.names!r}, ({', '.join(outputs)},), {pattern.positions!r}, {pattern.with_gradients!r}"
-    return f'def {name}() -> Traced:\n    """Return the pattern {name}."""\n{body}    return Traced({rest})\n'
+    return (
+        f"def {name}() -> Traced:\n"
+        f'    """Return the pattern {name}."""\n{body}'
+        f"    names = {pattern.names!r}\n"
+        f"    outputs = ({', '.join(outputs)},)\n"
+        f"    return Traced(names, outputs, {pattern.positions!r}, {pattern.with_gradients!r})\n"
+    )
 
 
 def _write(term: Any, names: dict[Term, str], lines: list[str]) -> str:
@@ -52,7 +57,6 @@ def _target(target: Any) -> str:
 
 HEADER = '''"""Patterns of `{source}`. `python -m altbackend patterns --write` writes this file."""
 
-# ruff: noqa: E501, Q000
 # fmt: off
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Patterns of `fx_passes/traced/attention.py`. `python -m altbackend patterns --write` writes this file."""
 
-# ruff: noqa: E501, Q000
 # fmt: off
 from __future__ import annotations
 
@@ -26,7 +25,9 @@ def plain() -> Traced:
     n7 = call(aten.view.default, Arg('value'), Like('sizes'))
     n8 = call(aten.bmm.default, n6, n7)
     n9 = call(aten.view.default, n8, Like('sizes'))
-    return Traced(('query', 'key', 'value'), (n9,), (0,), ())
+    names = ('query', 'key', 'value')
+    outputs = (n9,)
+    return Traced(names, outputs, (0,), ())
 
 
 def scaled() -> Traced:
@@ -42,7 +43,9 @@ def scaled() -> Traced:
     n8 = call(aten.view.default, Arg('value'), Like('sizes'))
     n9 = call(aten.bmm.default, n7, n8)
     n10 = call(aten.view.default, n9, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale'), (n10,), (0,), ())
+    names = ('query', 'key', 'value', 'scale')
+    outputs = (n10,)
+    return Traced(names, outputs, (0,), ())
 
 
 def divided() -> Traced:
@@ -58,7 +61,9 @@ def divided() -> Traced:
     n8 = call(aten.view.default, Arg('value'), Like('sizes'))
     n9 = call(aten.bmm.default, n7, n8)
     n10 = call(aten.view.default, n9, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale'), (n10,), (0,), ())
+    names = ('query', 'key', 'value', 'scale')
+    outputs = (n10,)
+    return Traced(names, outputs, (0,), ())
 
 
 def masked() -> Traced:
@@ -75,7 +80,9 @@ def masked() -> Traced:
     n9 = call(aten.view.default, Arg('value'), Like('sizes'))
     n10 = call(aten.bmm.default, n8, n9)
     n11 = call(aten.view.default, n10, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'mask', 'scale'), (n11,), (0,), ())
+    names = ('query', 'key', 'value', 'mask', 'scale')
+    outputs = (n11,)
+    return Traced(names, outputs, (0,), ())
 
 
 def plain_of_views() -> Traced:
@@ -93,7 +100,9 @@ def plain_of_views() -> Traced:
     n10 = call(aten.view.default, n9, Like('sizes'))
     n11 = call(aten.bmm.default, n8, n10)
     n12 = call(aten.view.default, n11, Like('sizes'))
-    return Traced(('query', 'key', 'value'), (n12,), (0,), ())
+    names = ('query', 'key', 'value')
+    outputs = (n12,)
+    return Traced(names, outputs, (0,), ())
 
 
 def scaled_of_views() -> Traced:
@@ -112,7 +121,9 @@ def scaled_of_views() -> Traced:
     n11 = call(aten.view.default, n10, Like('sizes'))
     n12 = call(aten.bmm.default, n9, n11)
     n13 = call(aten.view.default, n12, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale'), (n13,), (0,), ())
+    names = ('query', 'key', 'value', 'scale')
+    outputs = (n13,)
+    return Traced(names, outputs, (0,), ())
 
 
 def divided_of_views() -> Traced:
@@ -131,7 +142,9 @@ def divided_of_views() -> Traced:
     n11 = call(aten.view.default, n10, Like('sizes'))
     n12 = call(aten.bmm.default, n9, n11)
     n13 = call(aten.view.default, n12, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale'), (n13,), (0,), ())
+    names = ('query', 'key', 'value', 'scale')
+    outputs = (n13,)
+    return Traced(names, outputs, (0,), ())
 
 
 def masked_of_views() -> Traced:
@@ -151,7 +164,9 @@ def masked_of_views() -> Traced:
     n12 = call(aten.view.default, n11, Like('sizes'))
     n13 = call(aten.bmm.default, n10, n12)
     n14 = call(aten.view.default, n13, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'mask', 'scale'), (n14,), (0,), ())
+    names = ('query', 'key', 'value', 'mask', 'scale')
+    outputs = (n14,)
+    return Traced(names, outputs, (0,), ())
 
 
 def plain_joint() -> Traced:
@@ -185,7 +200,9 @@ def plain_joint() -> Traced:
     n26 = call(aten.transpose.int, n6, Like('int'), Like('int'))
     n27 = call(aten.bmm.default, n26, n10)
     n28 = call(aten.view.default, n27, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'tangent_0'), (n9, n21, n25, n28,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'tangent_0')
+    outputs = (n9, n21, n25, n28,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def scaled_joint() -> Traced:
@@ -221,7 +238,9 @@ def scaled_joint() -> Traced:
     n28 = call(aten.transpose.int, n7, Like('int'), Like('int'))
     n29 = call(aten.bmm.default, n28, n11)
     n30 = call(aten.view.default, n29, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale', 'tangent_0'), (n10, n23, n27, n30,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'scale', 'tangent_0')
+    outputs = (n10, n23, n27, n30,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def divided_joint() -> Traced:
@@ -257,7 +276,9 @@ def divided_joint() -> Traced:
     n28 = call(aten.transpose.int, n7, Like('int'), Like('int'))
     n29 = call(aten.bmm.default, n28, n11)
     n30 = call(aten.view.default, n29, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale', 'tangent_0'), (n10, n23, n27, n30,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'scale', 'tangent_0')
+    outputs = (n10, n23, n27, n30,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def masked_joint() -> Traced:
@@ -294,7 +315,9 @@ def masked_joint() -> Traced:
     n29 = call(aten.transpose.int, n8, Like('int'), Like('int'))
     n30 = call(aten.bmm.default, n29, n12)
     n31 = call(aten.view.default, n30, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'mask', 'scale', 'tangent_0'), (n11, n24, n28, n31,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'mask', 'scale', 'tangent_0')
+    outputs = (n11, n24, n28, n31,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def plain_of_views_joint() -> Traced:
@@ -331,7 +354,9 @@ def plain_of_views_joint() -> Traced:
     n29 = call(aten.transpose.int, n8, Like('int'), Like('int'))
     n30 = call(aten.bmm.default, n29, n13)
     n31 = call(aten.view.default, n30, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'tangent_0'), (n12, n24, n28, n31,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'tangent_0')
+    outputs = (n12, n24, n28, n31,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def scaled_of_views_joint() -> Traced:
@@ -370,7 +395,9 @@ def scaled_of_views_joint() -> Traced:
     n31 = call(aten.transpose.int, n9, Like('int'), Like('int'))
     n32 = call(aten.bmm.default, n31, n14)
     n33 = call(aten.view.default, n32, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale', 'tangent_0'), (n13, n26, n30, n33,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'scale', 'tangent_0')
+    outputs = (n13, n26, n30, n33,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def divided_of_views_joint() -> Traced:
@@ -409,7 +436,9 @@ def divided_of_views_joint() -> Traced:
     n31 = call(aten.transpose.int, n9, Like('int'), Like('int'))
     n32 = call(aten.bmm.default, n31, n14)
     n33 = call(aten.view.default, n32, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'scale', 'tangent_0'), (n13, n26, n30, n33,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'scale', 'tangent_0')
+    outputs = (n13, n26, n30, n33,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 def masked_of_views_joint() -> Traced:
@@ -449,7 +478,9 @@ def masked_of_views_joint() -> Traced:
     n32 = call(aten.transpose.int, n10, Like('int'), Like('int'))
     n33 = call(aten.bmm.default, n32, n15)
     n34 = call(aten.view.default, n33, Like('sizes'))
-    return Traced(('query', 'key', 'value', 'mask', 'scale', 'tangent_0'), (n14, n27, n31, n34,), (0, 1, 2, 3), ('query', 'key', 'value'))
+    names = ('query', 'key', 'value', 'mask', 'scale', 'tangent_0')
+    outputs = (n14, n27, n31, n34,)
+    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
 PATTERNS: dict[str, Callable[[], Traced]] = {

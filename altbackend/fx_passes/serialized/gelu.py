@@ -1,6 +1,5 @@
 """Patterns of `fx_passes/traced/gelu.py`. `python -m altbackend patterns --write` writes this file."""
 
-# ruff: noqa: E501, Q000
 # fmt: off
 from __future__ import annotations
 
@@ -21,7 +20,9 @@ def by_error_function() -> Traced:
     n2 = call(aten.erf.default, n1)
     n3 = call(aten.add.Tensor, n2, 1.0, Like('int'))
     n4 = call(aten.mul.Tensor, n0, n3)
-    return Traced(('x',), (n4,), (0,), ())
+    names = ('x',)
+    outputs = (n4,)
+    return Traced(names, outputs, (0,), ())
 
 
 def by_power() -> Traced:
@@ -34,7 +35,9 @@ def by_power() -> Traced:
     n5 = call(aten.tanh.default, n4)
     n6 = call(aten.add.Tensor, n5, 1.0, Like('int'))
     n7 = call(aten.mul.Tensor, n0, n6)
-    return Traced(('x',), (n7,), (0,), ())
+    names = ('x',)
+    outputs = (n7,)
+    return Traced(names, outputs, (0,), ())
 
 
 def by_products() -> Traced:
@@ -48,7 +51,9 @@ def by_products() -> Traced:
     n6 = call(aten.tanh.default, n5)
     n7 = call(aten.add.Tensor, n6, 1.0, Like('int'))
     n8 = call(aten.mul.Tensor, n0, n7)
-    return Traced(('x',), (n8,), (0,), ())
+    names = ('x',)
+    outputs = (n8,)
+    return Traced(names, outputs, (0,), ())
 
 
 PATTERNS: dict[str, Callable[[], Traced]] = {
