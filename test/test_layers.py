@@ -24,6 +24,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "runtime",
         "decomp",
         "lowering fx_passes repro",
+        "fx",
         "partition",
         "schedule",
         "codegen",

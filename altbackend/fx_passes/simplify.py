@@ -156,8 +156,10 @@ DETACHED = Rules(
 def _uncopied(n: Node) -> Any:
     """Return x permuted for a copy of a permuted copy of x, if it has the strides of that copy; else None."""
     permuted = n.args[0]
-    copy = permuted.args[0] if isinstance(permuted, Node) else None
-    if not is_call(copy, aten.clone.default) or not isinstance(copy, Node) or not isinstance(permuted, Node):
+    if not isinstance(permuted, Node) or not is_call(permuted, aten.permute.default, aten.transpose.int):
+        return None
+    copy = permuted.args[0]
+    if not isinstance(copy, Node) or not is_call(copy, aten.clone.default):
         return None
     view = insert(n.graph, n, permuted.target, (copy.args[0], *permuted.args[1:]))  # type: ignore[arg-type]
     if same_layout(val(view), val(n)):
