@@ -81,6 +81,10 @@ def in_place(q: T, k: T, v: T, mask: T) -> T:
     return scores.softmax(-1) @ v
 
 
+def subtracted(q: T, k: T, v: T, mask: T) -> T:
+    return F.softmax(q @ k.transpose(2, 3) * SCALE + 0 - mask, dim=-1) @ v
+
+
 def filled(q: T, k: T, v: T, keep: T) -> T:
     return (q @ k.transpose(2, 3)).masked_fill(~keep, float("-inf")).softmax(-1) @ v
 
@@ -235,6 +239,7 @@ CASES = [
     *(Case(fn) for fn in (plain, scaled, divided, divided_by_tensor, scaled_before)),
     *(Case(fn, lambda: [*heads(), low_padding()]) for fn in (additive, additive_first, in_place)),
     Case(additive, lambda: [*heads(), infinite_padding()]),
+    Case(subtracted, lambda: [*heads(), -low_padding()]),
     *(Case(fn, lambda: [*heads(), padding()]) for fn in (filled, filled_low, chosen, chosen_number_first)),
     *(Case(fn) for fn in (causal_filled, causal_added, causal_positions, all_visible, window, dropout_off)),
     Case(softmax_in_float32, lambda: [*bfloat16(heads()), low_padding(torch.bfloat16)]),

@@ -26,8 +26,8 @@ class Operand:
 class Step:
     """A call between the first product and the softmax, on scores of the leading sizes `lead`.
 
-    `kind`: "scale" by `number`; "multiply" or "divide" by the symbolic number `mask`; "add" the tensor `mask`; "fill"
-    with `number` where `mask` is true, or where it is false if `keep`. `dtype`: that of the scores.
+    `kind`: "scale" by `number`; "multiply" or "divide" by the symbolic number `mask`; "add" or "subtract" the tensor
+    `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`. `dtype`: that of the scores.
     """
 
     kind: str
@@ -155,7 +155,7 @@ def _scores(n: Any, constant: Constant) -> _Scores | None:
             return None if inner is None else replace(inner, calls=(*inner.calls, n))
         case "mul" | "div":
             return _scaled(n, call, constant)
-        case "add":
+        case "add" | "sub":
             if call.get("alpha", 1) != 1 or call.more or call.get("out") is not None:
                 return None
             return _masked(n, call, constant)
@@ -226,14 +226,17 @@ def _number(x: Any, constant: Constant) -> float | None:
 
 
 def _masked(n: Node, call: Operation, constant: Constant) -> _Scores | None:
-    """Return the scores of a sum with a mask, which may stand on either side."""
+    """Return the scores of a sum with a mask, which may stand on either side, or of a difference."""
     sides = (call.get("input"), call.get("other"))
-    for scores, mask in (sides, sides[::-1]):
+    if _number(sides[1], constant) == 0 and is_tensor(sides[0]) and value_of(sides[0]).dtype == value_of(n).dtype:
+        inner = _scores(sides[0], constant)  # + 0 and - 0, which change no softmax
+        return None if inner is None else replace(inner, calls=(*inner.calls, n))
+    for scores, mask in (sides, sides[::-1])[: 1 if call.name == "sub" else 2]:
         if not is_tensor(scores) or not is_tensor(mask) or not same_sizes(shape_of(scores)[-2:], shape_of(n)[-2:]):
             continue
         inner = _scores(scores, constant)
         if inner is not None and value_of(mask).is_floating_point() and value_of(mask).dim() > 0:
-            return _behind(inner, n, _step("add", n, mask=mask))
+            return _behind(inner, n, _step("add" if call.name == "add" else "subtract", n, mask=mask))
     return None
 
 

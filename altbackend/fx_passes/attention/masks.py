@@ -64,7 +64,7 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
                 return "masked scores are scaled up"
             total = total if total is None or step.number == 1 else build.call(aten.mul.Tensor, total, step.number)
             continue
-        combine = _added if step.kind == "add" else _filled
+        combine = _filled if step.kind == "fill" else _added
         combined = combine(build, step, total, work, lead)
         if isinstance(combined, str):
             return combined
@@ -127,6 +127,8 @@ def _added(build: Builder, step: Step, total: Node | None, work: torch.dtype, le
     mask = _placed(build, step.mask, step, lead)
     if mask is None:
         return "a mask has symbolic sizes that must be reshaped"
+    if step.kind == "subtract":
+        mask = build.call(aten.neg.default, mask)
     mask = _in(build, mask, work)
     return mask if total is None else build.call(aten.add.Tensor, total, mask)
 

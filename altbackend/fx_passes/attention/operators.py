@@ -43,6 +43,7 @@ SPELLINGS = (
         "input other",
         (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__radd__", "__iadd__", aten.add.Tensor),
     ),
+    Spelling("sub", "input other", (operator.sub, operator.isub, torch.sub, "sub", "sub_", "__sub__", aten.sub.Tensor)),
     Spelling(
         "mul",
         "input other",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Replacement:
     check: Check = lambda match: True
     exclusive: Collection[str] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
-    example: tuple[Any, ...] = ()
+    traces: dict[Hashable, GraphModule] = field(default_factory=dict, compare=False)  # of one application, by geometry
 
     @property
     def targets(self) -> tuple[Any, ...]:
@@ -123,8 +123,28 @@ class Replacement:
             return None
 
     def _trace(self, fn: Callable[..., Any], match: Match) -> GraphModule:
-        values = {name: match.kwargs[name] for name in self.pattern.names[: self._count()]}
-        return self.trace(fn, values_of(values, self.pattern.with_gradients))
+        named = {name: match.kwargs[name] for name in self.pattern.names[: self._count()]}
+        values = values_of(named, self.pattern.with_gradients)
+        key = (fn, *map(geometry, values))
+        if None in key:
+            return self.trace(fn, values)
+        if key not in self.traces:
+            self.traces[key] = self.trace(fn, values)
+        return self.traces[key]
+
+    def forget(self) -> None:
+        """Drop the traces of an application, which hold the values of its graph."""
+        self.traces.clear()
+
+
+def geometry(value: Any) -> Hashable:
+    """Return what a trace depends on: sizes, strides, dtype and device, or a number; None if a size is symbolic."""
+    if not isinstance(value, torch.Tensor):
+        return (type(value), value) if isinstance(value, (bool, int, float)) else None
+    numbers = (*value.shape, *value.stride())
+    if value.layout != torch.strided or not all(isinstance(n, int) for n in numbers):
+        return None
+    return numbers, value.dtype, value.device, value.requires_grad, value.is_conj(), value.is_neg()
 
 
 def first_operators(term: Call) -> tuple[Any, ...]:

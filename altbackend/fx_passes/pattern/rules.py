@@ -107,6 +107,9 @@ class Rules:
                 if rewrite is not None:
                     done.append(rewrite)
                     break
+        for rule in self.rules:
+            if (forget := getattr(rule, "forget", None)) is not None:
+                forget()
         if any(rewrite.unordered for rewrite in done):
             sort(graph)
         return done
