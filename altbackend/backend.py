@@ -42,7 +42,7 @@ def trace_and_compile(
         warnings.warn(f"graph{number} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
         return gm.forward
     captured = without_values(gm)
-    fx_passes.pre_grad(gm, cfg, recording.trace)
+    _captured_passes(gm, cfg, recording.trace)
     build = aot_autograd.aot_autograd(
         fw_compiler=_compiler(cfg, number, "forward", recording),
         bw_compiler=_compiler(cfg, number, "backward", recording),
@@ -74,6 +74,14 @@ def trace_and_compile(
 
     variants = Variants(captured, compile_variant, cfg.strict)
     return transformed(watched(call, watch, variants, lifted), variants)
+
+
+def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
+    """Run the passes over the captured graph; write their decisions, since the record of this graph may not end."""
+    known = len(trace.decisions)
+    fx_passes.pre_grad(gm, cfg, trace)
+    if len(trace.decisions) > known:
+        trace.write()
 
 
 def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Values) -> Watch:

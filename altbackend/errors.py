@@ -255,6 +255,21 @@ def internal_error(stage: str, node: object, cause: BaseException, folder: str =
 
 
 @dataclass(eq=False, repr=False)
+class PassChangedResults(AltError):
+    """A graph pass changes results beyond rounding, which the option `check_passes` has found."""
+
+    pass_name: str
+    graph: str
+    difference: str
+
+    message = "the pass `{pass_name}` changes the results of {graph}: {difference}"
+    action = (
+        "if it is a pass of your own, correct it; otherwise report this as a bug, with the graph that "
+        "options={{'repro': 'always'}} writes"
+    )
+
+
+@dataclass(eq=False, repr=False)
 class CacheFolderUnusable(AltError):
     """The cache folder cannot be written, or code in it cannot be run."""
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import aot, cache, demo, doctor, minify, options_table, passes
+from altbackend.cli import aot, cache, demo, doctor, minify, options_table, passes, patterns
 
 CACHE_ACTIONS = {
     "stats": "count the compiled graphs and their files",
@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
             return minify.run(args.file, args.modules, args.seconds, args.trials)
         case "passes":
             return passes.run()
+        case "patterns":
+            return patterns.run(args.write)
         case _:
             return options_table.run(args.markdown)
 
@@ -75,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     shrunk.add_argument("--trials", type=int, default=500, help="most trials (default: 500)")
 
     commands.add_parser("passes", help="print the graph passes in the order in which they run")
+
+    traced = commands.add_parser("patterns", help="print the patterns that are traced from functions")
+    traced.add_argument("--write", action="store_true", help="trace them again and write fx_passes/serialized/")
 
     listed = commands.add_parser("config", help="print every option")
     listed.add_argument("--markdown", action="store_true", help="the text of docs/options.md")

@@ -14,7 +14,7 @@ import torch._functorch.config as functorch
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch._aot_autograd.schemas import OutputType
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import _aot_export_function, aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -85,6 +85,40 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: obj
         return untraced(call)
 
     return build
+
+
+def joint_graph(
+    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
+    """Return the graph of a function and of the gradients of its inputs that require them.
+
+    `args`: tensors and numbers. The inputs of the graph are these, the numbers without users, and the gradients of the
+    function's results; its results are those of the function and the gradients of its tensors.
+    """
+
+    def of_tensors(*tensors: Any) -> Any:
+        given = iter(tensors)
+        return as_tuple(fn(*(next(given) if isinstance(x, torch.Tensor) else x for x in args)))
+
+    export: Any = _aot_export_function  # the public function refuses results of unsafe views, for example of a matmul
+    tensors = tuple(x for x in args if isinstance(x, torch.Tensor))
+    with torch.enable_grad():
+        exported = export(of_tensors, tensors, decompositions=decompositions, trace_joint=True)
+    gm: torch.fx.GraphModule = exported[0]
+    for k, x in enumerate(args):
+        if not isinstance(x, torch.Tensor):
+            with gm.graph.inserting_before(gm.graph.find_nodes(op="placeholder")[k]):
+                gm.graph.placeholder(f"number_{k}").meta["val"] = x
+    out = gm.graph.output_node()
+    out.args = (tuple(tree_leaves(out.args)),)
+    gm.graph.set_codegen(torch.fx.graph.CodeGen())  # the exported one takes two tuples
+    gm.recompile()
+    return gm
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a function as a tuple, also if it returns one."""
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def untraced(fn: object) -> Any:

@@ -77,6 +77,13 @@ class Config:
         "code",
         limits=(0, None),
     )
+    attention: str = _option(
+        "auto",
+        "attention that a program writes out as products and a softmax, as one call of torch's fused kernel: `auto` "
+        "where it is faster, `on` wherever it gives the same results, `off` nowhere; never with numerics=`eager`",
+        "code",
+        choices=("auto", "on", "off"),
+    )
     # memory and layout
     reuse_memory: bool = _option(True, "let intermediates whose lifetimes do not overlap share memory", "code")
     persistent_workspace: bool = _option(True, "keep the memory of intermediates between calls", "code")
@@ -204,6 +211,12 @@ class Config:
         "folder; `always` helps with wrong results and crashes, which `python -m altbackend minify FILE` then shrinks",
         "debug",
         choices=("never", "failures", "always"),
+    )
+    check_passes: bool = _option(
+        False,
+        "run each graph before and after every graph pass on example inputs, and raise an error that names the first "
+        "pass whose results differ beyond rounding",
+        "debug",
     )
     verify_ir: bool = _option(False, "check the loop IR after every step", "debug")
     # the user's graph passes

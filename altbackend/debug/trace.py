@@ -170,11 +170,15 @@ class Trace:
         rows.append(("total", self.seconds()))
         return "".join(f"{label:<32}{spent * 1e3:10.3f} ms\n" for label, spent in rows)
 
-    def finish(self) -> None:
-        """End the record: write `timings.txt` and `decisions.txt`, and print the line of log level 1."""
+    def write(self) -> None:
+        """Write `timings.txt` and `decisions.txt` as they are now, if there is a debug folder."""
         if self.folder:
             self._write("timings.txt", self.timings_text())
             self._write("decisions.txt", "".join(f"{entry}\n" for entry in self.decisions))
+
+    def finish(self) -> None:
+        """End the record: write `timings.txt` and `decisions.txt`, and print the line of log level 1."""
+        self.write()
         if self.cfg.log >= TIMINGS:
             stages = ", ".join(f"{path} {s * 1e3:.1f}" for path, s in self.timings.items() if "/" not in path)
             self._print(f"compiled in {self.seconds() * 1e3:.1f} ms ({stages})")

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from ..config.options import Config
 from ..debug.trace import Trace
 from ..errors import BadOptionValue
-from . import constants, table, verify
+from . import check, constants, table, verify
 from .context import Context, Phase
 
 
@@ -22,7 +22,10 @@ def run_phase(phase: Phase, gm: GraphModule, ctx: Context, without: Collection[s
     for row in table.PASSES:
         if row.phase is not phase or row.name in without or row.name in disabled or not row.applies(ctx):
             continue
-        with _verified(gm, ctx, row.name) if row.preserves else contextlib.nullcontext():
+        with contextlib.ExitStack() as checks:
+            checks.enter_context(check.compared(gm, ctx, row.name, row.draws))
+            if row.preserves:
+                checks.enter_context(_verified(gm, ctx, row.name))
             count = row.run(gm, ctx)
         if row.decision is not None and count:
             kind, subject, verdict, reason = row.decision

@@ -39,7 +39,7 @@ def simplify_masks(gm: GraphModule) -> dict[str, int]:
         if not isinstance(mask, Node) or _argument(n, 5, "is_causal"):
             continue
         if mask not in meanings:
-            meanings[mask] = _meaning(_value(mask, values))
+            meanings[mask] = meaning_of(known_value(mask, values))
         meaning = meanings[mask]
         if meaning:
             _replace(n, causal=meaning == "causal")
@@ -80,7 +80,7 @@ def _replace(n: Node, causal: bool) -> None:
     n.args, n.kwargs = tuple(args), kwargs
 
 
-def _meaning(mask: Any) -> str:
+def meaning_of(mask: Any) -> str:
     """Return "dropped" for a mask that masks nothing, "causal" for the lower triangle, else ""."""
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
         return ""
@@ -99,7 +99,7 @@ def _meaning(mask: Any) -> str:
     return "causal" if rows == columns and bool((visible == triangle).all()) else ""
 
 
-def _value(n: Node, values: dict[Node, Any]) -> Any:
+def known_value(n: Node, values: dict[Node, Any]) -> Any:
     """Return the value of `n`, computed on the CPU, or None if it depends on an input or cannot be computed."""
     order = _ancestors(n)
     if order is None:
@@ -144,10 +144,10 @@ def _ancestors(n: Node) -> list[Node] | None:
 
 
 def _plain(n: Node) -> bool:
-    if n.op not in ("call_function", "call_method") or any(_writes(u) for u in n.users):
+    if n.op not in ("call_function", "call_method") or any(writes_in_place(u) for u in n.users):
         return False
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
-    if _writes(n) or any(r in name for r in _RANDOM):
+    if writes_in_place(n) or any(r in name for r in _RANDOM):
         return False
     shape = n.meta.get("example_value", None)
     if isinstance(shape, torch.Tensor):
@@ -164,7 +164,7 @@ _OPERATOR_WRITES = frozenset(
 )
 
 
-def _writes(n: Node) -> bool:
+def writes_in_place(n: Node) -> bool:
     if n.op == "call_function" and getattr(n.target, "__module__", "") == "_operator":
         return n.target in _OPERATOR_WRITES  # and_, or_ and not_ end in "_" but do not write
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")

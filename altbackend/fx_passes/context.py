@@ -72,6 +72,7 @@ class Pass:
     when: Callable[[Context], bool] = always
     decision: tuple[DecisionKind, str, str, str] | None = None
     preserves: bool = True
+    draws: bool = False
 
     def applies(self, ctx: Context) -> bool:
         """Return whether the pass runs in a compilation."""

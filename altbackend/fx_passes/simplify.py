@@ -6,7 +6,7 @@ not replaced, since a result must not become an alias of another value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,36 +20,57 @@ from ..debug.trace import DecisionKind
 from . import cse
 from .context import Context
 from .cse import feeds_output
-from .graph import aten, drop_dead, insert, val
+from .graph import aten, drop_dead, insert, is_call, val
+from .pattern.rules import Rewrite, Rules, counts, described
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
     """Apply all rules and record the number of rewrites by rule."""
-    counts = apply_rules(gm, exact=ctx.mode == "eager")
-    for rule, count in counts.items():
-        ctx.trace.decision(DecisionKind.SIMPLIFY, rule, "applied", f"{count} times")
-    return sum(counts.values())
+    done: list[Rewrite] = []
+    applied = apply_rules(gm, exact=ctx.mode == "eager", done=done)
+    log(ctx, applied, done)
+    return sum(applied.values())
 
 
-def apply_rules(gm: GraphModule, exact: bool = False) -> dict[str, int]:
+def run_normalise(gm: GraphModule, ctx: Context) -> int:
+    """Bring the graph into the form in which patterns are searched."""
+    done = normalise(gm)
+    log(ctx, counts(done), done)
+    return len(done)
+
+
+MOST_LOGGED = 5  # rewrites of one rule that the log shows with their nodes
+
+
+def log(ctx: Context, applied: Mapping[str, int], done: Sequence[Rewrite]) -> None:
+    """Record the number of rewrites of each rule, and the nodes before and after the first ones."""
+    for rule, count in applied.items():
+        texts = [str(rewrite) for rewrite in done if rewrite.rule == rule]
+        ctx.trace.decision(DecisionKind.SIMPLIFY, rule, "applied", "; ".join([f"{count} times", *texts[:MOST_LOGGED]]))
+
+
+def apply_rules(gm: GraphModule, exact: bool = False, done: list[Rewrite] | None = None) -> dict[str, int]:
     """Apply all rules up to a fixed point, at most four rounds; return the number of rewrites by rule.
 
-    `exact`: fold only operators whose result has eager's bits.
+    `exact`: fold only operators whose result has eager's bits. `done` receives the rewrites of the no-ops.
     """
-    counts: dict[str, int] = {}
+    total: dict[str, int] = {}
     for _ in range(4):
-        done = {
-            "common subexpressions": cse.eliminate(gm.graph),
-            **no_ops(gm),
+        merged = cse.eliminate(gm.graph)
+        removed = no_ops_of(gm, NO_OPS)
+        (done if done is not None else []).extend(removed)
+        found = {
+            "common subexpressions": merged,
+            **counts(removed),
             "cat of cat -> cat": join_cats(gm),
             "uniform values": uniform(gm, exact),
         }
-        for k, v in done.items():
-            counts[k] = counts.get(k, 0) + v
-        if not any(done.values()):
+        for k, v in found.items():
+            total[k] = total.get(k, 0) + v
+        if not any(found.values()):
             break
         drop_dead(gm.graph)
-    return {k: v for k, v in counts.items() if v}
+    return {k: v for k, v in total.items() if v}
 
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -66,13 +87,31 @@ def same_layout(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
 
 
+Example = Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A rule for a no-op: `name` is the equation, `applies` returns the argument that a call equals, or None."""
+    """A rule for a no-op: `name` is the equation, `applies` returns the argument that a call equals, or None.
+
+    `example`: a function of a 4 x 6 tensor in which the rule applies, which the tests run.
+    """
 
     name: str
     targets: tuple[Any, ...]
     applies: Callable[[Node], Any]
+    example: Example
+    inner: tuple[Any, ...] = ()
+
+    def rewrite(self, n: Node) -> Rewrite | None:
+        """Replace a call by the argument that it equals in values and layout; return None if there is none."""
+        source = self.applies(n)
+        if not isinstance(source, Node) or not same_layout(val(n), val(source)) or any(map(writes, source.users)):
+            return None
+        before = (described(n),)
+        n.replace_all_uses_with(source)
+        n.graph.erase_node(n)
+        return Rewrite(self.name, before, (described(source),))
 
 
 def _neutral(number: float) -> Callable[[Node], Any]:
@@ -86,17 +125,52 @@ def _neutral(number: float) -> Callable[[Node], Any]:
 
 RULES = (
     # x + 0 -> x is wrong for floats: -0.0 + 0 is +0.0
-    Rule("x - 0 -> x", (aten.sub.Tensor, aten.sub.Scalar), _neutral(0)),
-    Rule("x * 1 -> x", (aten.mul.Tensor, aten.mul.Scalar), _neutral(1)),
-    Rule("x / 1 -> x", (aten.div.Tensor, aten.div.Scalar), _neutral(1)),
-    Rule("x ** 1 -> x", (aten.pow.Tensor_Scalar,), _neutral(1)),
-    Rule("cast to own dtype -> x", (aten._to_copy.default,), lambda n: n.args[0]),
-    Rule("same shape -> x", (aten.view.default, aten.expand.default, aten._unsafe_view.default), lambda n: n.args[0]),
-    Rule("identity permutation -> x", (aten.permute.default,), lambda n: n.args[0] if _identity(n.args[1]) else None),
-    Rule("whole slice -> x", (aten.slice.Tensor,), lambda n: n.args[0]),
-    Rule("cat of one -> x", (aten.cat.default,), lambda n: _only(n.args[0])),
-    Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0]),
-)
+    Rule("x - 0 -> x", (aten.sub.Tensor, aten.sub.Scalar), _neutral(0), lambda x: torch.sub(x, 0).exp()),
+    Rule("x * 1 -> x", (aten.mul.Tensor, aten.mul.Scalar), _neutral(1), lambda x: (x * 1.0).exp()),
+    Rule("x / 1 -> x", (aten.div.Tensor, aten.div.Scalar), _neutral(1), lambda x: (x / 1).exp()),
+    Rule("x ** 1 -> x", (aten.pow.Tensor_Scalar,), _neutral(1), lambda x: (x**1).exp()),
+    Rule(
+        "cast to own dtype -> x", (aten._to_copy.default,), lambda n: n.args[0],
+        lambda x: aten._to_copy.default(x, dtype=torch.float32).exp(),
+    ),
+    Rule(
+        "same shape -> x", (aten.view.default, aten.expand.default, aten._unsafe_view.default), lambda n: n.args[0],
+        lambda x: aten.view.default(x, [4, 6]).exp(),
+    ),
+    Rule(
+        "identity permutation -> x", (aten.permute.default,), lambda n: n.args[0] if _identity(n.args[1]) else None,
+        lambda x: x.permute(0, 1).exp(),
+    ),
+    Rule("whole slice -> x", (aten.slice.Tensor,), lambda n: n.args[0], lambda x: aten.slice.Tensor(x, 0, 0, 4).exp()),
+    Rule("cat of one -> x", (aten.cat.default,), lambda n: _only(n.args[0]), lambda x: torch.cat([x], 1).exp()),
+    Rule("copy -> x", (aten.clone.default, aten.alias.default), lambda n: n.args[0], lambda x: x.clone().exp()),
+    Rule(
+        "copy of a permuted copy -> permuted x", (aten.clone.default,), lambda n: _uncopied(n),
+        lambda x: x.permute(1, 0).contiguous().permute(1, 0).contiguous().exp(),
+        inner=(aten.permute.default, aten.transpose.int),
+    ),
+)  # fmt: skip
+NO_OPS = Rules(RULES, "no-ops", last_first=False)
+# What a trace of a backward adds; a joint graph that is not split keeps it.
+DETACHED = Rules(
+    [Rule("detached -> x", (aten.detach.default, aten.alias.default), lambda n: n.args[0], lambda x: x.detach().exp())],
+    "detached copies", last_first=False,
+)  # fmt: skip
+
+
+def _uncopied(n: Node) -> Any:
+    """Return x permuted for a copy of a permuted copy of x, if it has the strides of that copy; else None."""
+    permuted = n.args[0]
+    if not isinstance(permuted, Node) or not is_call(permuted, aten.permute.default, aten.transpose.int):
+        return None
+    copy = permuted.args[0]
+    if not isinstance(copy, Node) or not is_call(copy, aten.clone.default):
+        return None
+    view = insert(n.graph, n, permuted.target, (copy.args[0], *permuted.args[1:]))  # type: ignore[arg-type]
+    if same_layout(val(view), val(n)):
+        return view
+    n.graph.erase_node(view)
+    return None
 
 
 def _only(parts: Any) -> Any:
@@ -109,20 +183,22 @@ def _identity(order: Any) -> bool:
 
 def no_ops(gm: GraphModule) -> dict[str, int]:
     """Replace calls whose result equals their argument in values and layout; return the number by rule."""
-    by_target = {t: r for r in RULES for t in r.targets}
-    written = {n.args[0] for n in gm.graph.nodes if writes(n) and n.args}
-    counts: dict[str, int] = {}
-    for n in list(gm.graph.nodes):
-        rule = by_target.get(n.target) if n.op == "call_function" else None
-        if rule is None or feeds_output(n):
-            continue
-        source = rule.applies(n)
-        if not isinstance(source, Node) or source in written or not same_layout(val(n), val(source)):
-            continue
-        n.replace_all_uses_with(source)
-        gm.graph.erase_node(n)
-        counts[rule.name] = counts.get(rule.name, 0) + 1
-    return counts
+    return counts(no_ops_of(gm, NO_OPS))
+
+
+def normalise(gm: GraphModule) -> list[Rewrite]:
+    """Remove detached copies, casts and views without effect, and dead code, in place; return the rewrites.
+
+    Patterns are searched in graphs, and traced from functions, in this form.
+    """
+    done = no_ops_of(gm, DETACHED) + no_ops_of(gm, NO_OPS)
+    drop_dead(gm.graph)
+    return done
+
+
+def no_ops_of(gm: GraphModule, rules: Rules) -> list[Rewrite]:
+    """Apply rules for no-ops at every node that the graph does not return; return what they did."""
+    return rules.apply(gm, skip=feeds_output)
 
 
 def join_cats(gm: GraphModule) -> int:

@@ -30,7 +30,9 @@ from . import (
     user,
     wide_products,
 )
+from .attention import rewrite as attention
 from .context import Context, Pass, Phase
+from .traced import rewrite as traced
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
 FAST, EAGER, ANY = ("fast",), ("eager",), ("fast", "eager")
@@ -77,12 +79,14 @@ _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into conv
 PASSES: tuple[Pass, ...] = (
     # --- the graph as Dynamo captured it
     Pass("user: pre_grad", P.CAPTURED, BOTH, ANY, user.pre_grad, preserves=False),
+    Pass("attention", P.CAPTURED, BOTH, FAST, attention.run, preserves=False, draws=True),
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),
     ),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
+    Pass("normalise", P.BEFORE_JOINT, BOTH, ANY, simplify.run_normalise),
     Pass("user: joint, pre", P.BEFORE_JOINT, BOTH, ANY, user.joint_pre, preserves=False),
     # --- the joint graph
     Pass(
@@ -90,8 +94,11 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.PARTITION, "normalisations", "in parts", "{}: their statistics and pointwise operators"),
     ),
     Pass("dead code", P.JOINT, BOTH, ANY, housekeeping.eliminate_dead_code),
-    Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds),
-    Pass("checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds),
+    Pass("traced patterns", P.JOINT, BOTH, FAST, traced.run),
+    Pass("dropout", P.JOINT, BOTH, ANY, random.run_dropout, when=draws_from_seeds, draws=True),
+    Pass(
+        "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
+    ),
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
@@ -115,7 +122,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
-    Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds),
+    Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
+    Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(
         "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,

@@ -223,7 +223,8 @@ def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
     traced_strides = ctx.shape(fake.stride())
     if _same_strides(v.strides, traced_strides, t.sizes):
         return v
-    if ctx.cfg.numerics == "eager":
+    expanded = any(step == 0 and size != 1 for step, size in zip(traced_strides, t.sizes, strict=True))
+    if ctx.cfg.numerics == "eager" or expanded:
         return with_strides(ctx, t, traced_strides)
     fresh = ctx.realize(t, fake, fresh=True)
     out = as_view(fresh, traced_strides)

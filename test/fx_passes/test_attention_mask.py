@@ -110,7 +110,7 @@ def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     """All layers of a model share one mask; evaluating it per layer took half of the compile time of GPT-2 on a GPU."""
     read: list[torch.Size] = []
     counts = []
-    meaning = attention_mask._meaning
+    meaning = attention_mask.meaning_of
 
     def counted(mask: T) -> str:
         read.append(mask.shape)
@@ -126,7 +126,7 @@ def test_a_mask_of_several_layers_is_read_once(monkeypatch: pytest.MonkeyPatch) 
             x = attend(x, x, x, attn_mask=mask)
         return x
 
-    monkeypatch.setattr(attention_mask, "_meaning", counted)
+    monkeypatch.setattr(attention_mask, "meaning_of", counted)
     x = torch.randn(2, 3, 8, 16)
     torch.testing.assert_close(torch.compile(fn, backend=look)(x), fn(x))
     assert counts == [{"dropped": 0, "causal": 3}]

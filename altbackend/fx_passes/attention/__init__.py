@@ -1,0 +1,1 @@
+"""Attention that a program writes out as products and a softmax, as one call of the fused operator."""

@@ -1,0 +1,264 @@
+"""Find the parts of one attention: from its last product back to the operands of its first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..simplify import same_sizes
+from .einsum import output_order, scores_order
+from .operators import Operation, is_tensor, read, shape_of, value_of
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A node, and the order in which its dimensions must be taken; None means as they are."""
+
+    node: Node
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call between the first product and the softmax, on scores of the leading sizes `lead`.
+
+    `kind`: "scale" by `number`; "multiply" or "divide" by the symbolic number `mask`; "add" or "subtract" the tensor
+    `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`. `dtype`: that of the scores.
+    """
+
+    kind: str
+    lead: tuple[Any, ...]
+    dtype: torch.dtype
+    number: float = 1.0
+    mask: Node | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """One attention: softmax(q k^T, changed by steps) v. `key` has its last two dimensions exchanged.
+
+    `interior`: the calls that vanish, the last product included. `order`: how the result's dimensions are permuted.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    steps: tuple[Step, ...]
+    dropout: float
+    result: Node
+    interior: tuple[Node, ...]
+    scores: Node
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What leads to the softmax, so far: the first product's operands, the steps in order, and the calls."""
+
+    product: Node
+    query: Operand
+    key: Operand
+    steps: tuple[Step, ...]
+    calls: tuple[Node, ...]
+
+
+Constant = Callable[[Node], Any]  # the value of a node that depends on no input, or None
+
+
+def form_of(last: Node, constant: Constant) -> Form | None:
+    """Return the attention whose last product is a node, or None. `constant` computes values known beforehand."""
+    operands = _last_product(last)
+    if operands is None or not is_tensor(last):
+        return None
+    weights, value, order = operands
+    after = _after_softmax(weights)
+    if after is None:
+        return None
+    softmax, dropout, calls = after
+    read_softmax = read(softmax)
+    source = read_softmax.get("input")
+    if not is_tensor(source) or not _over_last(read_softmax.get("dim"), source):
+        return None
+    scores = _scores(source, constant)
+    if scores is None:
+        return None
+    interior = (*scores.calls, softmax, *calls)
+    if any(len(n.users) != 1 for n in interior):
+        return None
+    return Form(scores.query, scores.key, value, scores.steps, dropout, last, (*interior, last), scores.product, order)
+
+
+def _last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None:
+    """Return (weights, value, order of the result) of a product with weights on the left."""
+    call = read(n)
+    if call.name == "matmul" and is_tensor(call.get("input")) and is_tensor(call.get("other")):
+        return call.args["input"], Operand(call.args["other"]), None
+    if call.name == "einsum" and len(call.args["operands"]) == 2 and all(map(is_tensor, call.args["operands"])):
+        orders = output_order(call.args["equation"])
+        if orders is not None:
+            weights, value = call.args["operands"]
+            return weights, Operand(value, orders[0]), orders[1]
+    return None
+
+
+def _after_softmax(n: Any) -> tuple[Node, float, tuple[Node, ...]] | None:
+    """Return (softmax, probability of dropout, calls behind the softmax) of attention weights."""
+    dropout, calls = 0.0, list[Node]()
+    while is_tensor(n):
+        call = read(n)
+        if call.name == "softmax":
+            return n, dropout, tuple(reversed(calls))
+        if call.name == "dropout":
+            p = call.get("p", 0.5) if call.get("training", True) else 0.0
+            if not isinstance(p, (int, float)) or (p and dropout) or call.get("inplace"):
+                return None
+            dropout = float(p) or dropout
+        elif not _keeps_rows(call, n):
+            return None
+        calls.append(n)
+        n = call.args["input"]
+    return None
+
+
+def _keeps_rows(call: Operation, n: Node) -> bool:
+    """Return whether a call changes only dtype, strides or leading sizes."""
+    source = call.get("input")
+    if not is_tensor(source) or call.name not in ("cast", "copy", "view", "expand"):
+        return False
+    before, after = value_of(source), value_of(n)
+    if before.device != after.device or not after.is_floating_point() or min(before.dim(), after.dim()) < 2:
+        return False
+    if call.name == "view":  # elements keep their order, so rows stay rows if their sizes stay
+        return same_sizes(after.shape[-2:], before.shape[-2:])
+    return same_sizes(after.shape, before.shape)
+
+
+def _over_last(dim: Any, source: Node) -> bool:
+    return isinstance(dim, int) and dim % value_of(source).dim() == value_of(source).dim() - 1
+
+
+def _scores(n: Any, constant: Constant) -> _Scores | None:
+    """Return what leads to scores, or None if they do not come from a product."""
+    if not is_tensor(n) or value_of(n).dim() < 2 or not value_of(n).is_floating_point():
+        return None
+    call = read(n)
+    match call.name:
+        case "matmul" | "einsum" | "baddbmm":
+            return _first_product(n, call)
+        case "cast" | "copy" | "view" | "expand":
+            inner = _scores(call.get("input"), constant) if _keeps_rows(call, n) else None
+            return None if inner is None else replace(inner, calls=(*inner.calls, n))
+        case "mul" | "div":
+            return _scaled(n, call, constant)
+        case "add" | "sub":
+            if call.get("alpha", 1) != 1 or call.more or call.get("out") is not None:
+                return None
+            return _masked(n, call, constant)
+        case "masked_fill" | "where":
+            return _filled(n, call, constant)
+    return None
+
+
+def _first_product(n: Node, call: Operation) -> _Scores | None:
+    lead, dtype = shape_of(n)[:-2], value_of(n).dtype
+    if call.name == "matmul" and is_tensor(call.get("input")) and is_tensor(call.get("other")):
+        if min(value_of(call.args["input"]).dim(), value_of(call.args["other"]).dim()) < 2:
+            return None
+        return _Scores(n, Operand(call.args["input"]), Operand(call.args["other"]), (), (n,))
+    if call.name == "einsum" and len(call.args["operands"]) == 2 and all(map(is_tensor, call.args["operands"])):
+        orders = scores_order(call.args["equation"])
+        if orders is None:
+            return None
+        query, key = call.args["operands"]
+        return _Scores(n, Operand(query, orders[0]), Operand(key, orders[1]), (), (n,))
+    if call.name == "baddbmm" and all(is_tensor(call.get(k)) for k in ("input", "batch1", "batch2")):
+        beta, alpha = call.get("beta", 1), call.get("alpha", 1)
+        if type(beta) not in (int, float) or type(alpha) not in (int, float) or beta not in (0, 1):
+            return None
+        steps: tuple[Step, ...] = (Step("scale", lead, dtype, float(alpha)),)
+        if beta:  # beta * input + alpha * batch1 batch2
+            steps += (Step("add", lead, dtype, mask=call.args["input"]),)
+        return _Scores(n, Operand(call.args["batch1"]), Operand(call.args["batch2"]), steps, (n,))
+    return None
+
+
+def _behind(inner: _Scores | None, n: Node, step: Step) -> _Scores | None:
+    return None if inner is None else replace(inner, steps=(*inner.steps, step), calls=(*inner.calls, n))
+
+
+def _step(kind: str, n: Node, **more: Any) -> Step:
+    return Step(kind, shape_of(n)[:-2], value_of(n).dtype, **more)
+
+
+def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a product with a number, or of a quotient by a number."""
+    first, second = call.get("input"), call.get("other")
+    if call.more or call.get("rounding_mode") is not None or call.get("out") is not None:
+        return None
+    if call.name == "mul" and _number(first, constant) is not None:
+        first, second = second, first
+    if _symbolic(first) and call.name == "mul":
+        first, second = second, first
+    if _symbolic(second) and is_tensor(first):
+        kind = "multiply" if call.name == "mul" else "divide"
+        return _behind(_scores(first, constant), n, _step(kind, n, mask=second))
+    number = _number(second, constant)
+    if number is None or number == 0 or not is_tensor(first):
+        return None
+    return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
+
+
+def _symbolic(x: Any) -> bool:
+    return isinstance(x, Node) and isinstance(value_of(x), (torch.SymFloat, torch.SymInt))
+
+
+def _number(x: Any, constant: Constant) -> float | None:
+    """Return a finite number: itself, or the value of a tensor with one element that is known beforehand."""
+    if isinstance(x, Node) and is_tensor(x) and value_of(x).dim() == 0:
+        known = constant(x)
+        x = known.item() if isinstance(known, torch.Tensor) else None
+    return float(x) if type(x) in (int, float) and abs(x) < float("inf") else None
+
+
+def _masked(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a sum with a mask, which may stand on either side, or of a difference."""
+    sides = (call.get("input"), call.get("other"))
+    if _number(sides[1], constant) == 0 and is_tensor(sides[0]) and value_of(sides[0]).dtype == value_of(n).dtype:
+        inner = _scores(sides[0], constant)  # + 0 and - 0, which change no softmax
+        return None if inner is None else replace(inner, calls=(*inner.calls, n))
+    for scores, mask in (sides, sides[::-1])[: 1 if call.name == "sub" else 2]:
+        if not is_tensor(scores) or not is_tensor(mask) or not same_sizes(shape_of(scores)[-2:], shape_of(n)[-2:]):
+            continue
+        inner = _scores(scores, constant)
+        if inner is not None and value_of(mask).is_floating_point() and value_of(mask).dim() > 0:
+            return _behind(inner, n, _step("add" if call.name == "add" else "subtract", n, mask=mask))
+    return None
+
+
+def _filled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of `masked_fill` or of `where` with a number on one side."""
+    if call.name == "masked_fill":
+        scores, number, mask, keep = call.get("input"), call.get("value"), call.get("mask"), False
+    else:
+        mask, scores, number, keep = call.get("condition"), call.get("input"), call.get("other"), True
+        if _fill_number(number, constant) is None:
+            scores, number, keep = number, scores, False
+    fill = _fill_number(number, constant)
+    if fill is None or not is_tensor(mask) or value_of(mask).dtype != torch.bool or not is_tensor(scores):
+        return None
+    if value_of(scores).dtype != value_of(n).dtype or not same_sizes(shape_of(scores)[-2:], shape_of(n)[-2:]):
+        return None
+    return _behind(_scores(scores, constant), n, _step("fill", n, number=fill, mask=mask, keep=keep))
+
+
+def _fill_number(x: Any, constant: Constant) -> float | None:
+    """Return a number that a mask writes, -inf included."""
+    if isinstance(x, Node) and is_tensor(x) and value_of(x).numel() == 1:
+        known = constant(x)
+        x = known.item() if isinstance(known, torch.Tensor) else None
+    return float(x) if type(x) in (int, float) else None

@@ -1,0 +1,139 @@
+"""Whether the fused operator takes an attention exactly, and faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, Node
+
+from ...aten.mutates import is_mutable
+from .. import attention_mask
+from ..context import Context
+from ..simplify import same_sizes
+from .form import Form
+from .masks import Mask
+from .operators import dtype_of, shape_of, value_of
+
+_TYPES = {
+    "cpu": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    "cuda": (torch.float32, torch.float16, torch.bfloat16),
+}
+# Sizes of the scores in bytes between which separate kernels are faster on a CPU, with both products in the caches.
+# Measured on two cores of a server with AMX, which products of bfloat16 use and the fused kernel does not.
+_SEPARATE: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (1 << 16, 1 << 20),
+    torch.float64: (1 << 16, 1 << 20),
+    torch.bfloat16: (1 << 16, math.inf),
+    torch.float16: (1 << 16, math.inf),
+}
+
+
+def refused_graph(graph: Graph) -> str:
+    """Return why no attention of a graph may be fused, or "".
+
+    The gradient of the fused kernels has no gradient itself, and no forward mode.
+    """
+    for n in graph.nodes:
+        if n.op != "call_function":
+            continue
+        module = getattr(n.target, "__module__", "") or ""
+        name = getattr(n.target, "__name__", "")
+        if "functorch" in module or "functorch" in name or "forward_ad" in module:
+            return "the graph differentiates or maps a function itself"
+        if n.target is torch.autograd.grad or "autograd.functional" in module:
+            return "the graph computes gradients itself"
+    return ""
+
+
+def refused(form: Form, ctx: Context, mask_dtype: torch.dtype | None = None) -> str:
+    """Return why the fused operator must not compute an attention, or ""."""
+    operands = [form.query.node, form.key.node, form.value.node]
+    devices = {value_of(n).device for n in (*operands, form.result)}
+    dtype, device = dtype_of(form.result), value_of(form.result).device.type
+    if len(devices) > 1 or device not in _TYPES:
+        return f"no fused kernel for operands on {', '.join(sorted(map(str, devices)))}"
+    if {dtype_of(n) for n in operands} != {dtype} or dtype not in _TYPES[device]:
+        return "the operands differ in dtype, or the kernels do not take it"
+    if dtype_of(form.scores) != dtype:
+        return "autocast changes the dtype of the scores"
+    sizes = [size for n in (*operands, form.scores) for size in shape_of(n)]
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return "an operand is empty"
+    if not same_sizes(*_features(form)):
+        return "queries and values differ in the number of features"
+    return _dropout(form, ctx, device) or _writes_between(form)
+
+
+def _features(form: Form) -> tuple[tuple[object], tuple[object]]:
+    """Return the number of features of the query and of the result, each as a tuple."""
+    last = form.query.order[-1] if form.query.order is not None else -1
+    result = len(form.order) - 1 if form.order is not None else -1
+    at = form.order.index(result) if form.order is not None else -1
+    return (shape_of(form.query.node)[last],), (shape_of(form.result)[at],)
+
+
+def _dropout(form: Form, ctx: Context, device: str) -> str:
+    if not form.dropout:
+        return ""
+    if form.dropout >= 1 or device == "cpu":
+        return "the fused kernel of a CPU has no dropout"
+    return "dropout must draw eager's numbers" if ctx.config.fallback_random else ""
+
+
+def _writes_between(form: Form) -> str:
+    """Return why operands may change before the last product, which takes the place of all others, or ""."""
+    inside = set(form.interior)
+    n: Node = form.scores
+    while n is not form.result:
+        if n not in inside and _may_write(n):
+            return f"{n} may write to an operand before it is read"
+        n = n.next
+    return ""
+
+
+def _may_write(n: Node) -> bool:
+    if n.op == "call_module" or isinstance(n.target, HigherOrderOperator):
+        return True
+    return n.op in ("call_function", "call_method") and (attention_mask.writes_in_place(n) or is_mutable(n.target))
+
+
+def refused_mask(form: Form, mask: Mask, ctx: Context) -> str:
+    """Return why the fused kernel does not take a mask, or ""."""
+    device, training = value_of(form.result).device.type, value_of(form.result).requires_grad
+    if mask.node is None:
+        return ""
+    if device == "cpu" and training and value_of(mask.node).requires_grad:
+        return "the fused kernel of a CPU has no gradient of a mask"
+    if dtype_of(mask.node) != dtype_of(form.query.node) and _autocast(form, device):
+        return "autocast changes the dtype of the mask"
+    if device != "cpu" and training and (ctx.config.deterministic or torch.are_deterministic_algorithms_enabled()):
+        return "the gradient of the fused kernel varies from run to run"
+    return ""
+
+
+def _autocast(form: Form, device: str) -> bool:
+    entered = any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in form.result.graph.nodes)
+    return entered or torch.is_autocast_enabled(device)
+
+
+def slower(form: Form, ctx: Context) -> str:
+    """Return why separate kernels are faster than the fused one, or ""."""
+    if (
+        ctx.config.attention == "on"
+        or value_of(form.result).device.type != "cpu"
+        or value_of(form.result).requires_grad
+    ):
+        return ""
+    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))
+
+
+def separate_is_faster(sizes: Sequence[int | torch.SymInt], dtype: torch.dtype) -> str:
+    """Return why separate kernels of a CPU are faster for scores of these sizes, or ""."""
+    low, high = _SEPARATE[dtype]
+    if not all(isinstance(size, int) for size in sizes):
+        return "" if high < math.inf else "products of 16 bits are faster on this device"
+    size = math.prod(sizes) * dtype.itemsize
+    return f"separate kernels are faster for scores of {size} bytes" if low <= size < high else ""

@@ -1,0 +1,150 @@
+"""Calls of a captured or exported graph, read in one form: a name and arguments by name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An operator: its name here, the order of its arguments, and the targets that call it with this order.
+
+    A target that is a text is a method of a tensor.
+    """
+
+    name: str
+    parameters: str
+    targets: tuple[Callable[..., Any] | str, ...]
+
+
+_PRODUCTS: tuple[Callable[..., Any] | str, ...] = (
+    *(torch.matmul, torch.bmm, torch.mm, operator.matmul, "matmul", "bmm", "mm", "__matmul__"),
+    *(aten.matmul.default, aten.bmm.default, aten.mm.default),
+)
+SPELLINGS = (
+    Spelling("matmul", "input other", _PRODUCTS),
+    Spelling("baddbmm", "input batch1 batch2 beta alpha", (torch.baddbmm, "baddbmm", aten.baddbmm.default)),
+    Spelling("einsum", "equation operands", (torch.einsum,)),
+    Spelling("softmax", "input dim dtype", (torch.softmax, "softmax", aten.softmax.int)),
+    Spelling("softmax", "input dim _stacklevel dtype", (F.softmax,)),
+    Spelling("softmax", "input dim half_to_float", (aten._softmax.default,)),
+    Spelling("dropout", "input p training", (F.dropout, torch.dropout, aten.dropout.default)),
+    Spelling(
+        "add",
+        "input other",
+        (operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__radd__", "__iadd__", aten.add.Tensor),
+    ),
+    Spelling("sub", "input other", (operator.sub, operator.isub, torch.sub, "sub", "sub_", "__sub__", aten.sub.Tensor)),
+    Spelling(
+        "mul",
+        "input other",
+        *[
+            (
+                operator.mul,
+                operator.imul,
+                torch.mul,
+                "mul",
+                "mul_",
+                "__mul__",
+                "__rmul__",
+                aten.mul.Tensor,
+                aten.mul.Scalar,
+            )
+        ],
+    ),
+    Spelling(
+        "div",
+        "input other",
+        *[
+            (
+                operator.truediv,
+                operator.itruediv,
+                torch.div,
+                "div",
+                "div_",
+                "__truediv__",
+                aten.div.Tensor,
+                aten.div.Scalar,
+            )
+        ],
+    ),
+    Spelling(
+        "masked_fill",
+        "input mask value",
+        (torch.masked_fill, "masked_fill", "masked_fill_", aten.masked_fill.Scalar, aten.masked_fill.Tensor),
+    ),
+    Spelling("where", "condition input other", (torch.where, aten.where.self, aten.where.ScalarOther)),
+    Spelling("where", "input condition other", ("where",)),
+    Spelling("cast", "input dtype", ("to", "type", "type_as", aten._to_copy.default, aten.to.dtype)),
+    Spelling("cast", "input", ("float", "half", "bfloat16", "double")),
+    Spelling("copy", "input", ("contiguous", "clone", torch.clone, aten.clone.default, aten.contiguous.default)),
+    Spelling("view", "input", ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)),
+    Spelling("view", "input", (aten._unsafe_view.default, "unsqueeze", "squeeze", aten.unsqueeze.default)),
+    Spelling("view", "input", (torch.unsqueeze, torch.squeeze, aten.squeeze.dim, "flatten", torch.flatten)),
+    Spelling("transpose", "input dim0 dim1", (torch.transpose, "transpose", torch.swapaxes, aten.transpose.int)),
+    Spelling("expand", "input", ("expand", "expand_as", aten.expand.default)),
+    Spelling("repeat", "input repeats dim", (torch.repeat_interleave, "repeat_interleave")),
+    Spelling("repeat", "input repeats dim", (aten.repeat_interleave.self_int,)),
+)
+_BY_TARGET: Mapping[Any, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
+SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
+PRODUCTS = (*_PRODUCTS, torch.einsum)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call: its name and its arguments by name; arguments that the table does not name are in `more`."""
+
+    name: str
+    args: Mapping[str, Any]
+    more: tuple[Any, ...] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument, or a default if the call does not give it."""
+        return self.args.get(name, default)
+
+
+def read(n: Any) -> Operation:
+    """Return a node's call in the form of the table; the name is "" for calls that it does not list."""
+    row = _BY_TARGET.get(n.target) if isinstance(n, Node) and n.op in ("call_function", "call_method") else None
+    if row is None:
+        return Operation("", {})
+    names = row.parameters.split()
+    if row.name == "einsum":
+        operands = n.args[1:] if len(n.args) != 2 or isinstance(n.args[1], Node) else tuple(n.args[1])
+        return Operation("einsum", {"equation": n.args[0], "operands": operands})
+    args = dict(zip(names, n.args, strict=False))
+    args.update({"input" if key in ("self", "tensor") else key: value for key, value in n.kwargs.items()})
+    return Operation(row.name, args, tuple(n.args[len(names) :]))
+
+
+def value_of(n: Any) -> Any:
+    """Return the traced value of a node of a captured or of an ATen graph; other arguments unchanged."""
+    if not isinstance(n, Node):
+        return n
+    return n.meta["example_value"] if "example_value" in n.meta else n.meta.get("val")
+
+
+def is_tensor(n: Any) -> bool:
+    """Return whether an argument is a node with a traced tensor."""
+    return isinstance(n, Node) and isinstance(value_of(n), torch.Tensor)
+
+
+def shape_of(n: Node) -> tuple[Any, ...]:
+    """Return the traced sizes of a node's tensor."""
+    return tuple(value_of(n).shape)
+
+
+def dtype_of(n: Node) -> torch.dtype:
+    """Return the dtype of a node's tensor."""
+    dtype: torch.dtype = value_of(n).dtype
+    return dtype

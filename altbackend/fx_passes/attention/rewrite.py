@@ -1,0 +1,197 @@
+"""The pass: every attention that a form describes becomes `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ...debug.trace import DecisionKind
+from .. import attention_mask
+from ..context import Context
+from ..pattern.rules import Rewrite, Rules, described
+from ..simplify import same_layout, same_sizes
+from . import gates, masks, shapes
+from .builder import Builder
+from .form import Form, form_of
+from .operators import PRODUCTS, aten, read, shape_of, value_of
+
+_FUSED = torch.nn.functional.scaled_dot_product_attention
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Fuse the attentions of a graph and of the graphs inside it; return their number."""
+    if ctx.config.attention == "off":
+        return 0
+    done = [rewrite for graph in graphs_of(gm) for rewrite in fuse(graph, ctx)]
+    for rewrite in done:
+        ctx.trace.decision(DecisionKind.SIMPLIFY, rewrite.rule, "fused", str(rewrite))
+    return len(done)
+
+
+def graphs_of(gm: GraphModule) -> list[Graph]:
+    """Return the graph of a module and those of the modules that it calls, for example checkpointed ones."""
+    return [m.graph for m in gm.modules() if isinstance(m, GraphModule)]
+
+
+def fuse(graph: Graph, ctx: Context) -> list[Rewrite]:
+    """Fuse the attentions of one graph, in place; return what was done."""
+    if not any(read(n).name == "softmax" for n in graph.nodes):
+        return []
+    reason = gates.refused_graph(graph)
+    if reason:
+        ctx.trace.decision(DecisionKind.SIMPLIFY, "attention", "kept", reason)
+        return []
+    done = Rules([Attention(ctx)], "attention", last_first=False).apply(graph)
+    if done and graph.owning_module is not None:
+        graph.owning_module.recompile()
+    return done
+
+
+class Attention:
+    """The rule: it starts at the last product of an attention."""
+
+    name = "attention"
+    targets: tuple[Any, ...] = PRODUCTS
+    inner: tuple[Any, ...] = ()
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._values: dict[Node, Any] = {}  # of nodes that depend on no input
+
+    def constant(self, n: Node) -> Any:
+        """Return the value of a node that depends on no input, or None."""
+        return attention_mask.known_value(n, self._values)
+
+    def rewrite(self, n: Node) -> Rewrite | None:
+        """Fuse the attention whose last product is a node, if the kernels take it exactly and faster."""
+        form = form_of(n, self.constant)
+        if form is None:
+            return None
+        reason = gates.refused(form, self.ctx) or gates.slower(form, self.ctx)
+        new = reason or self._fused(form)
+        if isinstance(new, str):
+            self.ctx.trace.decision(DecisionKind.SIMPLIFY, f"attention {n.name}", "kept", new)
+            return None
+        rewrite = Rewrite(self.name, tuple(map(described, form.interior)), (described(new),))
+        n.replace_all_uses_with(new)
+        for old in reversed(form.interior):
+            if not old.users:
+                old.graph.erase_node(old)
+        return rewrite
+
+    def _fused(self, form: Form) -> Node | str:
+        """Insert the fused call and return the node of its result; or why it is not possible, without any change."""
+        build = Builder(form.result)
+        new = self._built(build, form)
+        if isinstance(new, str):
+            build.erase_unused()
+            return new
+        if not same_layout(value_of(new), value_of(form.result)):
+            build.erase_unused()
+            return "the result has strides that the fused call cannot give"
+        new.meta = {**form.result.meta, **new.meta}
+        _erase_but(build, new)
+        return new
+
+    def _built(self, build: Builder, form: Form) -> Node | str:
+        device = value_of(form.result).device.type
+        lead = shapes.lead_of(form)
+        operands = None if lead is None else _operands(build, form, lead)
+        if lead is None or operands is None:
+            return "its operands have symbolic sizes that must be reshaped"
+        mask = masks.mask_of(build, form, lead, device, self._values)
+        if isinstance(mask, str):
+            return mask
+        reason = gates.refused_mask(form, mask, self.ctx)
+        return reason or _result(build, form, attend(build, form, operands, mask), mask)
+
+
+def _erase_but(build: Builder, new: Node) -> None:
+    for n in reversed(build.made):
+        if n is not new and not n.users:
+            n.graph.erase_node(n)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Query, keys and values with four dimensions. `grouped`: several heads share keys and values."""
+
+    query: Node
+    key: Node
+    value: Node
+    grouped: bool = False
+
+
+def _operands(build: Builder, form: Form, lead: shapes.Lead) -> Operands | None:
+    """Return the operands, or None. On a CPU, keys that were repeated for several heads are read where they are."""
+    query = shapes.operand(build, form.query, form.scores, lead)
+    if query is not None and value_of(query).device.type == "cpu" and (shared := _shared(build, form)) is not None:
+        return Operands(shapes.row_major(build, query), *shared, grouped=True)
+    turned = shapes.operand(build, form.key, form.scores, lead)
+    value = shapes.operand(build, form.value, form.result, lead)
+    if query is None or turned is None or value is None:
+        return None
+    key = build.call(aten.transpose.int, turned, -2, -1)
+    query, key, value = (shapes.row_major(build, n) for n in (query, key, value))
+    return Operands(query, key, value)
+
+
+def _shared(build: Builder, form: Form) -> tuple[Node, Node] | None:
+    """Return keys and values before they were repeated for the heads, or None if one of them was not."""
+    turned = read(form.key.node)
+    source = turned.get("input")
+    whole = form.key.order is None and form.value.order is None and value_of(form.scores).dim() == 4
+    if not whole or turned.name != "transpose" or value_of(form.key.node).dim() != 4:
+        return None
+    if {d % 4 for d in (turned.get("dim0"), turned.get("dim1")) if isinstance(d, int)} != {2, 3}:
+        return None
+    key, value = shapes.ungrouped(build, source), shapes.ungrouped(build, form.value.node)
+    if key is None or value is None or not same_sizes(shape_of(key)[:-2], shape_of(value)[:-2]):
+        return None
+    return shapes.row_major(build, key), shapes.row_major(build, value)
+
+
+def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask) -> Node:
+    """Insert the fused call. Its result has the dtype of the query."""
+    options: dict[str, Any] = {"dropout_p": form.dropout, "is_causal": mask.causal, "scale": mask.scale}
+    if operands.grouped:
+        options["enable_gqa"] = True
+    target = _FUSED if build.key == "example_value" else aten.scaled_dot_product_attention.default
+    query, key, value = operands.query, operands.key, operands.value
+    for step in mask.factors:
+        query = build.call(aten.mul.Tensor if step.kind == "multiply" else aten.div.Tensor, query, step.mask)
+    fake = value_of(query)
+    result = fake.new_empty((*fake.shape[:-1], value_of(value).shape[-1]))
+    return build.with_value(result, target, query, key, value, mask.node, **options)
+
+
+def _result(build: Builder, form: Form, n: Node, mask: masks.Mask) -> Node | str:
+    """Return the result in the sizes and strides of the last product's."""
+    n = build.call(aten.clone.default, n, **shapes.CONTIGUOUS)
+    if mask.hidden_rows is not None:
+        n = build.call(aten.mul.Tensor, n, mask.hidden_rows)
+        if value_of(n).dtype != value_of(form.result).dtype:
+            n = build.call(aten._to_copy.default, n, dtype=value_of(form.result).dtype)
+    own = shape_of(form.result) if form.order is None else _unpermuted(shape_of(form.result), form.order)
+    here = shapes.with_lead(build, n, shape_of(n)[:-2], own[:-2]) if len(own) >= 4 else _narrowed(build, n, own)
+    if here is None:
+        return "its result has symbolic sizes that must be reshaped"
+    return here if form.order is None else build.call(aten.permute.default, here, list(form.order))
+
+
+def _narrowed(build: Builder, n: Node, own: tuple[Any, ...]) -> Node | None:
+    """Return a result of four dimensions with the two or three of `own`."""
+    leading = shape_of(n)[: 4 - len(own)]
+    if all(isinstance(s, int) and s == 1 for s in leading):
+        for _ in leading:
+            n = build.call(aten.squeeze.dim, n, 0)
+        return n
+    return build.call(aten.reshape.default, n, list(own)) if all(isinstance(s, int) for s in own) else None
+
+
+def _unpermuted(sizes: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the sizes before a permutation to `order` gave `sizes`."""
+    return tuple(sizes[order.index(k)] for k in range(len(order)))

@@ -1,0 +1,1 @@
+"""The pattern matcher: terms, matches, rules, and patterns traced from Python functions."""

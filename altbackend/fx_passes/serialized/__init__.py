@@ -1,0 +1,1 @@
+"""Patterns that `python -m altbackend patterns --write` has written, one file a family."""

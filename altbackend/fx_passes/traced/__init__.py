@@ -1,0 +1,1 @@
+"""Rules whose patterns are traced from Python functions, loaded from `serialized/` without tracing."""

@@ -1,0 +1,60 @@
+"""Families of rules: search functions, their replacements, and the examples with which they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..pattern.match import Match
+from ..pattern.register import register_replacement, traced_pattern
+from ..pattern.replacement import Check
+from ..pattern.rules import Rules
+from ..pattern.trace import Traced, TraceFn, fwd_only
+
+Examples = Callable[[], list[torch.Tensor]]
+
+
+def accept(match: Match) -> bool:
+    """Accept every match."""
+    return True
+
+
+@dataclass(frozen=True)
+class Form:
+    """One rule: `search` becomes `replace`. `examples` make the inputs of its trace, and of its test."""
+
+    name: str
+    search: Callable[..., Any]
+    replace: Callable[..., Any]
+    examples: Examples
+    trace: TraceFn = fwd_only
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    check: Check = accept
+
+    def traced(self) -> Traced:
+        """Trace the search function and return its pattern."""
+        return traced_pattern(self.search, self.examples(), self.trace, self.scalars)
+
+
+def rules_of(forms: tuple[Form, ...], patterns: Mapping[str, Callable[[], Traced]], check: Check = accept) -> Rules:
+    """Return the rules of a family with their serialized patterns. `check`: a condition beside those of the forms."""
+    rules = Rules(name="traced")
+    for form in forms:
+        register_replacement(
+            form.search,
+            form.replace,
+            form.examples(),
+            form.trace,
+            rules,
+            extra_check=_both(form.check, check),
+            scalar_workaround=form.scalars,
+            search_fn_pattern=patterns[form.name](),
+        )
+    return rules
+
+
+def _both(first: Check, second: Check) -> Check:
+    return lambda match: bool(first(match)) and bool(second(match))
