@@ -20,8 +20,9 @@ from ..lines import Lines
 from . import cpp_inputs
 from .cpp_call import Calls, late_numbers, result_kinds, settle
 from .cpp_numbers import CTYPES, Kind, translate
-from .cpp_values import dtype_text, int64, ints, quoted, view_text
-from .launch_plan import Launch, LaunchPlan, Step, cpp_text, plan, segment_head
+from .cpp_text import program_text
+from .cpp_values import dtype_text, ints, quoted, view_text
+from .launch_plan import Launch, LaunchPlan, Step, cpp_text, plan
 from .python_text import is_foreign, provenance
 
 # Results in oneDNN's own layout, which only library calls read.
@@ -51,6 +52,10 @@ class CppProgram:
     launches: int
     library_calls: int
     has_kernels: bool
+
+
+def _comment(text: str) -> str:
+    return text.replace("\\", "/").replace("\n", " ")
 
 
 @dataclass
@@ -85,7 +90,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str,
     outputs = _body(state, calls)
     launches = sum(isinstance(s, Launch) for s in planned.steps)
     kernels = cpp_text(planned, cfg, f"alt::aot::{name}")
-    host = _text(state, cfg)
+    host = program_text(planned, name, state.w.body, cfg.reuse_memory)
     count = len(planned.steps) - launches
     return CppProgram(kernels, host, tuple(calls.declarations()), outputs, launches, count, bool(planned.segments))
 
@@ -294,60 +299,3 @@ def _output_view(state: _Printer, v: View) -> str:
     made = view_text(state.planned, v) or f"share(t_{v.buffer}.get())"
     is_weight = v.buffer in state.program.inputs and v.buffer not in state.user.named
     return f"clone({made}.get())" if is_weight else made
-
-
-# --- the text --------------------------------------------------------------------------------------------------------
-
-
-def _comment(text: str) -> str:
-    return text.replace("\\", "/").replace("\n", " ")
-
-
-def _text(state: _Printer, cfg: Config) -> str:
-    planned, locations, p = state.planned, state.planned.locations, state.program
-    symbols = [f"  const int64_t {s} = S[{k}]; (void){s};" for k, s in enumerate(locations.layout)]
-    table = f"{len(locations.slots)}, {len(locations.symbols)}, {locations.layout_symbols}, {len(p.inputs)}"
-    lines = [
-        f"namespace {state.name} {{",
-        *(f"{segment_head(n)};" for n in range(len(planned.segments))),
-        "",
-        "static void plan_memory(const int64_t* S, Layout& layout) {",
-        "  (void)S;",
-        *symbols,
-        f"  layout.reuse = {str(cfg.reuse_memory).lower()};",
-        *_blocks(planned),
-        *_windows(planned),
-        "}",
-        "",
-        "static void run_once(Frame& frame) {",
-        *state.w.body,
-        "}",
-        f"}}  // namespace {state.name}",
-        f"static const ProgramTable {state.name}_table{{{table}, {len(p.outputs)}, {state.name}::plan_memory, "
-        f"{state.name}::run_once}};",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _blocks(planned: LaunchPlan) -> list[str]:
-    locations = planned.locations
-    lines = []
-    for b, (first, last) in locations.arena.items():
-        if b in locations.shares:
-            continue
-        buffer = planned.program.buffers[b]
-        names = [b, *(c for c, root in locations.shares.items() if root == b)]
-        slots = ", ".join(str(locations.slots[c]) for c in names)
-        nbytes = int64(ex.mul(buffer.extent, buffer.dtype.itemsize))
-        lines.append(f"  layout.block({{{slots}}}, {nbytes}, {first}, {last});  // {', '.join(names)}")
-    return lines
-
-
-def _windows(planned: LaunchPlan) -> list[str]:
-    lines = []
-    for v in planned.locations.windows:
-        dtype = dtype_text(v.dtype or planned.program.buffers[v.buffer].dtype)
-        geometry = f"{ints(v.sizes)}, {ints(v.strides)}, {int64(v.offset)}"
-        lines.append(f"  layout.window({planned.locations.slots[v.buffer]}, {dtype}, {geometry});  // {v.buffer}")
-    return lines
