@@ -93,6 +93,7 @@ def measured(case: Case, preset: Any) -> tuple[dict[str, Spent], float]:
     seconds = {}
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for name, backend, options in (
+            ("first", "aot_eager", {}),  # imports, and what torch keeps between compilations
             ("library", "aot_eager", {}),
             ("own", alt, {"options": {"cache_dir": folder, "log": 0}}),
         ):
