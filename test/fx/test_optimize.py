@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -384,3 +387,15 @@ def test_rules_of_the_user() -> None:
     x = torch.randn(3)
     torch.testing.assert_close(gm(x), x.sin() * 2 + 1)
     assert str(rewrite).startswith("sin: aten.sin.default, mul: aten.mul.Tensor -> ")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "graph-optimisation.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_examples_of_the_page_run(number: int, tmp_path: Path) -> None:
+    program = tmp_path / "example.py"
+    program.write_text(BLOCKS[number], encoding="utf-8")
+    torch._dynamo.reset()
+    assert "torch" in runpy.run_path(str(program))  # the page's own assertions have held

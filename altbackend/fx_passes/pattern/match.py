@@ -63,7 +63,7 @@ def _candidates(term: Term, found: Found) -> list[Node]:
     seen: dict[Node, None] = {}
     front = [n for n in found.values() if isinstance(n, Node)]
     for _ in range(8):
-        front = [u for n in front for u in n.users if u not in seen]
+        front = list(dict.fromkeys(u for n in front for u in n.users if u not in seen))
         seen.update(dict.fromkeys(front))
     return [n for n in seen if n.target in targets]
 

@@ -48,6 +48,7 @@ class Replacement:
     check: Check = lambda match: True
     exclusive: Collection[str] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
+    first: Check = lambda match: True  # a cheap condition on the structure's match, before the search is traced
     traces: dict[Hashable, GraphModule] = field(default_factory=dict, compare=False)  # of one application, by geometry
 
     @property
@@ -80,7 +81,9 @@ class Replacement:
     def accepted(self, n: Node) -> Match | None:
         """Return the match that ends at a node, if the graph has exactly the calls of the search function."""
         match = self._found(n)
-        if match is None or not self._only_users(match) or any(writes(m) for m in match.nodes):
+        if match is None or not self.first(match):
+            return None
+        if not self._only_users(match) or any(writes(m) for m in match.nodes):
             return None
         traced = self._traced(self.search, match)
         if traced is None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..pattern.match import Match
-from ..pattern.register import register_replacement, traced_pattern
-from ..pattern.replacement import Check
+from ..pattern.register import traced_pattern
+from ..pattern.replacement import Check, Replacement
 from ..pattern.rules import Rules
 from ..pattern.trace import Traced, TraceFn, fwd_only
 
@@ -43,16 +43,8 @@ def rules_of(forms: tuple[Form, ...], patterns: Mapping[str, Callable[[], Traced
     """Return the rules of a family with their serialized patterns. `check`: a condition beside those of the forms."""
     rules = Rules(name="traced")
     for form in forms:
-        register_replacement(
-            form.search,
-            form.replace,
-            form.examples(),
-            form.trace,
-            rules,
-            extra_check=_both(form.check, check),
-            scalar_workaround=form.scalars,
-            search_fn_pattern=patterns[form.name](),
-        )
+        name, pattern, first = form.search.__name__, patterns[form.name](), _both(form.check, check)
+        rules.add(Replacement(name, form.search, form.replace, form.trace, pattern, scalars=form.scalars, first=first))
     return rules
 
 
