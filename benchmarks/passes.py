@@ -91,7 +91,12 @@ def measured(case: Case, preset: Any) -> tuple[dict[str, Spent], float]:
     module = eager_attention(module).eval()
     traces: list[Trace] = []
     finish = Trace.finish
-    kept = patch.object(Trace, "finish", lambda trace: (traces.append(trace), finish(trace))[1])
+
+    def recorded(trace: Trace) -> None:
+        traces.append(trace)
+        finish(trace)
+
+    kept = patch.object(Trace, "finish", recorded)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder, _recording(spent), kept:
         torch._dynamo.reset()
         # with `log`, the stages include the C++ compiler
