@@ -91,8 +91,17 @@ def measured(case: Case, preset: Any) -> tuple[dict[str, Spent], float]:
     module = eager_attention(module).eval()
     traces: list[Trace] = []
     finish = Trace.finish
-    kept = patch.object(Trace, "finish", lambda trace: (traces.append(trace), finish(trace))[1])
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder, _recording(spent), kept:
+
+    def kept(trace: Trace) -> None:
+        traces.append(trace)
+        finish(trace)
+
+    with (
+        torch.no_grad(),
+        tempfile.TemporaryDirectory() as folder,
+        _recording(spent),
+        patch.object(Trace, "finish", kept),
+    ):
         torch._dynamo.reset()
         # with `log`, the stages include the C++ compiler
         torch.compile(module, backend="alt", options={"cache_dir": folder, "log": 1})(*args, **kwargs)
