@@ -92,12 +92,16 @@ def measured(case: Case, preset: Any) -> tuple[dict[str, Spent], float]:
     traces: list[Trace] = []
     finish = Trace.finish
 
-    def recorded(trace: Trace) -> None:
+    def kept(trace: Trace) -> None:
         traces.append(trace)
         finish(trace)
 
-    kept = patch.object(Trace, "finish", recorded)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder, _recording(spent), kept:
+    with (
+        torch.no_grad(),
+        tempfile.TemporaryDirectory() as folder,
+        _recording(spent),
+        patch.object(Trace, "finish", kept),
+    ):
         torch._dynamo.reset()
         # with `log`, the stages include the C++ compiler
         torch.compile(module, backend="alt", options={"cache_dir": folder, "log": 1})(*args, **kwargs)
