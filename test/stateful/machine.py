@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch import nn
 
+from altbackend.fx_passes import onednn
 from altbackend.runtime import page_guard
 from test.stateful import modules
 from test.stateful.modules import CPU_WRITES, MODULES, OPTIMIZERS, UNSEEN_WRITES, WRITES, Place
@@ -359,6 +360,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-shrink", action="store_true")
     options = parser.parse_args()
+    onednn.SMALL = 0  # weights of small linears are packed too
     torch.backends.cudnn.allow_tf32 = False  # eager's convolutions are then as exact as ours
     for way in options.ways.split(","):
         calls = run(way, options.runs, options.steps, options.seed, not options.no_shrink, options.device)

@@ -1,0 +1,13 @@
+"""Fixture of the tests of state."""
+
+from __future__ import annotations
+
+import pytest
+
+from altbackend.fx_passes import onednn
+
+
+@pytest.fixture(autouse=True)
+def _small_linears_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of small linears are packed too, since these tests write them."""
+    monkeypatch.setattr(onednn, "SMALL", 0)
