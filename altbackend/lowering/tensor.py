@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -34,6 +35,13 @@ class Tensor:
     def computed(self, dtype: torch.dtype | None = None) -> Value:
         """Return the scalar converted to `dtype`, or to its own compute dtype."""
         return va.cast(self.value, dtype or compute_dtype(self.dtype))
+
+
+Operand: TypeAlias = Tensor | Value | Index | float
+"""An argument of an elementwise operator: a tensor, a scalar that the host program computes, or a Python number."""
+
+Dims: TypeAlias = int | Sequence[int] | None
+"""Dimensions that an operator reduces; None or () means all."""
 
 
 def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:

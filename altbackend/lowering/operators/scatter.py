@@ -19,7 +19,7 @@ from .. import scalar as s
 from ..context import Ctx
 from ..gpu import scatter_refusal
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, axes, expand, of_view, points, with_dim
+from ..tensor import Operand, Tensor, as_view, axes, expand, of_view, points, with_dim
 from .indexing import IndexRule, advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
@@ -190,7 +190,7 @@ def _index_along(
 
 
 @lowers("index_add.default")
-def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: Any = 1) -> Tensor:
+def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: s.Num = 1) -> Tensor:
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)

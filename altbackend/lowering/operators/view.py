@@ -18,7 +18,7 @@ from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, expand, full, of_view, permuted, points, with_dim
+from ..tensor import Operand, Tensor, as_view, expand, full, of_view, permuted, points, with_dim
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
@@ -32,7 +32,7 @@ def has_division(v: va.Value) -> bool:
 
 
 @lowers("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
-def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: object) -> Tensor:
     return reshape(ctx, x, out_sizes(ctx), traced=True)
 
 
@@ -105,7 +105,7 @@ def transpose(ctx: Ctx, x: Tensor, a: int, b: int) -> Tensor:
 
 
 @lowers("expand.default")
-def expand_op(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def expand_op(ctx: Ctx, x: Tensor, *args: Any, **kwargs: object) -> Tensor:
     return expand(x, out_sizes(ctx))
 
 
@@ -287,7 +287,7 @@ def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 
 @lowers("constant_pad_nd.default")
-def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Tensor:
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: float = 0) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     conds = []
