@@ -10,7 +10,7 @@ import torch
 
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.expr import Atom, Index
+from ..ir.expr import Atom, Expr, Index
 from ..ir.loops import Buffer, View
 from ..ir.ops import compute_dtype
 from ..ir.value import Value
@@ -39,6 +39,9 @@ class Tensor:
 
 Operand: TypeAlias = Tensor | Value | Index | float
 """An argument of an elementwise operator: a tensor, a scalar that the host program computes, or a Python number."""
+
+Size: TypeAlias = int | torch.SymInt | Expr
+"""A size, stride or position among the arguments of an operator."""
 
 Dims: TypeAlias = int | Sequence[int] | None
 """Dimensions that an operator reduces; None or () means all."""

@@ -16,7 +16,7 @@ from .. import exact
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import LOWERINGS, FallBack, lowers
-from ..tensor import Operand, Tensor, expand
+from ..tensor import Operand, Size, Tensor, expand
 
 # ATen operator -> row of `ir.ops`, for all overloads that exist.
 _DIRECT: dict[str, str] = {
@@ -104,7 +104,7 @@ _INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
 def elementwise(
     ctx: Ctx,
     fn: Callable[..., Value],
-    *args: Any,
+    *args: Operand,
     common: torch.dtype | None = None,
     condition: Value | None = None,
 ) -> Tensor:
@@ -151,7 +151,7 @@ def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
 def _direct(name: str, op: str) -> Callable[..., Tensor]:
     arity, result = OPS[op].arity, OPS[op].result
 
-    def lower(ctx: Ctx, *args: Any, **kwargs: object) -> Tensor:
+    def lower(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
         node = ctx.node
         common = promoted(args, node) if result == BOOL else None
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
@@ -159,8 +159,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         if op in ("logical_and", "logical_or", "logical_not"):
             return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
-            operand: Tensor = args[0]
-            return operand
+            assert isinstance(args[0], Tensor)
+            return args[0]
         if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
             return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
         if op in ("fmod", "remainder"):
@@ -359,7 +359,7 @@ def lerp(ctx: Ctx, a: Operand, b: Operand, w: Operand) -> Tensor:
 
 
 @lowers("_to_copy.default", "prims::convert_element_type.default")
-def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: object) -> Tensor:
+def to_copy(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     out = ctx.result
     # A cast is a barrier: a value that a 16-bit chain holds in float32 is rounded first.
     value = va.cast(x.value, x.dtype)
@@ -381,15 +381,15 @@ def clone(ctx: Ctx, x: Tensor, **kwargs: object) -> Tensor:
 
 
 @lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")
-def full(ctx: Ctx, *args: Any, **kwargs: object) -> Tensor:
+def full(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
     out, name = ctx.result, str(ctx.node.target)
-    number: Operand = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
+    number = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
     value = scalar_arg(ctx, number, (), out.dtype)
     return Tensor(ctx.shape(out.shape), out.dtype, value)
 
 
 @lowers("prims::iota.default")
-def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: object) -> Tensor:
+def iota(ctx: Ctx, length: Size, *, start: Any = 0, step: Any = 1, **kwargs: object) -> Tensor:
     return arange(ctx, start, None, step)
 
 
@@ -407,6 +407,6 @@ def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: object) -> T
 
 
 @lowers("empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty_strided.default")
-def empty(ctx: Ctx, *args: Any, **kwargs: object) -> Tensor:
+def empty(ctx: Ctx, *args: object, **kwargs: object) -> Tensor:
     out = ctx.result
     return Tensor(ctx.shape(out.shape), out.dtype, va.const(0, out.dtype))

@@ -17,7 +17,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Dims, Tensor, axes, expand, full, of_buffer, permuted, points
+from ..tensor import Dims, Size, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
 
@@ -374,7 +374,7 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @lowers("native_layer_norm.default")
 def native_layer_norm(
-    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float
+    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
@@ -401,7 +401,7 @@ def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) ->
 
 @lowers("native_group_norm.default")
 def native_group_norm(
-    ctx: Ctx, x: Tensor, weight: Any, bias: Any, n: Any, c: Any, hw: Any, groups: int, eps: float
+    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Size, c: Any, hw: Size, groups: int, eps: float
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
