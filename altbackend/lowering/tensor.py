@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.expr import Atom, Index
+from ..ir.expr import Atom, Expr, Index
 from ..ir.loops import Buffer, View
 from ..ir.ops import compute_dtype
 from ..ir.value import Value
@@ -34,6 +35,16 @@ class Tensor:
     def computed(self, dtype: torch.dtype | None = None) -> Value:
         """Return the scalar converted to `dtype`, or to its own compute dtype."""
         return va.cast(self.value, dtype or compute_dtype(self.dtype))
+
+
+Operand: TypeAlias = Tensor | Value | Index | float
+"""An argument of an elementwise operator: a tensor, a scalar that the host program computes, or a Python number."""
+
+Size: TypeAlias = int | torch.SymInt | Expr
+"""A size, stride or position among the arguments of an operator."""
+
+Dims: TypeAlias = int | Sequence[int] | None
+"""Dimensions that an operator reduces; None or () means all."""
 
 
 def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -12,22 +11,22 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import lowers
-from ..tensor import Tensor
+from ..tensor import Operand, Tensor
 from .pointwise import at_least, at_most, clamp, elementwise
 
 
 @lowers("hardtanh.default")
-def hardtanh(ctx: Ctx, x: Any, lo: float = -1.0, hi: float = 1.0) -> Tensor:
+def hardtanh(ctx: Ctx, x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
     return clamp(ctx, x, lo, hi)
 
 
 @lowers("relu6.default")
-def relu6(ctx: Ctx, x: Any) -> Tensor:
+def relu6(ctx: Ctx, x: Operand) -> Tensor:
     return clamp(ctx, x, 0, 6)
 
 
 @lowers("gelu.default")
-def gelu(ctx: Ctx, x: Any, approximate: str = "none") -> Tensor:
+def gelu(ctx: Ctx, x: Operand, approximate: str = "none") -> Tensor:
     return elementwise(ctx, gelu_tanh if approximate == "tanh" else gelu_erf, x)
 
 
@@ -43,18 +42,18 @@ def gelu_tanh(x: Value) -> Value:
 
 
 @lowers("silu.default")
-def silu(ctx: Ctx, x: Any) -> Tensor:
+def silu(ctx: Ctx, x: Operand) -> Tensor:
     # x / (1 + exp(-x))
     return elementwise(ctx, lambda v: s.div(v, s.add(s.unary("exp", s.neg(v)), 1.0)), x)
 
 
 @lowers("leaky_relu.default")
-def leaky_relu(ctx: Ctx, x: Any, slope: float = 0.01) -> Tensor:
+def leaky_relu(ctx: Ctx, x: Operand, slope: float = 0.01) -> Tensor:
     return elementwise(ctx, lambda v: s.where(s.binary("gt", v, 0), v, s.mul(v, slope)), x)
 
 
 @lowers("elu.default")
-def elu(ctx: Ctx, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+def elu(ctx: Ctx, x: Operand, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     def body(v: Value) -> Value:
         low = s.mul(s.unary("expm1", s.mul(v, input_scale)), alpha * scale)
         return s.where(s.binary("gt", v, 0), s.mul(v, scale), low)
@@ -63,12 +62,12 @@ def elu(ctx: Ctx, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: f
 
 
 @lowers("hardsigmoid.default")
-def hardsigmoid(ctx: Ctx, x: Any) -> Tensor:
+def hardsigmoid(ctx: Ctx, x: Operand) -> Tensor:
     return elementwise(ctx, lambda v: _sixth(ctx, relu6_of(ctx, s.add(v, 3.0))), x)
 
 
 @lowers("hardswish.default")
-def hardswish(ctx: Ctx, x: Any) -> Tensor:
+def hardswish(ctx: Ctx, x: Operand) -> Tensor:
     return elementwise(ctx, lambda v: _sixth(ctx, s.mul(v, relu6_of(ctx, s.add(v, 3.0)))), x)
 
 
@@ -84,27 +83,27 @@ def relu6_of(ctx: Ctx, v: Value) -> Value:
 
 
 @lowers("sigmoid_backward.default")
-def sigmoid_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
+def sigmoid_backward(ctx: Ctx, g: Operand, y: Operand) -> Tensor:
     return elementwise(ctx, lambda a, b: s.mul(s.mul(a, s.sub(1.0, b)), b), g, y)
 
 
 @lowers("tanh_backward.default")
-def tanh_backward(ctx: Ctx, g: Any, y: Any) -> Tensor:
+def tanh_backward(ctx: Ctx, g: Operand, y: Operand) -> Tensor:
     return elementwise(ctx, lambda a, b: s.mul(a, s.sub(1.0, s.mul(b, b))), g, y)
 
 
 @lowers("threshold_backward.default")
-def threshold_backward(ctx: Ctx, g: Any, x: Any, threshold: float) -> Tensor:
+def threshold_backward(ctx: Ctx, g: Operand, x: Operand, threshold: float) -> Tensor:
     return elementwise(ctx, lambda a, b: s.where(s.binary("le", b, threshold), 0.0, a), g, x)
 
 
 @lowers("threshold.default")
-def threshold(ctx: Ctx, x: Any, limit: float, number: float) -> Tensor:
+def threshold(ctx: Ctx, x: Operand, limit: float, number: float) -> Tensor:
     return elementwise(ctx, lambda v: s.where(s.binary("le", v, limit), number, v), x)
 
 
 @lowers("gelu_backward.default")
-def gelu_backward(ctx: Ctx, g: Any, x: Any, approximate: str = "none") -> Tensor:
+def gelu_backward(ctx: Ctx, g: Operand, x: Operand, approximate: str = "none") -> Tensor:
     return elementwise(ctx, _gelu_tanh_grad if approximate == "tanh" else _gelu_erf_grad, g, x)
 
 
@@ -126,7 +125,7 @@ def _gelu_tanh_grad(g: Value, x: Value) -> Value:
 
 
 @lowers("silu_backward.default")
-def silu_backward(ctx: Ctx, g: Any, x: Any) -> Tensor:
+def silu_backward(ctx: Ctx, g: Operand, x: Operand) -> Tensor:
     def body(a: Value, v: Value) -> Value:
         # sigma (1 + x (1 - sigma))
         sig = s.unary("sigmoid", v)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -62,7 +61,14 @@ def _by_statistics(ctx: Ctx, x: Tensor, norm: FixedStatistics, dtype: torch.dtyp
 
 @lowers("_native_batch_norm_legit_no_training.default")
 def batch_norm_inference(
-    ctx: Ctx, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+    ctx: Ctx,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, ...]:
     out = _result(ctx, 0)
     none = Tensor((0,), _result(ctx, 1).dtype, va.const(0, _result(ctx, 1).dtype))
@@ -154,8 +160,8 @@ def _totals(ctx: Ctx, x: Tensor, values: Sequence[Value], acc: torch.dtype) -> l
 def batch_norm_training(
     ctx: Ctx,
     x: Tensor,
-    weight: Any,
-    bias: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
     running_mean: Tensor,
     running_var: Tensor,
     training: bool,
@@ -207,11 +213,11 @@ def batch_norm_backward(
     ctx: Ctx,
     grad: Tensor,
     x: Tensor,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_rstd: Any,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],

@@ -15,7 +15,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, axes, expand, points, with_dim
+from ..tensor import Size, Tensor, axes, expand, points, with_dim
 from .view import out_sizes
 
 
@@ -89,7 +89,7 @@ def _nonnegative(v: Value) -> bool:
 
 
 @lowers("embedding.default")
-def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
+def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: object) -> Tensor:
     sizes = out_sizes(ctx)
     p = points(sizes)
     row = position(ctx, indices, p[:-1], weight.sizes[0])
@@ -170,7 +170,7 @@ def advanced(
 
 
 @lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
-def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Any, *scales: Any) -> Tensor:
+def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: Any) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     scale_factors = _flat(scales) or [None, None]

@@ -16,7 +16,7 @@ from .. import exact
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import LOWERINGS, FallBack, lowers
-from ..tensor import Tensor, expand
+from ..tensor import Operand, Size, Tensor, expand
 
 # ATen operator -> row of `ir.ops`, for all overloads that exist.
 _DIRECT: dict[str, str] = {
@@ -104,7 +104,7 @@ _INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
 def elementwise(
     ctx: Ctx,
     fn: Callable[..., Value],
-    *args: Any,
+    *args: Operand,
     common: torch.dtype | None = None,
     condition: Value | None = None,
 ) -> Tensor:
@@ -133,7 +133,7 @@ def finish(ctx: Ctx, sizes: tuple[Index, ...], dtype: torch.dtype, value: Value)
     return Tensor(sizes, dtype, value)
 
 
-def scalar_arg(ctx: Ctx, a: Any, sizes: tuple[Index, ...], dtype: torch.dtype) -> Value:
+def scalar_arg(ctx: Ctx, a: Operand, sizes: tuple[Index, ...], dtype: torch.dtype) -> Value:
     """Return an argument, a tensor or a number, as a scalar of `dtype` at the points of `sizes`."""
     if isinstance(a, Tensor):
         return expand(a, sizes).computed(dtype)
@@ -151,7 +151,7 @@ def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
 def _direct(name: str, op: str) -> Callable[..., Tensor]:
     arity, result = OPS[op].arity, OPS[op].result
 
-    def lower(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+    def lower(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
         node = ctx.node
         common = promoted(args, node) if result == BOOL else None
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
@@ -159,8 +159,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         if op in ("logical_and", "logical_or", "logical_not"):
             return elementwise(ctx, lambda *v: va.apply(op, *(_truth(x) for x in v)), *args[:arity], common=common)
         if op in _INT_IDENTITY and not node.meta["val"].dtype.is_floating_point:
-            operand: Tensor = args[0]
-            return operand
+            assert isinstance(args[0], Tensor)
+            return args[0]
         if op in ("isinf", "isnan") and common is not None and not common.is_floating_point:
             return elementwise(ctx, lambda x: va.const(False, torch.bool), *args[:1], common=common)
         if op in ("fmod", "remainder"):
@@ -188,33 +188,33 @@ register_direct()
 
 
 @lowers("add.Tensor", "add.Scalar")
-def add(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+def add(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
     return elementwise(ctx, lambda x, y: s.add(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
 
 
 @lowers("sub.Tensor", "sub.Scalar")
-def sub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+def sub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
     return elementwise(ctx, lambda x, y: s.sub(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")
-def rsub(ctx: Ctx, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+def rsub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
     return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
 
 
 @lowers("div.Tensor", "div.Scalar", "true_divide.Tensor")
-def div(ctx: Ctx, a: Any, b: Any) -> Tensor:
+def div(ctx: Ctx, a: Operand, b: Operand) -> Tensor:
     return elementwise(ctx, s.div, a, b)
 
 
 @lowers("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(ctx: Ctx, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+def div_mode(ctx: Ctx, a: Operand, b: Operand, rounding_mode: str | None = None) -> Tensor:
     op = {None: "truediv", "floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
     return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), a, b)
 
 
 @lowers("floor_divide.default", "floor_divide.Scalar")
-def floor_divide(ctx: Ctx, a: Any, b: Any) -> Tensor:
+def floor_divide(ctx: Ctx, a: Operand, b: Operand) -> Tensor:
     return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, _divisor(ctx, y)), a, b)
 
 
@@ -228,12 +228,12 @@ def _divisor(ctx: Ctx, x: Value) -> Value:
 
 
 @lowers("pow.Tensor_Tensor", "pow.Scalar")
-def pow_tensor(ctx: Ctx, a: Any, b: Any) -> Tensor:
+def pow_tensor(ctx: Ctx, a: Operand, b: Operand) -> Tensor:
     return elementwise(ctx, lambda x, y: va.apply("pow", x, y), a, b)
 
 
 @lowers("pow.Tensor_Scalar")
-def pow_scalar(ctx: Ctx, a: Any, b: Any) -> Tensor:
+def pow_scalar(ctx: Ctx, a: Tensor, b: Operand) -> Tensor:
     if isinstance(b, (ex.Expr, Value)):  # an exponent that depends on a size
         if not ctx.result.is_floating_point():
             raise FallBack("an integer to the power of a size")
@@ -266,7 +266,7 @@ def power(x: Value, p: Any) -> Value:
 
 
 @lowers("where.self")
-def where(ctx: Ctx, cond: Any, a: Any, b: Any) -> Tensor:
+def where(ctx: Ctx, cond: Tensor, a: Operand, b: Operand) -> Tensor:
     c = _truth(expand(cond, ctx.result_sizes).computed())
     return elementwise(ctx, lambda x, y: va.where(c, x, y), a, b, condition=c)
 
@@ -279,7 +279,7 @@ def logical_xor(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
 
 
 @lowers("clamp.default", "clamp.Tensor")
-def clamp(ctx: Ctx, x: Any, lo: Any = None, hi: Any = None) -> Tensor:
+def clamp(ctx: Ctx, x: Operand, lo: Any = None, hi: Any = None) -> Tensor:
     def body(v: Value, *ends: Value) -> Value:
         it = iter(ends)
         if lo is not None:
@@ -305,34 +305,34 @@ def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
 
 
 @lowers("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(ctx: Ctx, x: Any, lo: Any) -> Tensor:
+def clamp_min(ctx: Ctx, x: Operand, lo: Any) -> Tensor:
     return elementwise(ctx, lambda v, e: at_least(ctx, v, e), x, lo)
 
 
 @lowers("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(ctx: Ctx, x: Any, hi: Any) -> Tensor:
+def clamp_max(ctx: Ctx, x: Operand, hi: Any) -> Tensor:
     return elementwise(ctx, lambda v, e: at_most(ctx, v, e), x, hi)
 
 
 @lowers("square.default")
-def square(ctx: Ctx, x: Any) -> Tensor:
+def square(ctx: Ctx, x: Operand) -> Tensor:
     return elementwise(ctx, s.square, x)
 
 
 @lowers("native_dropout_backward.default")
-def native_dropout_backward(ctx: Ctx, g: Any, mask: Any, scale: float) -> Tensor:
+def native_dropout_backward(ctx: Ctx, g: Operand, mask: Operand, scale: float) -> Tensor:
     return elementwise(ctx, lambda a, m: s.mul(s.mul(a, m), scale), g, mask)
 
 
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(ctx: Ctx, x: Any, mask: Tensor, number: Any) -> Tensor:
+def masked_fill(ctx: Ctx, x: Operand, mask: Tensor, number: Operand) -> Tensor:
     out = ctx.result
     m = expand(mask, ctx.shape(out.shape)).computed()
     return elementwise(ctx, lambda v, n: va.where(m, n, v), x, number, condition=m)
 
 
 @lowers("addcmul.default")
-def addcmul(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+def addcmul(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> Tensor:
     def body(v: Value, p: Value, q: Value) -> Value:
         return s.add(v, s.mul(p if value == 1 else s.mul(p, value), q))
 
@@ -340,7 +340,7 @@ def addcmul(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
 
 
 @lowers("addcdiv.default")
-def addcdiv(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+def addcdiv(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> Tensor:
     def body(v: Value, p: Value, q: Value) -> Value:
         return s.add(v, s.div(p if value == 1 else s.mul(p, value), q))
 
@@ -348,7 +348,7 @@ def addcdiv(ctx: Ctx, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
 
 
 @lowers("lerp.Scalar", "lerp.Tensor")
-def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
+def lerp(ctx: Ctx, a: Operand, b: Operand, w: Operand) -> Tensor:
     def body(x: Value, y: Value, t: Value) -> Value:
         # interpolate from the end that is nearer to t, as eager does for accuracy
         d = s.sub(y, x)
@@ -359,7 +359,7 @@ def lerp(ctx: Ctx, a: Any, b: Any, w: Any) -> Tensor:
 
 
 @lowers("_to_copy.default", "prims::convert_element_type.default")
-def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def to_copy(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     out = ctx.result
     # A cast is a barrier: a value that a 16-bit chain holds in float32 is rounded first.
     value = va.cast(x.value, x.dtype)
@@ -376,25 +376,25 @@ def to_copy(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     "alias.default",
     "lift_fresh.default",
 )
-def clone(ctx: Ctx, x: Tensor, **kwargs: Any) -> Tensor:
+def clone(ctx: Ctx, x: Tensor, **kwargs: object) -> Tensor:
     return x
 
 
 @lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")
-def full(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+def full(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
     out, name = ctx.result, str(ctx.node.target)
-    number: Any = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
+    number = 0 if "zeros" in name else 1 if "ones" in name else args[0] if "scalar_tensor" in name else args[1]
     value = scalar_arg(ctx, number, (), out.dtype)
     return Tensor(ctx.shape(out.shape), out.dtype, value)
 
 
 @lowers("prims::iota.default")
-def iota(ctx: Ctx, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any) -> Tensor:
+def iota(ctx: Ctx, length: Size, *, start: Any = 0, step: Any = 1, **kwargs: object) -> Tensor:
     return arange(ctx, start, None, step)
 
 
 @lowers("arange.start_step")
-def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tensor:
+def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: object) -> Tensor:
     out, sizes = ctx.result, ctx.result_sizes
     i = ex.ix(ex.dim(0, sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):
@@ -407,6 +407,6 @@ def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Tens
 
 
 @lowers("empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty_strided.default")
-def empty(ctx: Ctx, *args: Any, **kwargs: Any) -> Tensor:
+def empty(ctx: Ctx, *args: object, **kwargs: object) -> Tensor:
     out = ctx.result
     return Tensor(ctx.shape(out.shape), out.dtype, va.const(0, out.dtype))

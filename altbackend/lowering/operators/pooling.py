@@ -70,10 +70,10 @@ def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(
         ctx: Ctx,
         x: Tensor,
-        kernel: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         ceil_mode: bool = False,
     ) -> tuple[Tensor, Tensor]:
         out, _ = ctx.results
@@ -139,9 +139,9 @@ def _avg_pool(rank: int) -> Callable[..., Tensor]:
     def lower(
         ctx: Ctx,
         x: Tensor,
-        kernel: Any,
-        stride: Any = None,
-        padding: Any = 0,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from ...runtime import philox as draws
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import LOWERINGS
-from ..tensor import Tensor, points
+from ..tensor import Size, Tensor, points
 
 
 def _call(ctx: Ctx, op: str, seed: Tensor) -> Value:
@@ -28,7 +28,7 @@ def _result(ctx: Ctx, value: Value) -> Tensor:
     return Tensor(ctx.shape(out.shape), out.dtype, value)
 
 
-def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
+def uniform(ctx: Ctx, seed: Tensor, shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
     """Lower a uniform draw in [0, 1): 24 random bits, 53 for float64, for 16-bit floats the bits of the mantissa."""
     if dtype == torch.float64:
         top = s.binary("bitwise_and", s.binary("right_shift", _call(ctx, "philox_bits", seed), 11), 2**53 - 1)
@@ -40,7 +40,7 @@ def uniform(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
     return _result(ctx, u)
 
 
-def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
+def normal(ctx: Ctx, seed: Tensor, shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
     """Lower a normal draw by the method of G. Box and M. Muller, 1958."""
     # sqrt(-2 log u) cos(2 pi v)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -49,7 +49,7 @@ def normal(ctx: Ctx, seed: Tensor, shape: Any, dtype: torch.dtype) -> Tensor:
     return _result(ctx, s.mul(radius, s.unary("cos", s.mul(v, 2 * math.pi))))
 
 
-def integers(ctx: Ctx, seed: Tensor, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def integers(ctx: Ctx, seed: Tensor, shape: Sequence[Size], low: int, high: int, dtype: torch.dtype) -> Tensor:
     """Lower a draw of integers in [low, high)."""
     # low + (32 bits * (high - low)) / 2^32, which fits as high - low <= 2^31
     word = s.binary("bitwise_and", _call(ctx, "philox_bits", seed), 0xFFFFFFFF)

@@ -17,7 +17,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, axes, expand, full, of_buffer, permuted, points
+from ..tensor import Dims, Size, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
 
@@ -25,7 +25,7 @@ FEW_GROUPS = 512  # groups that do not fill a GPU with one program each
 LARGE_GROUP = 1 << 16  # elements from which such a group is reduced in parts
 
 
-def norm_dims(dims: Any, rank: int) -> tuple[int, ...]:
+def norm_dims(dims: Dims, rank: int) -> tuple[int, ...]:
     """Return sorted dimension numbers, counted from the front; None or () means all dimensions."""
     if dims is None or rank == 0 or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(rank))
@@ -144,7 +144,7 @@ def _result(ctx: Ctx, k: int | None = None) -> Any:
 
 
 @lowers("sum.dim_IntList", "sum.default")
-def sum_(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def sum_(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = _result(ctx)
     reduced_dims = norm_dims(dims, len(x.sizes))
     total = reduce(ctx, "sum", x, reduced_dims, compute_dtype(out.dtype), compute_dtype(out.dtype))
@@ -156,7 +156,7 @@ def _shape(t: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[tuple[Index
 
 
 @lowers("mean.dim", "mean.default")
-def mean(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def mean(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = _result(ctx)
     reduced_dims = norm_dims(dims, len(x.sizes))
     acc = compute_dtype(out.dtype)
@@ -165,7 +165,7 @@ def mean(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype:
 
 
 @lowers("prod.default", "prod.dim_int")
-def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = _result(ctx)
     reduced_dims = norm_dims(dim, len(x.sizes))
     acc = compute_dtype(out.dtype)
@@ -174,7 +174,7 @@ def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: 
 
 
 def _extremum(op: str) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+    def lower(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
         reduced_dims = norm_dims(dims, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, bool(dims))
         acc = compute_dtype(x.dtype)
@@ -209,7 +209,7 @@ lowers("amin.default", "min.default")(_extremum("min"))
 
 
 def _logical(op: str) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+    def lower(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False) -> Tensor:
         reduced_dims = norm_dims(dims, len(x.sizes))
         truth = x if x.dtype == torch.bool else Tensor(x.sizes, torch.bool, s.binary("ne", x.computed(), 0))
         reduced = drop_dims(reduce(ctx, op, truth, reduced_dims, torch.bool, torch.bool), reduced_dims, keepdim)
@@ -316,7 +316,7 @@ def centre(mu: Tensor, m2: Tensor, acc: torch.dtype) -> Tensor:
 
 
 def _variance(
-    ctx: Ctx, x: Tensor, dims: Any, correction: Any, acc: torch.dtype
+    ctx: Ctx, x: Tensor, dims: Dims, correction: Any, acc: torch.dtype
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     reduced_dims = norm_dims(dims, len(x.sizes))
     x = shared(ctx, x, acc)
@@ -327,7 +327,7 @@ def _variance(
 
 
 @lowers("var.correction")
-def var(ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def var(ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     acc = compute_dtype(x.dtype)
     v, _, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
     v = drop_dims(v, reduced_dims, keepdim)
@@ -336,7 +336,7 @@ def var(ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdi
 
 @lowers("var_mean.correction")
 def var_mean(
-    ctx: Ctx, x: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+    ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     acc = compute_dtype(x.dtype)
     v, mu, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
@@ -374,7 +374,7 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @lowers("native_layer_norm.default")
 def native_layer_norm(
-    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float
+    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
@@ -401,7 +401,7 @@ def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) ->
 
 @lowers("native_group_norm.default")
 def native_group_norm(
-    ctx: Ctx, x: Tensor, weight: Any, bias: Any, n: Any, c: Any, hw: Any, groups: int, eps: float
+    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Size, c: Any, hw: Size, groups: int, eps: float
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = _result(ctx)
     acc = compute_dtype(mean_out.dtype)
@@ -441,7 +441,7 @@ def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
 
 
 def _scan(op: str) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         out = _result(ctx)
         # the input is converted to the result's dtype before it is scanned
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
@@ -478,7 +478,7 @@ lowers("cummin.default")(_running_extremum("min"))
 
 
 @lowers("logsumexp.default")
-def logsumexp(ctx: Ctx, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
+def logsumexp(ctx: Ctx, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
     # max + log sum exp(x - max), or max if it is infinite
     out = _result(ctx)
     if not x.dtype.is_floating_point:

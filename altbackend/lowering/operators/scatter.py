@@ -19,7 +19,7 @@ from .. import scalar as s
 from ..context import Ctx
 from ..gpu import scatter_refusal
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, axes, expand, of_view, points, with_dim
+from ..tensor import Size, Tensor, as_view, axes, expand, of_view, points, with_dim
 from .indexing import IndexRule, advanced, position
 from .one_hot import one_hot
 from .pointwise import finish
@@ -101,14 +101,14 @@ def _along(ctx: Ctx, dim: int, indices: Tensor, x: Tensor) -> list[Index]:
     return p
 
 
-def _source(src: Any, indices: Tensor, x: Tensor) -> Value:
+def _source(src: Tensor | float, indices: Tensor, x: Tensor) -> Value:
     if isinstance(src, Tensor):
         return va.cast(with_dim(src).at(points(indices.sizes)), x.dtype)
     return va.const(src, x.dtype)
 
 
 def _scatter_along(mode: str) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any) -> Tensor:
+    def lower(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor | float) -> Tensor:
         if 0 in indices.sizes:
             return x
         x, indices = with_dim(x), with_dim(indices)
@@ -132,7 +132,7 @@ lowers("scatter_add.default")(_scatter_along("add"))
 
 
 @lowers("scatter.reduce", "scatter.value_reduce")
-def scatter_named(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Any, *, reduce: str) -> Tensor:
+def scatter_named(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor | float, *, reduce: str) -> Tensor:
     return _scatter_along({"add": "add", "multiply": "prod"}[reduce])(ctx, x, dim, indices, src)
 
 
@@ -190,7 +190,7 @@ def _index_along(
 
 
 @lowers("index_add.default")
-def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: Any = 1) -> Tensor:
+def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: s.Num = 1) -> Tensor:
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
@@ -271,7 +271,7 @@ def _broadcast(shapes: Sequence[tuple[Index, ...]]) -> tuple[Index, ...]:
 
 @lowers("embedding_dense_backward.default")
 def embedding_backward(
-    ctx: Ctx, grad: Tensor, indices: Tensor, rows: Any, padding: int, scale_by_frequency: bool
+    ctx: Ctx, grad: Tensor, indices: Tensor, rows: Size, padding: int, scale_by_frequency: bool
 ) -> Tensor:
     if scale_by_frequency:
         raise FallBack("rows scaled by their frequency")

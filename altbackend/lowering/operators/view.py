@@ -18,7 +18,7 @@ from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, expand, full, of_view, permuted, points, with_dim
+from ..tensor import Size, Tensor, as_view, expand, full, of_view, permuted, points, with_dim
 
 
 def out_sizes(ctx: Ctx) -> tuple[Index, ...]:
@@ -32,7 +32,7 @@ def has_division(v: va.Value) -> bool:
 
 
 @lowers("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
-def view(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def view(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return reshape(ctx, x, out_sizes(ctx), traced=True)
 
 
@@ -105,17 +105,17 @@ def transpose(ctx: Ctx, x: Tensor, a: int, b: int) -> Tensor:
 
 
 @lowers("expand.default")
-def expand_op(ctx: Ctx, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def expand_op(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return expand(x, out_sizes(ctx))
 
 
 @lowers("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims")
-def unsqueeze(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
+def unsqueeze(ctx: Ctx, x: Tensor, *args: object) -> Tensor:
     return reshape(ctx, x, out_sizes(ctx))
 
 
 @lowers("select.int")
-def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
+def select(ctx: Ctx, x: Tensor, dim: int, at: Size) -> Tensor:
     dim %= len(x.sizes)
     index = _selected(ctx, at, x.sizes[dim], dim)
     sizes = x.sizes[:dim] + x.sizes[dim + 1 :]
@@ -123,7 +123,7 @@ def select(ctx: Ctx, x: Tensor, dim: int, at: Any) -> Tensor:
     return Tensor(sizes, x.dtype, x.at([*p[:dim], index, *p[dim:]]))
 
 
-def _selected(ctx: Ctx, at: Any, size: Index, dim: int) -> Index:
+def _selected(ctx: Ctx, at: Size, size: Index, dim: int) -> Index:
     """Return a position of either sign, counted from the front; the host program checks a symbolic one."""
     index = ctx.index(at)
     if isinstance(index, int) and isinstance(size, int):
@@ -135,7 +135,9 @@ def _selected(ctx: Ctx, at: Any, size: Index, dim: int) -> Index:
 
 
 @lowers("slice.Tensor")
-def slice_op(ctx: Ctx, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def slice_op(
+    ctx: Ctx, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> Tensor:
     dim %= len(x.sizes)
     sizes = out_sizes(ctx)
     begin = slice_start(ctx, start, x.sizes[dim])
@@ -206,7 +208,7 @@ def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 @lowers("as_strided.default")
-def as_strided(ctx: Ctx, x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+def as_strided(ctx: Ctx, x: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None) -> Tensor:
     """Lower as_strided to a view of the argument's buffer, or of the buffer of the value that owns its storage.
 
     Raises Unsupported for a view that reaches beyond both.
@@ -287,7 +289,7 @@ def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 
 @lowers("constant_pad_nd.default")
-def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: Any = 0) -> Tensor:
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: float = 0) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     conds = []
@@ -322,7 +324,7 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @lowers("slice_scatter.default")
 def slice_scatter(
-    ctx: Ctx, x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    ctx: Ctx, x: Tensor, src: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Tensor:
     dim %= len(x.sizes)
     begin = slice_start(ctx, start, x.sizes[dim])
@@ -343,7 +345,7 @@ def _slice_length(ctx: Ctx, dim: int) -> Index:
 
 
 @lowers("select_scatter.default")
-def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Any) -> Tensor:
+def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Size) -> Tensor:
     dim %= len(x.sizes)
     index = _selected(ctx, at, x.sizes[dim], dim)
     p = points(x.sizes)
@@ -365,7 +367,9 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
 
 
 @lowers("as_strided_scatter.default")
-def as_strided_scatter(ctx: Ctx, x: Tensor, src: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
+def as_strided_scatter(
+    ctx: Ctx, x: Tensor, src: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None
+) -> Tensor:
     """Lower an as_strided_scatter whose `src` covers all of `x`; others are library calls."""
     fake = ctx.traced(0)
     strides, sizes = ctx.shape(stride), ctx.shape(size)
