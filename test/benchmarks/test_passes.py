@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import passes
 from benchmarks.cases import find
 
 
 def test_passes_are_recorded() -> None:
+    pytest.importorskip("transformers")
     spent, seconds = passes.measured(find("bert"), "tiny")
     assert spent["normalise"].fired > 0
     assert spent["oneDNN"].removed != 0 or spent["simplify"].fired > 0

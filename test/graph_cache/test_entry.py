@@ -23,6 +23,7 @@ from altbackend.compiled.artifact import Code, Subgraph
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache.storage import Store
+from altbackend.fx_passes import onednn
 from altbackend.graph_cache import entry, entry_files, key, small_constants
 from altbackend.graph_cache.json_values import NotCacheable, decode, encode
 from altbackend.pipeline import Job
@@ -45,6 +46,12 @@ def network(x: T, w: T, b: T) -> tuple[T, T]:
 
 SHAPES = ((6, 8), (10, 8), (10,))
 STATIC = Job("inference", (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def _small_linears_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's linear is small, and its packed weight is the weight prologue."""
+    monkeypatch.setattr(onednn, "SMALL", 0)
 
 
 def code_of(gm: GraphModule, job: Job = STATIC, **options: Any) -> Code:
