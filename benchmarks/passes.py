@@ -39,7 +39,7 @@ MORE = ("opt", "mistral", "swin", "whisper", "bart", "clip")
 
 @dataclass
 class Spent:
-    """What a pass did in one compilation."""
+    """The work of a pass in one compilation."""
 
     fired: int = 0
     removed: int = 0

@@ -22,7 +22,7 @@ LITERAL_TYPE = 3
 
 @dataclass(frozen=True)
 class Content:
-    """What a library holds besides code. `storage`: the option `aot_constants`. `target`: the instruction set.
+    """The contents of a library besides code. `storage`: the option `aot_constants`. `target`: the instruction set.
 
     The library embeds the literals, with embedded weights before them.
     """

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ..aten.random import is_uninitialised
 from ..compat import torch_api
 from ..fx_passes.aliases import Aliases, written_by
-from ..fx_passes.graph import Purity
+from ..fx_passes.graph import Purity, ancestors
 from ..fx_passes.idioms import substitute
 from .module import set_constant
 
@@ -101,20 +101,9 @@ class Propagation:
 
     def _pays(self, n: Node) -> bool:
         """Return whether the value takes little more memory than the constants from which it is computed."""
-        sources = {a for a in _ancestors(n) if a.op == "get_attr"}
+        sources = {a for a in ancestors(n) if a.op == "get_attr"}
         before = sum(_bytes(self.known[a]) for a in sources if a in self.known)
         return _bytes(self.known[n]) <= before + LARGEST_GROWTH
-
-
-def _ancestors(n: Node) -> set[Node]:
-    seen: set[Node] = set()
-    stack = [n]
-    while stack:
-        m = stack.pop()
-        if m not in seen:
-            seen.add(m)
-            stack.extend(m.all_input_nodes)
-    return seen
 
 
 def _bytes(x: Any) -> int:

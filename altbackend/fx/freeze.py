@@ -27,8 +27,8 @@ def freeze_module(
     `preserved_attrs`: dotted names of attributes and methods that the copy keeps, and that may still change.
     `freeze_interfaces`: also freeze submodules, by inlining them. `preserve_parameters`: keep parameters as they are
     and freeze only buffers. Attributes that the graph writes stay attributes; their names are the copy's
-    `mutable_attributes`. Raise TypeError for an object without a graph, ValueError for a module in training mode, for
-    an unknown name, and for a module that returns itself or one of its modules.
+    `mutable_attributes`. Raise TypeError for an object without a graph. Raise ValueError for a module in training
+    mode, for an unknown name, and for a module that returns itself or one of its modules.
     """
     source = graph_module(module)
     _check(source, preserved_attrs, exported=source is not module)

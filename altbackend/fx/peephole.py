@@ -13,10 +13,10 @@ ROUNDS = 16
 def peephole(program: Program, *, addmm_fusion: bool = False, shape_peepholes: bool = True) -> GraphModule:
     """Apply all local rules to a graph and return its module, which is changed in place.
 
-    The rules replace queries that have a known answer (`len` of a literal list, the dtype, device or rank of a
-    tensor), elements of literal lists and dictionaries, views that cancel, copies that nobody can tell from their
-    source, and adjacent `cat`s. `shape_peepholes`: also queries of sizes; sizes are those of the traced values.
-    `addmm_fusion`: also `mm(a, b) + c` as `addmm`. Raise TypeError for an object without a graph.
+    The rules replace queries that have a known answer: `len` of a literal list, or a tensor's dtype, device or rank.
+    They replace elements of literal lists and dictionaries. They remove views that cancel and copies that nobody can
+    tell from their source, and join adjacent `cat`s. `shape_peepholes`: also queries of sizes, which are those of the
+    traced values. `addmm_fusion`: also `mm(a, b) + c` as `addmm`. Raise TypeError for an object without a graph.
     """
     gm = graph_module(program)
     apply(gm, addmm_fusion, shape_peepholes)

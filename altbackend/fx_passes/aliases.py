@@ -1,4 +1,4 @@
-"""Which values of a graph may share memory, and of which the graph writes or returns the memory.
+"""Find the values of a graph that may share memory, and those whose memory the graph writes or returns.
 
 The answer is for graphs of ATen operators and of Python functions alike: a call whose schema is unknown may return any
 of its arguments, and may keep them in its result.

@@ -211,3 +211,15 @@ def stable_sort(gm: GraphModule) -> None:
             ready.extend(waiting.pop(m, ()))
     if waiting:
         raise RuntimeError(f"{next(iter(waiting))} is needed before it is computed")
+
+
+def ancestors(n: Node) -> set[Node]:
+    """Return a node and all nodes that it depends on."""
+    seen: set[Node] = set()
+    stack = [n]
+    while stack:
+        m = stack.pop()
+        if m not in seen:
+            seen.add(m)
+            stack.extend(m.all_input_nodes)
+    return seen

@@ -1,4 +1,4 @@
-"""What the calls of idioms equal: a node, a constant, or NOTHING where that is not known."""
+"""The values that the calls of idioms equal: a node, a constant, or NOTHING where that is not known."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class Programs(RuleBasedStateMachine):
     # --- both ---
 
     def sees_every_write(self) -> bool:
-        """Whether what is frozen is guarded by the kernel, which guards no memory that processes share."""
+        """Return whether the kernel guards the parameters; it guards no memory that processes share."""
         shared = any(p.is_shared() for p in self.model.parameters())
         return self.way not in ("counters", "graphs") and not (self.way == "frozen" and shared)
 

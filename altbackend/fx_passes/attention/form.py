@@ -58,7 +58,7 @@ class Form:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What leads to the softmax, so far: the first product's operands, the steps in order, and the calls."""
+    """The calls found so far on the way to the softmax: operands of the first product, and steps in order."""
 
     product: Node
     query: Operand

@@ -1,4 +1,4 @@
-"""Whether the fused operator takes an attention exactly, and faster."""
+"""Decide if the fused operator computes an attention exactly, and faster."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LOW = -1e9  # a number that masks write: exp(score + LOW - largest score) is 0 f
 
 @dataclass(frozen=True)
 class Mask:
-    """What the fused operator gets. `node` is None where nothing, or only what is behind the diagonal, is hidden.
+    """The mask of the fused operator. `node` is None if nothing is hidden, or only what is behind the diagonal.
 
     `factors`: symbolic numbers by which the query is multiplied or divided first.
     `hidden_rows`: the number by which each row of the result is multiplied: NaN for rows with no visible column.

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from ...aten.mutates import writes
 from ...compat import torch_api
 from ..cse import feeds_output
-from ..graph import val
+from ..graph import ancestors, val
 from ..simplify import same_sizes
 from . import match as matching
 from .match import Match
@@ -242,15 +242,3 @@ def _cyclic(match: Match, traced: GraphModule, results: Sequence[Node]) -> bool:
         if any(old in ancestors(n) for n in needed):
             return True
     return False
-
-
-def ancestors(n: Node) -> set[Node]:
-    """Return a node and all nodes that it depends on."""
-    seen: set[Node] = set()
-    stack = [n]
-    while stack:
-        m = stack.pop()
-        if m not in seen:
-            seen.add(m)
-            stack.extend(m.all_input_nodes)
-    return seen

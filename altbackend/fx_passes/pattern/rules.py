@@ -18,7 +18,7 @@ from .sort import sort
 
 
 class Rule(Protocol):
-    """What a set of rules asks of a rule.
+    """The interface that a set of rules requires of a rule.
 
     `targets`: operators at which the rule can start. `inner`: operators of the first argument that it needs; empty if
     it needs none. `rewrite` changes the graph at a node and returns what it did, or None.
@@ -38,7 +38,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What a rule did. `before`: the calls that it matched. `after`: those that replaced them, or arguments."""
+    """The record of one rewrite. `before`: the calls that it matched. `after`: their replacements, or arguments."""
 
     rule: str
     before: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -156,18 +157,21 @@ def _totals(ctx: Ctx, x: Tensor, values: Sequence[Value], acc: torch.dtype) -> l
     return [_keepdim(reduce(ctx, "sum", t, pieces_dims, acc, acc), x) for t in parts]
 
 
+class Running(NamedTuple):
+    """The arguments after the bias: running statistics, whether this call updates them, and how far."""
+
+    mean: Tensor
+    var: Tensor
+    training: bool
+    momentum: float
+    eps: float
+
+
 @lowers("_native_batch_norm_legit_functional.default")
 def batch_norm_training(
-    ctx: Ctx,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
+    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
+    running_mean, running_var, training, momentum, eps = Running(*rest)
     out, mean_out = _result(ctx, 0), _result(ctx, 1)
     if not training:
         y = _by_statistics(ctx, x, FixedStatistics(running_mean, running_var, eps, weight, bias), out.dtype)
