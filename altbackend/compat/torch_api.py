@@ -133,6 +133,11 @@ def allows_tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def allows_tf32_convolutions() -> bool:
+    """Return whether float32 convolutions on a GPU may round their operands to TF32."""
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
 def cuda_properties(device: torch.device) -> dict[str, int]:
     """Return the numbers of a GPU on which schedules depend, by the names of `schedule.device.Gpu`.
 

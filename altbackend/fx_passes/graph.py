@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..aten.mutates import is_mutable
+from ..aten.name import operator_name, words
 from ..aten.random import is_random
 from ..compat import torch_api
 
@@ -163,12 +164,34 @@ def update(n: Node, changed: set[Node]) -> None:
 def _recomputed(n: Node) -> Any:
     """Return the fake value of a call for its arguments' new strides; a view they do not allow becomes a reshape."""
     if n.target not in (aten.view.default, aten._unsafe_view.default):
-        return fake_call(n)
+        return like_argument(n, fake_call(n))
     try:
         return fake_call(n)
     except (RuntimeError, ValueError):
         n.target = aten.reshape.default
         return fake_call(n)
+
+
+# Operators whose kernels write a result in any layout, though torch's meta functions give a contiguous one.
+ANY_LAYOUT = words("_softmax _log_softmax native_group_norm cumsum cumprod logcumsumexp")
+
+
+def like_argument(n: Node, fake: Any) -> Any:
+    """Return the fake value of a call channels-last where its first argument is, and a kernel of a GPU computes it.
+
+    The image then stays channels-last until a convolution after the call.
+    """
+    x = val(n.args[0]) if n.args else None
+    if operator_name(n.target) not in ANY_LAYOUT or not isinstance(x, torch.Tensor) or x.device.type != "cuda":
+        return fake
+    first, *rest = fake if isinstance(fake, (tuple, list)) else (fake,)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if first.shape != x.shape or x.dim() not in formats or torch_api.has_symbolic_geometry(x):
+        return fake
+    if not x.is_contiguous(memory_format=formats[x.dim()]):
+        return fake
+    restrided = first.contiguous(memory_format=formats[x.dim()])
+    return (restrided, *rest) if isinstance(fake, (tuple, list)) else restrided
 
 
 def layout(x: Any) -> Any:

@@ -14,6 +14,7 @@ from . import (
     conv_bn,
     depthwise,
     housekeeping,
+    instance_norm,
     onednn,
     onednn_epilogues,
     output_layouts,
@@ -83,6 +84,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),
+    ),
+    Pass(
+        "instance norms", P.CAPTURED, BOTH, FAST, instance_norm.run, preserves=False,
+        decision=(DecisionKind.SIMPLIFY, "instance norms", "as group norms", "{}: the image is read as it lies"),
     ),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes

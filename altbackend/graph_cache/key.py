@@ -244,6 +244,7 @@ def settings() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "mkldnn": str(torch_api.unannotated(mkldnn.is_available)() and mkldnn.enabled),
         "float32 products": torch.get_float32_matmul_precision(),
+        "float32 convolutions": str(torch_api.allows_tf32_convolutions()),
         "default dtype": str(torch.get_default_dtype()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "CPU": str(torch_api.cpu_properties()),

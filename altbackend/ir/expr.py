@@ -299,7 +299,7 @@ def syms_of(e: Index) -> frozenset[Atom]:
 
 
 def add(*items: Index) -> Index:
-    """Return the sum; folds `c*k*(x//k) + c*(x%k)` to `c*x`."""
+    """Return the sum; folds `c*k*(x//k) + c*(x%k)` to `c*x`, and `c*k*((x//k)%j) + c*(x%k)` to `c*(x%(k*j))`."""
     const = 0
     terms: dict[Monomial, int] | None = None
     single: Expr | None = None
@@ -328,22 +328,32 @@ def _join_divmod(terms: dict[Monomial, int], const: int) -> Index:
     for m, a in mods:
         x, k = a.dividend, a.divisor
         quotient = floordiv(x, k)
+        c, rest = terms.get(m, 0), _without(m, a)
+        for higher, b in mods:
+            above = isinstance(k, int) and b.dividend == quotient and terms.get(higher) == c * k != 0
+            if above and _without(higher, b) == rest:
+                left = {n: t for n, t in terms.items() if n not in (m, higher)}
+                return add(_make(left, const), mul(_product(rest, c), mod(x, mul(k, b.divisor))))
         if isinstance(quotient, int) or len(quotient.terms) != 1 or quotient.const:
             continue
-        (qm, qc), c = quotient.terms[0], terms.get(m, 0)
-        rest = list(m)
-        rest.remove(a)
+        qm, qc = quotient.terms[0]
         if not c or qc != 1:
             continue
-        scaled = mul(_product(tuple(rest), c), k, _product(qm, 1))
+        scaled = mul(_product(rest, c), k, _product(qm, 1))
         if isinstance(scaled, int) or len(scaled.terms) != 1 or scaled.const:
             continue
         (sm, sc) = scaled.terms[0]
         if terms.get(sm, 0) == sc:
             left = dict(terms)
             del left[sm], left[m]
-            return add(_make(left, const), mul(_product(tuple(rest), c), x))
+            return add(_make(left, const), mul(_product(rest, c), x))
     return _make(terms, const)
+
+
+def _without(m: Monomial, a: Atom) -> Monomial:
+    rest = list(m)
+    rest.remove(a)
+    return tuple(rest)
 
 
 def _product(atoms: Monomial, coef: int) -> Index:
@@ -633,6 +643,15 @@ def coefficient(e: Index, v: Atom) -> Index | None:
         rest.remove(v)
         parts.append(_product(tuple(rest), c))
     return add(*parts)
+
+
+def divisors(e: Index, v: Atom) -> frozenset[int]:
+    """Return the constants by which `e` divides the variable itself, for a quotient or a remainder."""
+    if isinstance(e, int):
+        return frozenset()
+    divisions = [a for m, _ in e.terms for a in m if isinstance(a, _Division)]
+    own = {a.divisor for a in divisions if isinstance(a.divisor, int) and a.dividend is ix(v)}
+    return frozenset(own).union(*(divisors(a.dividend, v) for a in divisions))
 
 
 def lookups(e: Index) -> list[Any]:

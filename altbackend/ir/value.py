@@ -13,6 +13,7 @@ Operators that are not rows of `ir.ops`:
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
@@ -136,6 +137,20 @@ def where(cond: Value, a: Value, b: Value) -> Value:
     if cond.op == "const":
         return a if cond.attr else b
     return a if a is b else apply("where", cond, a, b)
+
+
+def identity(op: str, dtype: torch.dtype) -> Value:
+    """Return the identity element of `op`."""
+    if op in ("sum", "any", "xor"):
+        return const(0, dtype)
+    if op in ("prod", "all"):
+        return const(1, dtype)
+    if dtype == torch.bool:
+        return const(op == "min", dtype)
+    if dtype.is_floating_point:  # max, min, logaddexp
+        return const(math.inf if op == "min" else -math.inf, dtype)
+    limits = torch.iinfo(dtype)
+    return const(limits.max if op == "min" else limits.min, dtype)
 
 
 def masked(cond: Value, value: Value, other: Value) -> Value:

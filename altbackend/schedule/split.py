@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Buffer, Node, Program, Reduction
+from ..ir.value import Value
 from .device import Cpu, Device, Gpu
 from .loop_mapping import ordered_vars
 from .rows import ROWS_OF_COLUMNS
@@ -69,7 +72,8 @@ def _has_columns(node: Reduction) -> bool:
 def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: Gpu) -> tuple[int, ...] | None:
     """Return into how many parts to cut each reduced loop, slow loops wholly first: one part for each program.
 
-    A program takes one row, or a block of columns.
+    A program takes one row, or a block of columns. Parts are equal where divisors give half as many as a GPU needs.
+    Else the slowest loop is cut, and its last part is shorter.
     """
     columns, total = _has_columns(node), math.prod(sizes)
     programs = -(-results // ROWS_OF_COLUMNS) if columns else results
@@ -86,8 +90,15 @@ def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: 
         cuts.append(min(options, key=lambda c: abs(parts * c - target), default=1))
         if cuts[-1] != n:  # later loops are not cut
             break
+    if 2 * math.prod(cuts) < target:
+        cuts = [max(math.prod(cuts), _uneven_parts(sizes[0], min(target, total // shortest)))]
     cuts += [1] * (len(sizes) - len(cuts))
     return tuple(cuts) if math.prod(cuts) > 1 else None
+
+
+def _uneven_parts(n: int, parts: int) -> int:
+    """Return about `parts` parts of a loop of `n` turns, none of them empty."""
+    return -(-n // -(-n // max(min(parts, n), 1)))
 
 
 def _slowest_first(node: Reduction) -> tuple[Atom, ...]:
@@ -110,11 +121,21 @@ def _slowest_first(node: Reduction) -> tuple[Atom, ...]:
 
 @dataclass(frozen=True)
 class _CutLoops:
-    """Reduced loops cut in two: `part` numbers the parts, `inner` run within one, `env` rewrites the cut loops."""
+    """Reduced loops cut in two: `part` numbers the parts, `inner` run within one, `env` rewrites the cut loops.
+
+    `ends`: positions in cut loops, with the sizes of those loops, that the last part exceeds.
+    """
 
     part: Atom
     inner: tuple[Atom, ...]
     env: dict[Atom, Index]
+    ends: tuple[tuple[Index, int], ...]
+
+    def value(self, node: Reduction) -> Value:
+        """Return what the parts reduce: the node's value, and the identity beyond the end of a loop."""
+        value = node.value.substitute(self.env)
+        inside = [va.apply("lt", va.index(position), va.const(n, torch.int64)) for position, n in self.ends]
+        return va.masked(va.conjunction(*inside), value, va.identity(node.op, value.dtype)) if inside else value
 
 
 def _cut_loops(node: Reduction, cuts: tuple[int, ...]) -> _CutLoops:
@@ -122,17 +143,21 @@ def _cut_loops(node: Reduction, cuts: tuple[int, ...]) -> _CutLoops:
     part = ex.dim(90, parts)
     env: dict[Atom, Index] = {}
     inner: list[Atom] = []
+    ends: list[tuple[Index, int]] = []
     remaining: Index = ex.ix(part)
     for k, (v, n) in reversed(list(enumerate(zip(node.rdims, cuts, strict=True)))):
         if n == 1:
             inner.insert(0, v)
             continue
         high, remaining = (remaining, 0) if n == parts else (ex.mod(remaining, n), ex.floordiv(remaining, n))
-        length = ex.floordiv(ex.size_of(v), n)
+        size = ex.size_of(v)
+        length = ex.floordiv(ex.add(size, n - 1), n)
         low = ex.dim(91 + k, length)
         env[v] = ex.add(ex.mul(high, length), ex.ix(low))
         inner.insert(0, low)
-    return _CutLoops(part, tuple(inner), env)
+        if isinstance(size, int) and size % n:
+            ends.append((env[v], size))
+    return _CutLoops(part, tuple(inner), env, tuple(ends))
 
 
 def _split(node: Reduction, buffers: dict[str, Buffer], device: Device) -> list[Node] | None:
@@ -154,6 +179,6 @@ def _split(node: Reduction, buffers: dict[str, Buffer], device: Device) -> list[
     dims = (loops.part, *node.dims) if across else (*node.dims, loops.part)
     value = va.load(partial.name, slot, out.dtype)
     return [
-        Reduction(partial.name, dims, loops.inner, slot, node.op, node.value.substitute(loops.env), node.origins),
+        Reduction(partial.name, dims, loops.inner, slot, node.op, loops.value(node), node.origins),
         Reduction(node.out, node.dims, (loops.part,), node.index, node.op, value, node.origins),
     ]

@@ -77,8 +77,14 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
             operands = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
             assert all(x.is_contiguous(memory_format=torch.channels_last) for x in operands)
-    wide = traced(joint(fn), *(x.float() for x in inputs))
-    assert not channels_last.rearrange_joint(wide)  # float32 stays as it is
+    for dtype, tf32, moved in (
+        (torch.float32, False, False),
+        (torch.float32, True, True),
+        (torch.float64, True, False),
+    ):
+        wide = traced(joint(fn), *(x.to(dtype) for x in inputs))
+        with torch.backends.cudnn.flags(allow_tf32=tf32):
+            assert channels_last.rearrange_joint(wide) == moved
 
 
 @pytest.mark.parametrize("low", [True, False], ids=["bfloat16", "float32"])

@@ -5,7 +5,6 @@ A name is a Value of op "name" (attr: the identifier). Every statement is a froz
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -127,17 +126,3 @@ class Function:
 def name(identifier: str, dtype: torch.dtype) -> Value:
     """Return a value that is a variable of the generated code."""
     return va.make("name", (), dtype, identifier)
-
-
-def identity(op: str, dtype: torch.dtype) -> Value:
-    """Return the identity element of `op`."""
-    if op in ("sum", "any", "xor"):
-        return va.const(0, dtype)
-    if op in ("prod", "all"):
-        return va.const(1, dtype)
-    if dtype == torch.bool:
-        return va.const(op == "min", dtype)
-    if dtype.is_floating_point:  # max, min, logaddexp
-        return va.const(math.inf if op == "min" else -math.inf, dtype)
-    limits = torch.iinfo(dtype)
-    return va.const(limits.max if op == "min" else limits.min, dtype)

@@ -14,7 +14,7 @@ from ...ir.value import Value
 from ...schedule.device import Cpu, ScheduleContext
 from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ...schedule.loop_mapping import Kind, MappedNode
-from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, identity, name
+from .ast import Declare, Function, Let, Loop, Param, Partial, Stmt, Store, Update, name
 from .short_rows import with_short_rows
 
 SUM_BLOCK = 256  # elements of a float32 sum in 16 lanes, before it is added to a float64 total
@@ -343,7 +343,7 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
             if level < depth:
                 s.sums.append(("sum", acc))
         return va.make("cast", (name(acc, torch.float64),), torch.float32)
-    s.before[level].append(Declare(acc, value.dtype, identity(node.op, value.dtype)))
+    s.before[level].append(Declare(acc, value.dtype, va.identity(node.op, value.dtype)))
     s.before[depth].append(Update(acc, None, node.op, value))
     if depth and level < depth:
         s.sums.append((node.op, acc))
@@ -411,11 +411,11 @@ def _array_reduction(e: Emitter, s: Scope, q: MappedNode) -> None:
     target = _scratch(e, b, numel) if direct else _temp(e, f"acc.{b}", torch.float64 if wide else dtype, numel)
     at = scratch_index(q, q.index) if direct else slot
     total = va.load(target, at, torch.float64 if wide else dtype)
-    s.before[0].append(_over(parallel, Store(target, at, identity(node.op, total.dtype))))
+    s.before[0].append(_over(parallel, Store(target, at, va.identity(node.op, total.dtype))))
     value = _bind(e, s, q.value)
     if wide and q.inner[0] in q.reduced and not any(v in q.reduced for v in q.inner[1:]):
         part = _temp(e, f"part.{b}", dtype, numel)
-        opened = _over(parallel, Store(part, at, identity(node.op, dtype)))
+        opened = _over(parallel, Store(part, at, va.identity(node.op, dtype)))
         folded = Update(target, at, node.op, _widen(va.load(part, at, dtype), torch.float64))
         s.columns.append((opened, _over(parallel, folded)))
         s.before[len(s.stage.inner)].append(Update(part, at, node.op, value))
@@ -455,7 +455,7 @@ def _across_rows(e: Emitter, s: Scope, q: MappedNode) -> None:
     target = e.param(b, written=True)
     e.note(numel)
     e.note(q.index)
-    e.partials.append(Partial(acc, wide, numel, node.op, identity(node.op, wide), parallel, slot, target, q.index))
+    e.partials.append(Partial(acc, wide, numel, node.op, va.identity(node.op, wide), parallel, slot, target, q.index))
     lead = _leading_parallel(q)
     if lead is not None and any(v in q.reduced for v in q.inner):
         result = _accumulate(e, s, q, lead)
@@ -484,13 +484,13 @@ def _scan(e: Emitter, s: Scope, q: MappedNode) -> None:
         slot = ex.flatten([ex.size_of(v) for v in after], [ex.ix(v) for v in after])
         acc = e.fresh("w")
         e.scratch[f"scan.{acc}"] = Declare(acc, wide, None, ex.prod(ex.size_of(v) for v in after))
-        s.before[first].append(_over(after, Store(acc, slot, identity(node.op, wide))))
+        s.before[first].append(_over(after, Store(acc, slot, va.identity(node.op, wide))))
         s.before[depth].append(Update(acc, slot, node.op, _widen(value, wide)))
         result = _widen(va.load(acc, slot, wide), value.dtype)
         s.serial |= s.stage.inner[-1] in q.scanned
     else:
         acc = e.fresh("r")
-        s.before[first].append(Declare(acc, wide, identity(node.op, wide)))
+        s.before[first].append(Declare(acc, wide, va.identity(node.op, wide)))
         s.before[depth].append(Update(acc, None, node.op, _widen(value, wide)))
         result = _widen(name(acc, wide), value.dtype)
         s.serial = True

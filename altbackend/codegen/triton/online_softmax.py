@@ -1,7 +1,7 @@
 """Emit one pass over long rows for a maximum and the sums of exponentials below it.
 
 While the program reads the row, every thread has a maximum and sums of its own elements, so that no thread waits for
-another before the end. Where a tile has several rows, every row has them instead.
+another before the end. Where a tile has several rows, every element of the tile has them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from ...ir.expr import Index
 from ...ir.ops import LOW_PRECISION
 from ...ir.value import Value
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
-from ..cpp.ast import Let, identity, name
+from ..cpp.ast import Let, name
 from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, row_points, shape_of, store
 from .tile_ast import Accumulator, Comment, Shape, TileLoop
 from .totals import provenance
 
 LOAD_BYTES = 16  # one load of a thread
 THREADS = 32  # of a warp
+TILE = frozenset({"x", "r"})
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Running:
     """The names of the running maximum and sums.
 
     `group`: the block as (turns, threads, width), with a maximum and sums for each thread. This is Triton's layout of a
-    block: in every turn a thread holds the neighbours of one load. Where a tile has several rows there is no group.
+    block: in every turn a thread holds the neighbours of one load. Where a tile has several rows there is no group, and
+    each element of the tile has a maximum and sums.
     """
 
     maximum: Value
@@ -66,7 +68,7 @@ def _start(e: Emitter, scope: Scope, softmax: OnlineSoftmax, n: Index) -> Runnin
     """Emit the accumulators of the maximum and of the sums."""
     kind = softmax.maximum.value.dtype
     group: Shape = ()
-    shape = shape_of(e, frozenset({"x"}), None)
+    shape = shape_of(e, TILE, n)
     if not e.blocks.tiled_x:
         block = e.blocks.rblocks[n]
         threads = min(THREADS * e.blocks.warps, block)
@@ -76,8 +78,9 @@ def _start(e: Emitter, scope: Scope, softmax: OnlineSoftmax, n: Index) -> Runnin
     carried = []
     for prefix, op in (("best", "max"), *(("sum", "sum") for _ in softmax.sums)):
         label = e.fresh(prefix)
-        scope.body.append(Accumulator(label, kind, identity(op, kind), shape))
+        scope.body.append(Accumulator(label, kind, va.identity(op, kind), shape))
         carried.append(name(label, kind))
+        e.axes[carried[-1]] = TILE if not group else frozenset()
     return Running(carried[0], tuple(carried[1:]), group)
 
 
@@ -106,7 +109,7 @@ def _turn(e: Emitter, inner: Scope, softmax: OnlineSoftmax, run: Running) -> Non
     if run.group:
         value = let(e, inner, va.make("reshaped", (value,), value.dtype, run.group), frozenset())
     kind, none = value.dtype, frozenset[str]()
-    block_maximum = let(e, inner, _reduced(e, inner, value, "max", run), none)
+    block_maximum = _reduced(e, inner, value, "max", run)
     new = let(e, inner, va.make("combined", (run.maximum, block_maximum), kind, "max"), none)
     floor = _floor(e, inner, new)
     scale = let(e, inner, _exp(e, va.apply("sub", run.maximum, floor), softmax), none)
@@ -114,37 +117,36 @@ def _turn(e: Emitter, inner: Scope, softmax: OnlineSoftmax, run: Running) -> Non
     for q, total in zip(softmax.sums, run.sums, strict=True):
         inner.body.append(Comment(provenance(q)))
         terms = let(e, inner, _exp(e, va.apply("sub", value, spread), softmax), none)
-        block_sum = let(e, inner, _reduced(e, inner, terms, "sum", run), none)
+        block_sum = _reduced(e, inner, terms, "sum", run)
         inner.body.append(Let(total.attr, va.apply("add", va.apply("mul", total, scale), block_sum)))
     inner.body.append(Let(run.maximum.attr, new))
 
 
 def _reduced(e: Emitter, scope: Scope, value: Value, op: str, run: Running) -> Value:
-    """Return a block reduced to one number a thread, or one a row where the tile has several."""
+    """Return a block reduced to one number a thread; a tile of several rows stays as it is."""
     if not run.group:
-        return va.make("reduced", (value,), value.dtype, (op, 1, 2))
+        return value
     of_loads = let(e, scope, va.make("reduced", (value,), value.dtype, (op, 2, 1)), frozenset())
-    return va.make("reduced", (of_loads,), value.dtype, (op, 0, 1))
+    return let(e, scope, va.make("reduced", (of_loads,), value.dtype, (op, 0, 1)), frozenset())
 
 
 def _floor(e: Emitter, scope: Scope, maximum: Value) -> Value:
     """Return the number to subtract: 0 before there is a maximum, so that exp(-inf - floor) is 0 and not NaN."""
     kind = maximum.dtype
-    is_none = va.apply("eq", maximum, identity("max", kind))
+    is_none = va.apply("eq", maximum, va.identity("max", kind))
     return let(e, scope, va.apply("where", is_none, va.const(0.0, kind), maximum), frozenset())
 
 
 def _finish(e: Emitter, scope: Scope, softmax: OnlineSoftmax, run: Running) -> None:
     """Emit the maximum and the sums of the row from those of its threads."""
-    results = [run.maximum, *run.sums]
-    if run.group:
-        reduced = va.make("reduced", (run.maximum,), run.maximum.dtype, ("max", 0, 1))
-        maximum = let(e, scope, reduced, frozenset(), "total")
-        below = va.apply("sub", run.maximum, _floor(e, scope, maximum))
-        scale = let(e, scope, _exp(e, below, softmax), frozenset())
-        scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", 0, 1)) for s in run.sums]
-        results = [maximum, *(let(e, scope, s, frozenset(), "total") for s in scaled)]
-    axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
+    axis = (0, 1) if run.group else (1, 2)
+    axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset[str]()
+    reduced = va.make("reduced", (run.maximum,), run.maximum.dtype, ("max", *axis))
+    maximum = let(e, scope, reduced, axes, "total")
+    below = va.apply("sub", run.maximum, _floor(e, scope, maximum))
+    scale = let(e, scope, _exp(e, below, softmax), frozenset())
+    scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", *axis)) for s in run.sums]
+    results = [maximum, *(let(e, scope, s, axes, "total") for s in scaled)]
     for q, result in zip((softmax.maximum, *softmax.sums), results, strict=True):
         mapped = on_tile(e, scope, q)
         e.axes[result] = axes

@@ -20,7 +20,7 @@ from ...schedule.tiling.gpu.blocks import Blocks, Form
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
 from ...schedule.tiling.gpu.sink_select import sink_selects
 from ...schedule.tiling.gpu.tiled import TiledKernel
-from ..cpp.ast import Let, Param, identity, name
+from ..cpp.ast import Let, Param, name
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
@@ -485,7 +485,7 @@ def fill_block(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str) -
     mask = needed_mask(e, row_mask(e, q), value, op)
     axes = axes_of(e, value) | {"r"}
     if mask is not None:
-        guarded = va.make("guarded", (value, name(mask, torch.bool), identity(op, value.dtype)), value.dtype, None)
+        guarded = va.make("guarded", (value, name(mask, torch.bool), va.identity(op, value.dtype)), value.dtype, None)
         value = let(e, scope, guarded, axes)
     if "r" not in axes_of(e, value) or value.op == "const":
         value = let(e, scope, va.make("broadcast", (value,), value.dtype, shape_of(e, axes, row_length(e, q))), axes)

@@ -14,9 +14,11 @@ from ...schedule.kernel import Kernel, Stage
 from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.products.matmul import PRODUCT, Matmul, tiles_of
 from ...schedule.tiling.gpu.blocks import Form, ceil_div
+from ...schedule.tiling.gpu.one_pass import Joined
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
 from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, name
+from .online_position import emit_online_position
 from .online_softmax import emit_online_softmax
 from .scope import Emitter, Scope, bind, on_tile, row_axis, row_points, store
 from .templates.matmul import Descriptors, Product
@@ -56,21 +58,21 @@ def emit(p: Program, tiled: TiledKernel) -> TileFunction:
 def _passes(e: Emitter, body: Scope) -> None:
     """Emit all passes; the last one that reads a long row lets the cache evict it."""
     passes, long = e.tiled.passes, e.tiled.long_stages
-    read = [_read_by(e.kernel, x) if x in long or isinstance(x, OnlineSoftmax) else set() for x in passes]
+    read = [_read_by(e.kernel, x) if x in long or not isinstance(x, Stage) else set() for x in passes]
     for n, x in enumerate(passes):
         e.last_reads = read[n].intersection(*[set().union(*read[:n])]).difference(*read[n + 1 :])
         if isinstance(x, Stage):
             _stage(e, body, x)
-        else:
+        elif isinstance(x, OnlineSoftmax):
             emit_online_softmax(e, body, x)
+        else:
+            emit_online_position(e, body, x)
 
 
-def _read_by(k: Kernel, one_pass: Stage | OnlineSoftmax) -> set[str]:
+def _read_by(k: Kernel, one_pass: Stage | Joined) -> set[str]:
     """Return the buffers that a pass over long rows reads, also for points that it computes again."""
     point_of = {q.node.out: q for q in k.nodes if q.kind is Kind.POINT}
-    pending = list(
-        one_pass.members if isinstance(one_pass, Stage) else (*one_pass.points, one_pass.maximum, *one_pass.sums)
-    )
+    pending = list(one_pass.members)
     read: set[str] = set()
     while pending:
         new = {b for b, _ in va.loads(pending.pop().value)} - read

@@ -9,7 +9,7 @@ from ...ir.loops import Reduction, Scan, Scatter
 from ...ir.ops import ATOMIC
 from ...ir.value import Value
 from ...schedule.loop_mapping import MappedNode
-from ..cpp.ast import identity, name
+from ..cpp.ast import name
 from .scope import (
     Emitter,
     Scope,
@@ -58,7 +58,7 @@ def _accumulate(e: Emitter, scope: Scope, q: MappedNode, value: Value, before: S
     assert isinstance(node, Reduction)
     shape = shape_of(e, frozenset({"x", "r"}), row_length(e, q))
     label = e.fresh(_LABELS.get(node.op, "part"))
-    before.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
+    before.body.append(Accumulator(label, value.dtype, va.identity(node.op, value.dtype), shape))
     mask = needed_mask(e, row_mask(e, q), value, node.op)
     scope.body.append(Fold(label, node.op, value, () if mask is None else (mask,)))
     running = name(label, value.dtype)
@@ -76,7 +76,7 @@ def across_programs(e: Emitter, scope: Scope, q: MappedNode) -> None:
     x = ex.var("x", n if b.flat else b.points)
     shape = shape_of(e, frozenset({"x"} if b.flat or n == 1 else {"x", "r"}), n)
     label = e.fresh(_LABELS.get(node.op, "part"))
-    scope.parent.body.append(Accumulator(label, value.dtype, identity(node.op, value.dtype), shape))
+    scope.parent.body.append(Accumulator(label, value.dtype, va.identity(node.op, value.dtype), shape))
     within = row_mask(e, q) if partial.numel == 1 and not b.flat else None
     masks = [m for m in (e.masks.get(x), within) if m is not None and needed_mask(e, m, value, node.op)]
     scope.body.append(Fold(label, node.op, value, tuple(masks)))
@@ -140,7 +140,7 @@ def _carried(e: Emitter, scope: Scope, source: Value, scanned: Value, op: str) -
     carry = name(e.fresh("carry"), scanned.dtype)
     e.axes[carry] = frozenset({"x"})
     shape = shape_of(e, frozenset({"x"}), None)
-    scope.parent.body.append(Accumulator(carry.attr, carry.dtype, identity(op, carry.dtype), shape))
+    scope.parent.body.append(Accumulator(carry.attr, carry.dtype, va.identity(op, carry.dtype), shape))
     combined = let(e, scope, va.make("combined", (carry, scanned), scanned.dtype, op), axes_of(e, scanned))
     block = va.make("reduced", (source,), source.dtype, (op, e.blocks.rank - 1, e.blocks.rank))
     total = let(e, scope, block, frozenset({"x"}), "total")

@@ -17,12 +17,12 @@ from .. import scalar as s
 from ..context import Ctx
 from ..registry import lowers
 from ..tensor import Tensor, axes, expand, points
+from .normalization import combined_moments, inverse_std, moments_of_pieces, statistics
+from .pieces import FEWEST_ROWS, MOST_ROWS, Ends, ends_of, inside, piece_length
 from .pointwise import finish
-from .reduction import _result, as_number, count, drop_dims, inverse_std, moments, reduce, shared, statistics
+from .reduction import as_number, count, drop_dims, reduce, result_of, shared
 
-MOST_ROWS, FEWEST_ROWS = 256, 64  # rows of a piece of a channel, which a GPU's program keeps in registers
 LONGEST_PLANE = 4096  # elements of one channel of an image that a program reads at once
-PROGRAMS = 1024  # pieces times blocks of 32 channels that fill a GPU
 
 
 def _reduced(x: Tensor) -> tuple[int, ...]:
@@ -71,23 +71,13 @@ def batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    out = _result(ctx, 0)
-    none = Tensor((0,), _result(ctx, 1).dtype, va.const(0, _result(ctx, 1).dtype))
+    out = result_of(ctx, 0)
+    none = Tensor((0,), result_of(ctx, 1).dtype, va.const(0, result_of(ctx, 1).dtype))
     return _by_statistics(ctx, x, FixedStatistics(mean, var, eps, weight, bias), out.dtype), none, none
 
 
-def _rows_of_piece(rows: int, channels: int) -> int | None:
-    """Return the rows of a piece such that pieces are equal and fill a GPU, or None if there is no such number."""
-    fits = [n for n in range(FEWEST_ROWS, MOST_ROWS + 1) if rows % n == 0]
-    fits = [n for n in fits if n & (n - 1) == 0] or fits
-    if not fits or rows < 4 * FEWEST_ROWS:
-        return None
-    enough = [n for n in fits if rows // n * -(-channels // 32) >= PROGRAMS]
-    return max(enough, default=min(fits))
-
-
-def _pieces(ctx: Ctx, xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ...]] | None:
-    """Return tensors [N, C, ...] as [C, pieces, points of a piece ...], and the dimensions of the points, or None.
+def _pieces(ctx: Ctx, xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ...], Ends | None] | None:
+    """Return tensors [N, C, ...] as [C, pieces, points of a piece ...], the dimensions of the points and their ends.
 
     A GPU then reduces in two steps: a program loads a piece into registers once and makes several passes over it.
     """
@@ -104,18 +94,19 @@ def _pieces(ctx: Ctx, xs: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ..
     if not channels_last and n > 1 and FEWEST_ROWS <= plane <= LONGEST_PLANE:
         cut: tuple[Index, ...] = (c, n, *space)
         d = points(cut)
-        return [Tensor(cut, x.dtype, x.at([d[1], d[0], *d[2:]])) for x in xs], tuple(range(2, len(cut)))
-    length = _rows_of_piece(rows, c) if channels_last else None
-    if length is None:
+        return [Tensor(cut, x.dtype, x.at([d[1], d[0], *d[2:]])) for x in xs], tuple(range(2, len(cut))), None
+    if not channels_last or rows < 4 * FEWEST_ROWS:
         return None
-    cut = (c, rows // length, length)
+    length = piece_length(rows, -(-c // 32), FEWEST_ROWS, MOST_ROWS)
+    cut = (c, -(-rows // length), length)
     d = points(cut)
+    ends = ends_of(d[1], d[2], length, rows)
     row = ex.add(ex.mul(d[1], length), d[2])
     point: list[Index] = []
     for size in reversed(space):
         point.insert(0, ex.mod(row, size))
         row = ex.floordiv(row, size)
-    return [Tensor(cut, x.dtype, x.at([row, d[0], *point])) for x in xs], (2,)
+    return [Tensor(cut, x.dtype, inside(x.at([row, d[0], *point]), ends)) for x in xs], (2,), ends
 
 
 def _keepdim(t: Tensor, x: Tensor) -> Tensor:
@@ -127,22 +118,14 @@ def _keepdim(t: Tensor, x: Tensor) -> Tensor:
 def _moments(ctx: Ctx, x: Tensor, acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (mean, sum of squared deviations) per channel, with keepdim.
 
-    On a GPU each piece takes two passes in registers, and the results of pieces are combined as in T. Chan, G. Golub,
-    R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979. So x is read once,
-    and there is no cancellation.
+    On a GPU each piece takes two passes in registers, so x is read once, and there is no cancellation.
     """
     cut = _pieces(ctx, [x])
     if cut is None:
         return statistics(ctx, x, _reduced(x), acc)
-    (parts,), inner = cut
-    mean, m2 = moments(ctx, parts, inner, acc)  # [C, pieces, 1, ...]
-    pieces_dims = tuple(range(1, len(mean.sizes)))
-    pieces, length = as_number(count(mean, pieces_dims), acc), as_number(count(parts, inner), acc)
-    total = reduce(ctx, "sum", mean, pieces_dims, acc, acc)
-    mu = Tensor(total.sizes, acc, s.div(total.value, pieces))
-    # sum of m2 + length * (mean - mu)^2
-    apart = s.square(s.sub(mean.value, expand(mu, mean.sizes).value))
-    m2 = reduce(ctx, "sum", Tensor(m2.sizes, acc, s.add(m2.value, s.mul(apart, length))), pieces_dims, acc, acc)
+    (parts,), inner, ends = cut
+    pieces = moments_of_pieces(ctx, parts, inner, acc, ends)  # [C, pieces, 1, ...]
+    mu, m2 = combined_moments(ctx, pieces, tuple(range(1, len(parts.sizes))), count(x, _reduced(x)))
     return _keepdim(mu, x), _keepdim(m2, x)
 
 
@@ -152,7 +135,8 @@ def _totals(ctx: Ctx, x: Tensor, values: Sequence[Value], acc: torch.dtype) -> l
     cut = _pieces(ctx, tensors)
     if cut is None:
         return [reduce(ctx, "sum", t, _reduced(x), acc, acc) for t in tensors]
-    parts = [reduce(ctx, "sum", t, cut[1], acc, acc) for t in cut[0]]
+    pieces, inner, _ = cut
+    parts = [reduce(ctx, "sum", t, inner, acc, acc) for t in pieces]
     pieces_dims = tuple(range(1, len(parts[0].sizes)))
     return [_keepdim(reduce(ctx, "sum", t, pieces_dims, acc, acc), x) for t in parts]
 
@@ -172,7 +156,7 @@ def batch_norm_training(
     ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
     running_mean, running_var, training, momentum, eps = Running(*rest)
-    out, mean_out = _result(ctx, 0), _result(ctx, 1)
+    out, mean_out = result_of(ctx, 0), result_of(ctx, 1)
     if not training:
         y = _by_statistics(ctx, x, FixedStatistics(running_mean, running_var, eps, weight, bias), out.dtype)
         empty = Tensor((0,), mean_out.dtype, va.const(0, mean_out.dtype))

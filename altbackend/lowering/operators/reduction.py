@@ -1,4 +1,4 @@
-"""Reductions, normalisations and scans."""
+"""Reductions, softmax and scans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..tensor import Dims, Size, Tensor, axes, expand, full, of_buffer, permuted, points
+from ..tensor import Dims, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
 
@@ -49,7 +49,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     varying = [k for k in dims if x.sizes[k] != 1]
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
         return Tensor(out_sizes, out, va.cast(single, out))
-    order = _loop_order(x, value)
+    order = slowest_first(x, value)
     fresh = {k: ex.dim(j, x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
     value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
@@ -71,7 +71,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
 _FAR = 1 << 40  # elements
 
 
-def _loop_order(x: Tensor, value: Value) -> list[int]:
+def slowest_first(x: Tensor, value: Value) -> list[int]:
     """Return the dimensions from slowest to fastest in the memory of the operand that has the most of them."""
     best: list[Index] | None = None
     best_terms = -1
@@ -125,27 +125,27 @@ def shared_of_groups(ctx: Ctx, x: Tensor, groups: Index, dtype: torch.dtype) -> 
     """
     numel = ex.prod(x.sizes)
     few = isinstance(groups, int) and isinstance(numel, int) and groups < FEW_GROUPS and numel >= groups * LARGE_GROUP
-    order = _loop_order(x, x.value)
-    if not ctx.gpu or not few or order == sorted(order) or not _reads_every_dim(x):
+    order = slowest_first(x, x.value)
+    if not ctx.gpu or not few or order == sorted(order) or not reads_every_dim(x):
         return shared(ctx, x, dtype)
     stored = shared(ctx, permuted(x, order), dtype)
     return permuted(stored, [order.index(d) for d in range(len(order))])
 
 
-def _reads_every_dim(x: Tensor) -> bool:
+def reads_every_dim(x: Tensor) -> bool:
     """Return whether an operand has an element of its own for every point."""
     every = {a for a in axes(x.sizes) if ex.size_of(a) != 1}
     return any(every <= ex.vars_of(index) for _, index in va.loads(x.value))
 
 
-def _result(ctx: Ctx, k: int | None = None) -> Any:
+def result_of(ctx: Ctx, k: int | None = None) -> Any:
     val = ctx.node.meta["val"]
     return val if k is None else val[k]
 
 
 @lowers("sum.dim_IntList", "sum.default")
 def sum_(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = _result(ctx)
+    out = result_of(ctx)
     reduced_dims = norm_dims(dims, len(x.sizes))
     total = reduce(ctx, "sum", x, reduced_dims, compute_dtype(out.dtype), compute_dtype(out.dtype))
     return finish(ctx, *_shape(total, reduced_dims, keepdim), out.dtype, drop_dims(total, reduced_dims, keepdim).value)
@@ -157,7 +157,7 @@ def _shape(t: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[tuple[Index
 
 @lowers("mean.dim", "mean.default")
 def mean(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = _result(ctx)
+    out = result_of(ctx)
     reduced_dims = norm_dims(dims, len(x.sizes))
     acc = compute_dtype(out.dtype)
     total = drop_dims(reduce(ctx, "sum", x, reduced_dims, acc, acc), reduced_dims, keepdim)
@@ -166,7 +166,7 @@ def mean(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype
 
 @lowers("prod.default", "prod.dim_int")
 def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = _result(ctx)
+    out = result_of(ctx)
     reduced_dims = norm_dims(dim, len(x.sizes))
     acc = compute_dtype(out.dtype)
     reduced = drop_dims(reduce(ctx, "prod", x, reduced_dims, acc, acc), reduced_dims, keepdim)
@@ -213,7 +213,7 @@ def _logical(op: str) -> Callable[..., Tensor]:
         reduced_dims = norm_dims(dims, len(x.sizes))
         truth = x if x.dtype == torch.bool else Tensor(x.sizes, torch.bool, s.binary("ne", x.computed(), 0))
         reduced = drop_dims(reduce(ctx, op, truth, reduced_dims, torch.bool, torch.bool), reduced_dims, keepdim)
-        return Tensor(reduced.sizes, _result(ctx).dtype, va.cast(reduced.value, _result(ctx).dtype))
+        return Tensor(reduced.sizes, result_of(ctx).dtype, va.cast(reduced.value, result_of(ctx).dtype))
 
     return lower
 
@@ -277,77 +277,10 @@ lowers("max.dim")(_with_position("max"))
 lowers("min.dim")(_with_position("min"))
 
 
-def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return (mean, sum of squared deviations), with keepdim, in two passes, because E[x^2] - mean^2 cancels.
-
-    On a CPU the sum for the mean is in float64; the mean is rounded to `acc`.
-    """
-    wide = acc if ctx.gpu else torch.float64
-    total = reduce(ctx, "sum", x, dims, wide, wide)
-    mu = Tensor(total.sizes, acc, va.cast(s.div(total.value, as_number(count(x, dims), wide)), acc))
-    centred = Tensor(x.sizes, acc, s.square(deviation(x, mu, acc)))
-    return mu, reduce(ctx, "sum", centred, dims, acc, acc)
-
-
-def deviation(x: Tensor, mu: Tensor, acc: torch.dtype) -> Value:
-    """Return x - mu in dtype `acc`."""
-    return s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value)
-
-
-def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return `moments` with the accuracy of a result; a normalisation only needs that of `moments`.
-
-    On a CPU they are computed in float64, as in eager. On a GPU the rounding error of the mean is corrected: with
-    d = x - mean, m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the
-    Sample Variance", 1983, the corrected two-pass algorithm.
-    """
-    if not ctx.gpu:
-        return moments(ctx, x, dims, torch.float64)
-    mu, m2 = moments(ctx, x, dims, acc)
-    left = reduce(ctx, "sum", Tensor(x.sizes, acc, deviation(x, mu, acc)), dims, acc, acc)
-    off = s.div(left.value, as_number(count(x, dims), acc))
-    m2_left = s.binary("maximum", s.sub(m2.value, s.mul(left.value, off)), 0.0)
-    return Tensor(mu.sizes, acc, s.add(mu.value, off)), Tensor(m2.sizes, acc, m2_left)
-
-
-def centre(mu: Tensor, m2: Tensor, acc: torch.dtype) -> Tensor:
-    """Return a mean as a result: NaN if the deviations are NaN, as eager's recurrences give."""
-    return Tensor(mu.sizes, acc, va.cast(s.where(s.unary("isnan", m2.value), m2.value, mu.value), acc))
-
-
-def _variance(
-    ctx: Ctx, x: Tensor, dims: Dims, correction: Any, acc: torch.dtype
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    reduced_dims = norm_dims(dims, len(x.sizes))
-    x = shared(ctx, x, acc)
-    mu, m2 = statistics(ctx, x, reduced_dims, acc)
-    n = as_number(count(x, reduced_dims), m2.dtype)
-    free = n if not correction else s.binary("maximum", s.sub(n, float(correction)), 0.0)
-    return Tensor(m2.sizes, acc, va.cast(s.div(m2.value, free), acc)), centre(mu, m2, acc), reduced_dims
-
-
-@lowers("var.correction")
-def var(ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    acc = compute_dtype(x.dtype)
-    v, _, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
-    v = drop_dims(v, reduced_dims, keepdim)
-    return finish(ctx, v.sizes, x.dtype, v.value)
-
-
-@lowers("var_mean.correction")
-def var_mean(
-    ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    acc = compute_dtype(x.dtype)
-    v, mu, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
-    v, mu = drop_dims(v, reduced_dims, keepdim), drop_dims(mu, reduced_dims, keepdim)
-    return finish(ctx, v.sizes, x.dtype, v.value), finish(ctx, mu.sizes, x.dtype, mu.value)
-
-
 @lowers("_softmax.default")
 def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # exp(x - max) / sum(exp(x - max))
-    out = _result(ctx)
+    out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
     x = shared(ctx, x, acc)
@@ -361,7 +294,7 @@ def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 @lowers("_log_softmax.default")
 def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # x - max - log sum exp(x - max)
-    out = _result(ctx)
+    out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
     x = shared(ctx, x, acc)
@@ -370,61 +303,6 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), reduced_dims, acc, acc)
     log = Tensor(total.sizes, acc, s.unary("log", total.value))
     return finish(ctx, x.sizes, out.dtype, s.sub(shifted, expand(log, x.sizes).value))
-
-
-@lowers("native_layer_norm.default")
-def native_layer_norm(
-    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, ...]:
-    out, mean_out, _ = _result(ctx)
-    acc = compute_dtype(mean_out.dtype)
-    rank = len(x.sizes)
-    reduced_dims = tuple(range(rank - len(shape), rank))
-    x = shared_of_groups(ctx, x, ex.prod(x.sizes[: rank - len(shape)]), acc)
-    mu, m2 = moments(ctx, x, reduced_dims, acc)
-    rstd = ctx.realize(inverse_std(ctx, m2, count(x, reduced_dims), eps, acc))
-    y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
-    if weight is not None:
-        y = s.mul(y, expand(weight, x.sizes).computed(acc))
-    if bias is not None:
-        y = s.add(y, expand(bias, x.sizes).computed(acc))
-    stats = [finish(ctx, t.sizes, mean_out.dtype, t.value) for t in (centre(mu, m2, acc), rstd)]
-    return finish(ctx, x.sizes, out.dtype, y), *stats
-
-
-def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) -> Tensor:
-    """Return 1 / sqrt(m2 / n + eps); on a CPU it is computed in float64 and rounded to `acc` once."""
-    wide = m2.value.dtype if ctx.gpu else torch.float64
-    variance = s.div(va.cast(m2.value, wide), as_number(n, wide))
-    return Tensor(m2.sizes, acc, va.cast(s.unary("rsqrt", s.add(variance, eps)), acc))
-
-
-@lowers("native_group_norm.default")
-def native_group_norm(
-    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Size, c: Any, hw: Size, groups: int, eps: float
-) -> tuple[Tensor, ...]:
-    out, mean_out, _ = _result(ctx)
-    acc = compute_dtype(mean_out.dtype)
-    batch, channels = x.sizes[0], x.sizes[1]
-    per_group = ex.floordiv(channels, groups)
-    split = (batch, groups, per_group, *x.sizes[2:])
-    x = shared_of_groups(ctx, x, ex.mul(batch, groups), acc)
-    p = points(split)
-    g = Tensor(split, acc, va.cast(x.at([p[0], ex.add(ex.mul(p[1], per_group), p[2]), *p[3:]]), acc))
-    reduced_dims = tuple(range(2, len(split)))
-    mu, m2 = moments(ctx, g, reduced_dims, acc)
-    rstd = ctx.realize(inverse_std(ctx, m2, count(g, reduced_dims), eps, acc))
-    q = points(x.sizes)
-    group = [q[0], ex.floordiv(q[1], per_group), *([0] * (len(split) - 2))]
-    y = s.mul(s.sub(va.cast(x.value, acc), mu.at(group)), rstd.at(group))
-    for param, op in ((weight, s.mul), (bias, s.add)):
-        if param is not None:
-            y = op(y, va.cast(param.at([q[1]]), acc))
-    stats = []
-    for t in (centre(mu, m2, acc), rstd):
-        r = points((batch, groups))
-        stats.append(finish(ctx, (batch, groups), mean_out.dtype, t.at([*r, *([0] * (len(split) - 2))])))
-    return finish(ctx, x.sizes, out.dtype, y), *stats
 
 
 def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
@@ -442,7 +320,7 @@ def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
 
 def _scan(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-        out = _result(ctx)
+        out = result_of(ctx)
         # the input is converted to the result's dtype before it is scanned
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
         reduced = running(ctx, op, x, dim % max(len(x.sizes), 1), compute_dtype(out.dtype))
@@ -480,7 +358,7 @@ lowers("cummin.default")(_running_extremum("min"))
 @lowers("logsumexp.default")
 def logsumexp(ctx: Ctx, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
     # max + log sum exp(x - max), or max if it is infinite
-    out = _result(ctx)
+    out = result_of(ctx)
     if not x.dtype.is_floating_point:
         raise FallBack("logsumexp of integers")
     acc = compute_dtype(out.dtype)

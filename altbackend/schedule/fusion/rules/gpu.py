@@ -13,17 +13,20 @@ from collections.abc import Sequence
 
 from ....ir import expr as ex
 from ....ir import value as va
+from ....ir.expr import Index
 from ....ir.loops import Extern, Node, Reduction
 from ....ir.value import Value
 from ...access import reads_same_point
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode, Refusal
-from ...rows import ROWS_OF_COLUMNS, exceeds, is_long, rows_are_neighbours
+from ...rows import ROWS_OF_COLUMNS, estimate, exceeds, is_long, rows_are_neighbours
 from ..group import CACHED_COUNTS, Fusion, Group
 from .rule import Edge, Proposal, Rule, Table
 
 MOST_OPERATORS = 400  # Triton's time grows with their square: 1,000 in one kernel take it a minute
 REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
+EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
+SECTOR = 32  # bytes of the smallest memory access
 SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
 MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
@@ -116,9 +119,24 @@ def _enough_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     columns = rows_are_neighbours(proposal.mapped)
     most = MOST_OF_COLUMNS if columns else device.row_limit
     few = rows < (ROWS_OF_COLUMNS if columns else 1) * device.parallelism // 8
-    if few and any(q.kind is Kind.POINT and exceeds(q.points, most) for q in proposal.mapped):
+    points = [q for q in proposal.mapped if q.kind is Kind.POINT and exceeds(q.points, most)]
+    if few and points:
         return Refusal(f"{rows} rows would leave most of the device idle")
+    if not columns and any(_is_uneven(fusion, rows, q) for q in points):
+        return Refusal(f"{rows} long rows would leave part of the device idle, and the cache does not hold them")
     return None
+
+
+def _is_uneven(fusion: Fusion, rows: int, q: MappedNode) -> bool:
+    """Return whether long rows, one a program, keep less than EVEN of the multiprocessors busy to the end.
+
+    Rows that the cache holds are worth that: the kernel that computed their totals has just read them.
+    """
+    device = _gpu(fusion)
+    turns = -(-rows // device.sms)
+    itemsize = fusion.program.buffers[q.node.out].dtype.itemsize
+    cached = isinstance(q.points, int) and q.points * itemsize * min(rows, 2 * device.sms) <= device.cached_row_bytes
+    return rows < device.parallelism and rows < EVEN * turns * device.sms and not cached
 
 
 def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -129,6 +147,31 @@ def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
         if q.kind is Kind.POINT and exceeds(q.points, SCATTERED) and rows_are_neighbours([q]):
             return Refusal(f"rows of {q.node.out} are not contiguous in memory")
     return None
+
+
+def _whole_sectors(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse points of long rows that lie apart in memory, such as a group's channels in a channels-last image.
+
+    A kernel of their own takes tiles over both loops, and reads whole sectors.
+    """
+    if not _has_long_rows(fusion, proposal) or rows_are_neighbours(proposal.mapped):
+        return None
+    reduces = any(q.kind is Kind.IN_ROW for q in proposal.mapped)
+    for q in proposal.mapped:
+        if not reduces or q.kind is not Kind.POINT or not is_long(q.points, _gpu(fusion)):
+            continue
+        for name, index in va.loads(q.value):
+            if _run_bytes(q, index, fusion.program.buffers[name].dtype.itemsize) < SECTOR:
+                return Refusal(f"a row of {q.node.out} reads {name} in parts of sectors")
+    return None
+
+
+def _run_bytes(q: MappedNode, index: Index, itemsize: int) -> int:
+    """Return the bytes that are neighbours in a row's reads; SECTOR for an operand that is no tensor of this size."""
+    loops = [v for v in q.inner if ex.size_of(v) != 1]
+    if any(ex.coefficient(index, v) == 0 for v in loops):
+        return SECTOR
+    return max((estimate(ex.size_of(v)) for v in loops if ex.coefficient(index, v) == 1), default=1) * itemsize
 
 
 def _repeated_work(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -174,6 +217,7 @@ GPU = Table(
         Rule("totals over rows need short rows", _totals_of_long_rows),
         Rule("rows fill the device", _enough_rows),
         Rule("nodes are contiguous in the same direction", _same_direction),
+        Rule("long rows are read in whole sectors", _whole_sectors),
         Rule("passes over long rows repeat little", _repeated_work),
     ),
     edges=(Rule("values stay in registers", _in_registers),),

@@ -6,14 +6,13 @@ normalizer calculation for softmax", 2018), so that it reads the row once and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....ir import value as va
 from ....ir.loops import Reduction
 from ....ir.value import Value
 from ...kernel import Stage
 from ...loop_mapping import Kind, MappedNode
+from .inlining import inlined, reads_result
 
 
 @dataclass(frozen=True)
@@ -24,30 +23,21 @@ class OnlineSoftmax:
     sums: tuple[MappedNode, ...]
     points: tuple[MappedNode, ...]
 
-
-def with_online_softmax(
-    stages: Sequence[Stage], long: Sequence[Stage], stored: frozenset[str]
-) -> list[Stage | OnlineSoftmax]:
-    """Return the passes of a kernel: neighbouring stages of `long` become one where they compute an online softmax."""
-    passes: list[Stage | OnlineSoftmax] = []
-    for s in stages:
-        last = passes[-1] if passes else None
-        joined = _joined(last, s, stored) if isinstance(last, Stage) and last in long and s in long else None
-        if joined is None:
-            passes.append(s)
-        else:
-            passes[-1] = joined
-    return passes
+    @property
+    def members(self) -> tuple[MappedNode, ...]:
+        """Return all nodes of the pass."""
+        return (*self.points, self.maximum, *self.sums)
 
 
-def _joined(first: Stage, second: Stage, stored: frozenset[str]) -> OnlineSoftmax | None:
+def online_softmax(first: Stage, second: Stage, stored: frozenset[str]) -> OnlineSoftmax | None:
+    """Return two neighbouring stages as one pass; None where they compute something else."""
     points = [q for q in (*first.members, *second.members) if q.kind is Kind.POINT]
     maxima, sums = ([q for q in s.members if q.kind is not Kind.POINT] for s in (first, second))
     if first.inner != second.inner or len(maxima) != 1 or not sums:
         return None
     (maximum,) = maxima
     point_of = {q.node.out: q for q in points}
-    if any(q.node.out in stored and _reads_maximum(q, maximum, point_of) for q in points):
+    if any(q.node.out in stored and reads_result(q, maximum, point_of) for q in points):
         return None
     value = inlined(maximum.value, point_of)
     if not _reduces(maximum, "max"):
@@ -55,11 +45,6 @@ def _joined(first: Stage, second: Stage, stored: frozenset[str]) -> OnlineSoftma
     if not all(_reduces(q, "sum") and _is_exp_below(q, maximum, value, point_of) for q in sums):
         return None
     return OnlineSoftmax(maximum, tuple(sums), tuple(points))
-
-
-def _reads_maximum(q: MappedNode, maximum: MappedNode, point_of: dict[str, MappedNode]) -> bool:
-    """Return whether a point depends on the maximum, which a single pass knows only at its end."""
-    return any(b == maximum.node.out for b, _ in va.loads(inlined(q.value, point_of)))
 
 
 def _reduces(q: MappedNode, op: str) -> bool:
@@ -74,14 +59,3 @@ def _is_exp_below(q: MappedNode, maximum: MappedNode, value: Value, point_of: di
         return False
     left, right = v.args[0].args
     return left is value and right.op == "load" and right.attr == (maximum.node.out, maximum.index)
-
-
-def inlined(v: Value, point_of: dict[str, MappedNode]) -> Value:
-    """Return `v` with the values of pointwise nodes of the same loops in place of loads of their results."""
-
-    def on_load(x: Value) -> Value | None:
-        name, index = x.attr
-        point = point_of.get(name)
-        return inlined(point.value, point_of) if point is not None and point.index is index else None
-
-    return va.rewrite(v, on_load=on_load)

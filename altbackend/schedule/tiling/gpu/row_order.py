@@ -53,7 +53,9 @@ def order_rows(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str],
     if rows_are_neighbours(mapped) or any(_keeps_its_order(q) for q in mapped):
         return list(mapped)
     orders: dict[tuple[Atom, ...], tuple[Atom, ...]] = {}
-    for loops in {q.inner for q in mapped if q.kind is Kind.IN_ROW and len(q.inner) > 1}:
+    for loops in {q.inner for q in mapped if len(q.inner) > 1}:
+        if _is_read_in_order(loops, mapped):
+            continue
         accesses = list(_accesses(p, [q for q in mapped if q.inner == loops], stored, device))
         orders[loops] = _best_order(loops, accesses)
     return [replace(q, inner=orders.get(q.inner, q.inner)) for q in mapped]
@@ -64,6 +66,18 @@ def _keeps_its_order(q: MappedNode) -> bool:
     if isinstance(q.node, Reduction) and q.node.op.startswith("arg"):
         return True
     return q.kind not in (Kind.POINT, Kind.IN_ROW)
+
+
+def _is_read_in_order(loops: tuple[Atom, ...], mapped: Sequence[MappedNode]) -> bool:
+    """Return whether a node reads, at its place in a row, a value of a node whose row has other loops."""
+    points = ex.prod(ex.size_of(v) for v in loops)
+    writers = {q.node.out: q for q in mapped}
+    for q in mapped:
+        for name, _ in va.loads(q.value):
+            w = writers.get(name)
+            if w is not None and w.points == q.points == points and (w.inner == loops) != (q.inner == loops):
+                return True
+    return False
 
 
 def _best_order(loops: tuple[Atom, ...], accesses: Sequence[_Access]) -> tuple[Atom, ...]:

@@ -10,7 +10,7 @@ from ....ir import value as va
 from ....ir.expr import Index
 from ....ir.loops import Program
 from ...device import Gpu
-from ...kernel import Kernel
+from ...kernel import Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
 from ...rows import ROWS_OF_COLUMNS, is_long, rows_are_neighbours
 from .blocks import (
@@ -27,7 +27,7 @@ from .blocks import (
     reads_total,
     warps_of,
 )
-from .online_softmax import OnlineSoftmax, with_online_softmax
+from .one_pass import joined_passes
 from .pressure import alive_at_once
 
 ROW_TILE = 2048  # elements of a tile of several short rows
@@ -225,7 +225,7 @@ def _warp_factor(r: _Rows, long: frozenset[Index], warps: int) -> int:
     """
     k = r.kernel
     stages = [s for s in k.stages if ex.prod(ex.size_of(v) for v in s.inner) in long]
-    passes = [x for x in with_online_softmax(k.stages, stages, k.stored) if isinstance(x, OnlineSoftmax) or x in stages]
+    passes = [x for x in joined_passes(k.stages, stages, k.stored) if not isinstance(x, Stage) or x in stages]
     if len(passes) < 2:
         return 1
     members = [q for s in stages for q in s.members]

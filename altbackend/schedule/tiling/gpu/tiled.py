@@ -22,7 +22,7 @@ from .blocks import Blocks, Form
 from .choose import choose_blocks
 from .expressible import expressible_kernels
 from .fast_math import only_low_precision, with_fast_math
-from .online_softmax import OnlineSoftmax, with_online_softmax
+from .one_pass import Joined, joined_passes
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class FinishKernel:
 class TiledKernel:
     """A kernel that only has to be printed.
 
-    `passes`: the stages, or online softmaxes of two stages. `low_precision`: all functions take their cheap form;
+    `passes`: the stages, or two of them as one pass. `low_precision`: all functions take their cheap form;
     `fast_values`: values of nodes in which only some do. `fast_math`: results need not equal eager's to the last bit.
     `partials`: by buffer, reductions that programs leave unfinished; the `finish` kernels run afterwards.
     """
 
     kernel: Kernel
     blocks: Blocks
-    passes: tuple[Stage | OnlineSoftmax, ...]
+    passes: tuple[Stage | Joined, ...]
     low_precision: bool
     fast_values: dict[Loop, Value]
     fast_math: bool
@@ -111,7 +111,7 @@ def tile_kernel(p: Program, k: Kernel, ctx: ScheduleContext, blocks: Blocks | No
     return TiledKernel(
         kernel=k,
         blocks=blocks,
-        passes=tuple(with_online_softmax(k.stages, _long_stages(k, blocks), k.stored)),
+        passes=tuple(joined_passes(k.stages, _long_stages(k, blocks), k.stored)),
         low_precision=low_precision,
         fast_values=with_fast_math(p, k) if ctx.fast_math and not low_precision else {},
         fast_math=ctx.fast_math,

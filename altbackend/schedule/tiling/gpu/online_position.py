@@ -1,0 +1,70 @@
+"""Find positions of extrema in long rows, which one pass computes together with the extremum.
+
+`argmax` is a maximum and then the least position that holds it. In one pass every element of a tile keeps the best
+value that it has seen and its position, so that the row is read once and not twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....ir import value as va
+from ....ir.loops import Reduction
+from ....ir.value import Value
+from ...kernel import Stage
+from ...loop_mapping import Kind, MappedNode
+from .inlining import inlined, reads_result
+
+
+@dataclass(frozen=True)
+class OnlinePosition:
+    """One pass for an extremum, and for the least `position` of an element that equals it or is NaN.
+
+    `position`: an integer at every point. `least`: the reduction of positions. `points`: pointwise nodes beside both.
+    """
+
+    extremum: MappedNode
+    least: MappedNode
+    position: Value
+    points: tuple[MappedNode, ...]
+
+    @property
+    def members(self) -> tuple[MappedNode, ...]:
+        """Return all nodes of the pass."""
+        return (*self.points, self.extremum, self.least)
+
+
+def online_position(first: Stage, second: Stage, stored: frozenset[str]) -> OnlinePosition | None:
+    """Return two neighbouring stages as one pass; None where they compute something else."""
+    points = [q for q in (*first.members, *second.members) if q.kind is Kind.POINT]
+    extrema, positions = ([q for q in s.members if q.kind is not Kind.POINT] for s in (first, second))
+    if first.inner != second.inner or len(extrema) != 1 or len(positions) != 1:
+        return None
+    (extremum,), (least,) = extrema, positions
+    point_of = {q.node.out: q for q in points}
+    if any(q.node.out in stored and reads_result(q, extremum, point_of) for q in points):
+        return None
+    if not _reduces(extremum, "max", "min") or not _reduces(least, "min"):
+        return None
+    position = _position(inlined(least.value, point_of), inlined(extremum.value, point_of), extremum)
+    return None if position is None else OnlinePosition(extremum, least, position, tuple(points))
+
+
+def _reduces(q: MappedNode, *ops: str) -> bool:
+    return isinstance(q.node, Reduction) and q.kind is Kind.IN_ROW and q.node.op in ops
+
+
+def _position(v: Value, value: Value, extremum: MappedNode) -> Value | None:
+    """Return the position of `where(value is the extremum, position, largest integer)`; None for another form."""
+    if v.op != "where" or v.dtype.is_floating_point or v.args[2].op != "const":
+        return None
+    hit, position, _ = v.args
+    if hit.op == "logical_or" and hit.args[1].op == "isnan" and hit.args[1].args[0] is value:
+        hit = hit.args[0]
+    elif value.dtype.is_floating_point:
+        return None
+    if hit.op != "eq" or hit.args[0] is not value:
+        return None
+    result = hit.args[1]
+    is_result = result.op == "load" and result.attr == (extremum.node.out, extremum.index)
+    return position if is_result and not va.loads(position) else None
