@@ -72,7 +72,7 @@ def _has_columns(node: Reduction) -> bool:
 def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: Gpu) -> tuple[int, ...] | None:
     """Return into how many parts to cut each reduced loop, slow loops wholly first: one part for each program.
 
-    A program takes one row, or a block of columns. Parts are equal where divisors give half as many as a GPU needs.
+    A program takes one row, or a block of columns. Parts are equal where divisors give half as many as would fill it.
     Else the slowest loop is cut, and its last part is shorter.
     """
     columns, total = _has_columns(node), math.prod(sizes)
@@ -90,8 +90,9 @@ def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: 
         cuts.append(min(options, key=lambda c: abs(parts * c - target), default=1))
         if cuts[-1] != n:  # later loops are not cut
             break
-    if 2 * math.prod(cuts) < target:
-        cuts = [max(math.prod(cuts), _uneven_parts(sizes[0], min(target, total // shortest)))]
+    uneven = _uneven_parts(sizes[0], min(target, total // shortest))
+    if uneven >= 2 * math.prod(cuts):
+        cuts = [uneven]
     cuts += [1] * (len(sizes) - len(cuts))
     return tuple(cuts) if math.prod(cuts) > 1 else None
 

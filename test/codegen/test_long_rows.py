@@ -189,3 +189,23 @@ def test_parts_of_unequal_length(fn: Callable[[T], T], monkeypatch: pytest.Monke
     x = torch.randn(211, 24) - 3  # a prime number of rows
     assert len(kernels_of(fn, x, ScheduleContext(H200))) == 2
     check(fn, x, ScheduleContext(H200))
+
+
+def test_a_loss_and_the_gradient_of_a_bias_in_one_kernel() -> None:
+    """Targets are read for all classes at once, and their check is as wide as the tile that it guards."""
+    targets = torch.tensor([1, 3, 0, 2, 6, 5, 4, 1])
+
+    def fn(x: T, bias: T) -> tuple[T, ...]:
+        bias = bias.requires_grad_()
+        loss = F.cross_entropy(x + bias, targets)
+        return loss.detach(), *torch.autograd.grad(loss, [bias])
+
+    def gradients(x: T, bias: T) -> tuple[T, ...]:
+        log = (x + bias).log_softmax(1)
+        one_hot = F.one_hot(targets, x.shape[1]).float()
+        return (log.exp() - one_hot).div(len(targets)).sum(0), -log.gather(1, targets[:, None]).mean()
+
+    x, bias = torch.randn(8, 7), torch.randn(7)
+    got = triton_run.compiled(gradients)(x, bias)
+    for a, b in zip(got, reversed(fn(x, bias)), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)

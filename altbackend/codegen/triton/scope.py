@@ -170,6 +170,8 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
     if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
         conds = ()
     conds = tuple(c for c in conds if not (v.vars.isdisjoint(c.vars) and _holds_somewhere(c)))
+    if conds and v.op == "load" and _is_within(e, v):
+        conds = ()
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     while scope.parent is not None and scope.axis not in axes:
         scope = scope.parent
@@ -178,6 +180,13 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         bound = _define(e, scope, v, conds)
         scope.bound[v, conds] = bound
     return bound
+
+
+def _is_within(e: Emitter, load: Value) -> bool:
+    """Return whether a load is within its buffer at every position, whatever the conditions around it say."""
+    buffer, index = load.attr
+    (low, high), (least, _) = ex.bounds(index), ex.bounds(e.program.buffers[buffer].extent)
+    return not ex.lookups(index) and low >= 0 and high < least
 
 
 def _holds_somewhere(cond: Value) -> bool:
@@ -195,6 +204,11 @@ def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = 
     e.zeros[label] = _zeros(e, v)
     scope.body.append(Let(label.attr, v))
     return label
+
+
+def _joined(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
+    """Define a new name for `v`, whose tile has `axes` and those of its operands: loads may be broadcast."""
+    return let(e, scope, v, axes.union(*(e.axes.get(a, frozenset()) for a in v.args)), prefix)
 
 
 def _zeros(e: Emitter, v: Value) -> frozenset[str]:
@@ -220,33 +234,37 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             cond = bind(e, scope, v.args[0], conds)
             if cond.op == "const":
                 return bind(e, scope, v.args[1 if cond.attr else 2], conds)
+            if v.args[0] in conds:  # it holds here
+                return bind(e, scope, v.args[1], conds)
             inside = bind(e, scope, v.args[1], (*conds, v.args[0]))
             other = bind(e, scope, v.args[2], conds)
             if cond.attr in e.zeros.get(inside, ()) and _is_zero(other):
                 return inside
-            return let(e, scope, va.make("where", (cond, inside, other), v.dtype), axes)
+            return _joined(e, scope, va.make("where", (cond, inside, other), v.dtype), axes)
         case "index":
             position = _resolved(e, scope, v.attr, conds)[0]
-            return let(e, scope, va.make("tile_index", (), v.dtype, position), axes)
+            return _joined(e, scope, va.make("tile_index", (), v.dtype, position), axes)
         case "wrap_index":
             return _checked_position(e, scope, v, conds)
         case "cast":
             if (product := _unrounded(e, v)) is not None:
                 return bind(e, scope, product)
-            return let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
+            return _joined(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
         case "philox_uniform" if (quads := _quads(e, v)) is not None:
             seed = bind(e, scope, v.args[0], conds)
-            return let(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
+            return _joined(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
         case "narrowed":
-            return let(e, scope, v, axes)
+            return _joined(e, scope, v, axes)
         case "eq" | "ne" if (pair := _narrow_position(e, v)) is not None:
             compared, number = pair
             narrow = va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, compared.attr)
             e.axes[narrow] = axes_of(e, number)
-            return let(e, scope, va.make(v.op, (compared, bind(e, scope, narrow)), torch.bool), axes)
+            return _joined(e, scope, va.make(v.op, (compared, bind(e, scope, narrow)), torch.bool), axes)
+        case "lt" | "le" | "gt" | "ge" | "eq" | "ne" if (narrow_v := _narrow_comparison(e, v)) is not None:
+            return _joined(e, scope, narrow_v, axes)
         case "truediv" if e.tiled.low_precision and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
-            return let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
+            return _joined(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(FAST_MATH):
         pass
@@ -254,7 +272,7 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         raise unsupported(op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
     elif e.tiled.low_precision and kind == torch.float32 and OPS[op].triton_fast:
         op = FAST_MATH + op
-    return let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
+    return _joined(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:
@@ -265,6 +283,21 @@ def _unrounded(e: Emitter, v: Value) -> Value | None:
         return None
     product = e.writers[m.out].value
     return product.args[0] if product.op == "cast" and product.args[0].dtype == v.dtype else None
+
+
+def _narrow_comparison(e: Emitter, v: Value) -> Value | None:
+    """Return a comparison of positions with each other or with constants in 32 bits; None for other operands."""
+    sides: list[Value] = []
+    for x in v.args:
+        low, high = (x.attr, x.attr) if x.op == "const" else ex.bounds(x.attr) if x.op == "index" else (0, 1 << 32)
+        is_wide = e.blocks.wide or not isinstance(low, int) or not -(2**31) < low <= high < 2**31 - 1
+        if is_wide or (x.op == "index" and ex.lookups(x.attr)):
+            return None
+        e.note(*([x.attr] if x.op == "index" else []))
+        sides.append(
+            va.make("tile_scalar", (), torch.int32, x.attr) if x.op == "index" else va.const(x.attr, torch.int32)
+        )
+    return va.make(v.op, tuple(sides), torch.bool) if any(x.op == "index" for x in v.args) else None
 
 
 def _narrow_position(e: Emitter, v: Value) -> tuple[Value, Value] | None:
@@ -421,8 +454,8 @@ def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ..
     size, _ = _resolved(e, scope, v.attr, conds)
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     position = bind(e, scope, v.args[0], conds)
-    wrapped = let(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
-    inside = let(e, scope, va.make("inside", (wrapped,), torch.bool, size), axes_of(e, v), "inside")
+    wrapped = _joined(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
+    inside = _joined(e, scope, va.make("inside", (wrapped,), torch.bool, size), axes_of(e, v), "inside")
     e.guards[wrapped] = inside
     e.checks = True
     atoms = set(v.vars).union(*(c.vars for c in conds))
@@ -430,8 +463,9 @@ def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ..
     masks += [n.attr for c in conds if (n := bind(e, scope, c)).op == "name"]
     row = next((ex.size_of(a) for a in atoms if a.key != "x"), None)
     outside = va.make("logical_not", (inside,), torch.bool)
-    flag = let(e, scope, outside, axes_of(e, v), "outside")
-    scope.body.append(TileStore("error", 0, va.const(1, torch.int32), (*masks, flag.attr), shape_of(e, axes, row)))
+    flag = _joined(e, scope, outside, axes_of(e, v), "outside")
+    shape = shape_of(e, axes | e.axes[flag], row)
+    scope.body.append(TileStore("error", 0, va.const(1, torch.int32), (*masks, flag.attr), shape))
     return wrapped
 
 

@@ -25,6 +25,7 @@ from .rule import Edge, Proposal, Rule, Table
 
 MOST_OPERATORS = 400  # Triton's time grows with their square: 1,000 in one kernel take it a minute
 REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
+RESIDENT = 4  # programs of long rows that a multiprocessor runs at the same time, of 16 warps each
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
 SECTOR = 32  # bytes of the smallest memory access
 SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
@@ -122,21 +123,25 @@ def _enough_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     points = [q for q in proposal.mapped if q.kind is Kind.POINT and exceeds(q.points, most)]
     if few and points:
         return Refusal(f"{rows} rows would leave most of the device idle")
-    if not columns and any(_is_uneven(fusion, rows, q) for q in points):
+    if any(_is_uneven(fusion, rows, ROWS_OF_COLUMNS if columns else 1, q) for q in points):
         return Refusal(f"{rows} long rows would leave part of the device idle, and the cache does not hold them")
     return None
 
 
-def _is_uneven(fusion: Fusion, rows: int, q: MappedNode) -> bool:
-    """Return whether long rows, one a program, keep less than EVEN of the multiprocessors busy to the end.
+def _is_uneven(fusion: Fusion, rows: int, rows_of_program: int, q: MappedNode) -> bool:
+    """Return whether programs of long rows keep less than EVEN of the device busy to the end.
 
-    Rows that the cache holds are worth that: the kernel that computed their totals has just read them.
+    Rows that the cache holds are worth that: the kernel that computed their totals has just read them. Many turns even
+    out.
     """
     device = _gpu(fusion)
-    turns = -(-rows // device.sms)
+    programs, slots = -(-rows // rows_of_program), device.sms * RESIDENT
+    places = slots if programs > slots else device.sms
+    busy = programs / (places * -(-programs // places))
     itemsize = fusion.program.buffers[q.node.out].dtype.itemsize
-    cached = isinstance(q.points, int) and q.points * itemsize * min(rows, 2 * device.sms) <= device.cached_row_bytes
-    return rows < device.parallelism and rows < EVEN * turns * device.sms and not cached
+    in_flight = rows_of_program * min(programs, slots) * itemsize
+    cached = isinstance(q.points, int) and q.points * in_flight <= device.cached_row_bytes
+    return programs < device.parallelism and busy < EVEN and not cached
 
 
 def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
