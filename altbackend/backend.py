@@ -131,11 +131,11 @@ def split_joint(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
 
-    torch's partitioner takes the graphs that `partition.left_to_torch` names. It also takes those on which this
+    torch's partitioner takes graphs if a setting of torch asks for what only it does. It also takes those on which this
     package's partitioner fails, with a warning; if `strict`, the error is raised instead.
     """
     drop_dead(joint.graph)
-    reason = partition.left_to_torch(joint)
+    reason = aot_autograd.partition_settings()
     if not reason:
         traced = joint.graph
         try:

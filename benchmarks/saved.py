@@ -107,9 +107,6 @@ def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:
 
 
 def by_ours(j: Joint) -> tuple[GraphModule, GraphModule]:
-    if reason := partition.left_to_torch(j.graph):
-        print(f"  left to torch: {reason}")
-        return by_torch(j)
     return partition.split(j.graph, j.forward_results, j.static)
 
 

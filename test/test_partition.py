@@ -62,7 +62,6 @@ class SplitGraphs:
 
 
 def ours(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    assert not partition.left_to_torch(joint)
     static = kwargs.get("static_lifetime_input_indices")
     return partition.split(joint, kwargs["num_fwd_outputs"], static, lambda *d: got.decisions.append(d))
 
@@ -352,23 +351,6 @@ def test_a_checkpoint_policy_that_saves_products_is_honoured() -> None:
     assert "mm" not in got.recomputed()
     assert "exp" in got.recomputed()
     assert any("checkpoint policy" in reason for *_, reason in got.decisions)
-
-
-def test_dropout_in_a_checkpointed_region_is_left_to_torch_and_right() -> None:
-    def fn(x: T, w: T) -> T:
-        return checkpoint(lambda x, w: F.dropout(torch.tanh(x @ w), 0.5) @ w, x, w, use_reentrant=False)
-
-    seen: list[str] = []
-
-    def by_torch(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        seen.append(partition.left_to_torch(joint))
-        trace = Trace("joint", resolve(options={"strict": True}))
-        halves = backend_module.split_joint(joint, inputs, kwargs, resolve(options={"strict": True}), trace)
-        assert [d.verdict for d in trace.decisions] == ["left to torch"]
-        return halves
-
-    agree(fn, torch.randn(16, 16), torch.randn(16, 16), splitter=by_torch)
-    assert "random numbers in a checkpointed region" in seen[0]
 
 
 def test_the_whole_backend_agrees_with_eager_under_a_checkpoint() -> None:

@@ -10,18 +10,20 @@ instead of saving; the cut over a joint graph as in the notes on functorch's min
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..aten.mutates import is_write_back
+from ..compat import aot_autograd
 from . import cost
 from .flow import INFINITE, Network, Unbounded
 from .liveness import Liveness
+from .placement import half_of, has_own_generator, producer, reads_number
+from .policy import RECOMPUTE, tagged
 
-RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 UNSTORED = 2  # passes over memory to save a value that the forward would have in registers only: a write and a read
 
 
@@ -32,20 +34,6 @@ class Choice:
     saved: dict[Node, tuple[int, str]]
 
 
-def tagged(n: Node) -> CheckpointPolicy | None:
-    """Return the checkpoint policy of a node; a value between two checkpointed regions, or under a hook, is saved."""
-    policy = n.meta.get("recompute")
-    if policy not in RECOMPUTE:
-        return policy if isinstance(policy, CheckpointPolicy) else None
-    recomputed_users = [u for u in n.users if u.meta.get("recompute") in RECOMPUTE]
-    region = n.meta.get("ac_graph_id")
-    if region is not None and any(u.meta.get("ac_graph_id", region) > region for u in recomputed_users):
-        return CheckpointPolicy.MUST_SAVE
-    if n.meta.get("has_backward_hook") and not recomputed_users:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.MUST_RECOMPUTE
-
-
 class Chooser:
     """The rules for one joint graph. `static`: inputs that outlive the step, such as parameters."""
 
@@ -54,6 +42,7 @@ class Chooser:
         self.calls = _depths(liveness, ("call",))
         self.steps = _depths(liveness, ("call", "row"))
         self.alive = {liveness.storage[n] for n in liveness.results}
+        self.sources = _written_twice(liveness)
 
     def choose(self) -> Choice:
         """Return the values to save.
@@ -72,7 +61,7 @@ class Chooser:
             if n in h.read:
                 net.edge(v + 1, sink, INFINITE)
             policy = tagged(n)
-            if policy is CheckpointPolicy.MUST_RECOMPUTE and n.op != "placeholder":
+            if policy is RECOMPUTE and n.op != "placeholder" and not has_own_generator(producer(n)):
                 net.edge(v, sink, INFINITE)
             elif reason := self.must_save(n, policy):
                 never_recomputed[n] = reason
@@ -98,10 +87,10 @@ class Chooser:
 
     def price(self, n: Node) -> int:
         """Return the cost of saving a value, in bytes; INFINITE for a value that cannot be saved."""
-        val = n.meta.get("val")
-        if isinstance(val, torch.SymInt):
+        h, val = self.liveness, n.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymFloat)) or aot_autograd.is_carried(val) or n in h.targets:
             return 1
-        if not isinstance(val, torch.Tensor) or self.liveness.storage[n] is not n or n in self.liveness.written:
+        if not isinstance(val, torch.Tensor) or h.storage[n] is not n or n in h.written:
             return INFINITE  # views are recomputed from their base, and a written input has lost its value
         size = self.bytes_of(n)
         return 1 + size * (1 if self.is_stored(n) else UNSTORED)
@@ -109,7 +98,7 @@ class Chooser:
     def is_stored(self, n: Node) -> bool:
         """Return whether the forward stores a value in memory even if it is not saved."""
         h = self.liveness
-        if n.op == "placeholder" or h.kinds[_producer(n)] in ("call", "total"):
+        if n.op == "placeholder" or h.kinds[producer(n)] in ("call", "total"):
             return True
         readers = [u for u in h.readers(n) if u in h.forward]
         return any(h.kinds[u] == "call" or self.calls[n] < _operand_depth(u, self.calls) for u in readers)
@@ -118,19 +107,23 @@ class Chooser:
         """Return the reason why a value is not recomputed, or "" if it may be."""
         h = self.liveness
         own = h.storage[n] is n and isinstance(n.meta.get("val"), torch.Tensor)
-        producer = _producer(n)
-        kind = h.kinds[producer]
+        call = producer(n)
+        kind = h.kinds[call]
         if n.op == "placeholder":
             return "an input"
         if n not in h.forward:  # only the backward computes it
             return ""
-        if policy is CheckpointPolicy.MUST_SAVE and own:
+        if half_of(call) == "forward":
+            return "only the forward may run it"
+        if n in self.sources:
+            return "the forward and the backward write it to one input"
+        if policy is not None and own:
             return "checkpoint policy"
-        if kind == "call":
+        if kind == "call" or reads_number(call):
             return "a library call"
         if not own or kind in ("view", "size"):
             return ""
-        if kind != "point" and cost.numel(n) * cost.SMALL < sum(map(cost.numel, producer.all_input_nodes)):
+        if kind != "point" and cost.numel(n) * cost.SMALL < sum(map(cost.numel, call.all_input_nodes)):
             return "a small result of large operands"
         if any(u not in h.forward and h.kinds.get(u) == "call" for u in h.readers(n)):
             return "a library call of the backward reads it"
@@ -146,14 +139,18 @@ class Chooser:
         for a in large:
             old = self.liveness.storage[a]
             computed = old.op == "call_function" and old.all_input_nodes
-            if computed and self.liveness.kinds[_producer(old)] != "call" and self.steps[old] < latest:
+            if computed and self.liveness.kinds[producer(old)] != "call" and self.steps[old] < latest:
                 return f"it adds {old.name} to a much later value"
         return ""
 
 
-def _producer(n: Node) -> Node:
-    """Return the call that computes a value; for an element of a tuple, the call that returns the tuple."""
-    return n.args[0] if n.target is operator.getitem and isinstance(n.args[0], Node) else n
+def _written_twice(h: Liveness) -> frozenset[Node]:
+    """Return the values that the forward writes to inputs that the backward writes again.
+
+    The input has another value when the backward runs, so that its old value cannot be computed again from it.
+    """
+    writes = [n for n in h.early if is_write_back(n) and n.args[0] in h.targets]
+    return frozenset(n.args[1] for n in writes if isinstance(n.args[1], Node))
 
 
 def _operand_depth(n: Node, depth: dict[Node, int]) -> int:
