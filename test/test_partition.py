@@ -17,13 +17,10 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import altbackend
-from altbackend import backend as backend_module
 from altbackend import decomp, partition
 from altbackend.aten.name import operator_name
 from altbackend.aten.random import is_random
 from altbackend.compat import aot_autograd
-from altbackend.config.resolve import resolve
-from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.partition import cost
 from altbackend.partition.flow import INFINITE, Network, Unbounded

@@ -21,7 +21,7 @@ from ..compat import aot_autograd
 from . import cost
 from .flow import INFINITE, Network, Unbounded
 from .liveness import Liveness
-from .placement import half_of, has_own_generator, producer, reads_number
+from .placement import half_of, producer, reads_number
 from .policy import RECOMPUTE, tagged
 
 UNSTORED = 2  # passes over memory to save a value that the forward would have in registers only: a write and a read
@@ -61,7 +61,7 @@ class Chooser:
             if n in h.read:
                 net.edge(v + 1, sink, INFINITE)
             policy = tagged(n)
-            if policy is RECOMPUTE and n.op != "placeholder" and not has_own_generator(producer(n)):
+            if policy is RECOMPUTE and n.op != "placeholder":
                 net.edge(v, sink, INFINITE)
             elif reason := self.must_save(n, policy):
                 never_recomputed[n] = reason

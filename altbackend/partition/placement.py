@@ -73,11 +73,6 @@ def producer(n: Node) -> Node:
     return n
 
 
-def has_own_generator(n: Node) -> bool:
-    """Return whether a call draws random numbers from a generator that the user made."""
-    return is_random(n.target) and n.kwargs.get("generator") is not None
-
-
 def reads_number(n: Node) -> bool:
     """Return whether a call reads a number from a tensor's memory."""
     return n.op == "call_function" and operator_name(n.target) == "_local_scalar_dense"

@@ -16,7 +16,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..aten.random import is_random
 from ..fx_passes.graph import fake_mode
-from .placement import has_own_generator
 from .policy import RECOMPUTE, tagged
 
 _STATE_BYTES_OF_A_GPU = 16
@@ -35,7 +34,7 @@ def replayed(state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 def capture_states(graph: Graph) -> None:
     """Let each random call that a policy recomputes depend on the state of its generator."""
     for n in list(graph.nodes):
-        if is_random(n.target) and not has_own_generator(n) and tagged(n) is RECOMPUTE:
+        if is_random(n.target) and tagged(n) is RECOMPUTE:
             with graph.inserting_before(n):
                 state = graph.call_function(generator_state, (_device(n),))
                 call = graph.call_function(replayed, (state, n.target, *n.args), dict(n.kwargs))
