@@ -107,7 +107,7 @@ def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:
 
 
 def by_ours(j: Joint) -> tuple[GraphModule, GraphModule]:
-    return partition.split(j.graph, j.forward_results, j.static)
+    return partition.split(j.graph, j.forward_results)
 
 
 def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]], cfg: Config) -> Figures:

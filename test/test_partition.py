@@ -59,8 +59,7 @@ class SplitGraphs:
 
 
 def ours(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    static = kwargs.get("static_lifetime_input_indices")
-    return partition.split(joint, kwargs["num_fwd_outputs"], static, lambda *d: got.decisions.append(d))
+    return partition.split(joint, kwargs["num_fwd_outputs"], lambda *d: got.decisions.append(d))
 
 
 def everything(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -393,7 +392,7 @@ def test_of_an_overwritten_input_that_a_gradient_reads_a_copy_is_saved() -> None
     graph.output((product, grad, None))
     for n in graph.nodes:
         n.meta["val"] = torch.empty(4, device="meta")
-    forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
+    forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1)
     _, saved = forward.graph.output_node().args[0]  # type: ignore[misc]
     assert (saved.target, saved.args[0].name) == (aten.clone.default, "primals_2")
 
@@ -419,7 +418,7 @@ def test_twenty_thousand_nodes() -> None:
     with torch.no_grad():
         liveness = classify(GraphModule(torch.nn.Module(), graph), 1)
     assert len(liveness.kinds) > 20_000
-    forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
+    forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1)
     saved = forward.graph.output_node().args[0][1:]  # type: ignore[index]
     assert {operator_name(n.target) for n in saved if n.op != "placeholder" and n.name != values[-1].name} == {"mm"}
     assert len(saved) <= 1_602

@@ -12,6 +12,7 @@ import sympy
 import torch
 import torch._decomp
 import torch._functorch.config as functorch
+import torch.fx.traceback
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch._aot_autograd.schemas import OutputType
@@ -77,13 +78,31 @@ def is_carried(val: object) -> bool:
 
 def partition_settings() -> str:
     """Return the setting of torch that needs torch's own partitioner, as a reason; "" if there is none."""
-    defaults = {
-        "activation_memory_budget": 1.0,
-        "enable_activation_offloading": False,
-        "_sync_decision_cross_ranks": False,
-    }
+    defaults = {"enable_activation_offloading": False, "_sync_decision_cross_ranks": False}
     changed = [name for name, default in defaults.items() if getattr(functorch, name, default) != default]
+    solvers = ("activation_memory_budget_solver", "activation_memory_budget_runtime_estimator")
+    changed += [name for name in solvers if not isinstance(getattr(functorch, name, ""), str)]  # the user's own
     return f"torch._functorch.config.{changed[0]} is set" if changed else ""
+
+
+def recomputation_settings() -> dict[str, object]:
+    """Return torch's settings of what a backward recomputes, by name, as far as this version has them."""
+    names = (
+        *("ban_recompute_used_far_apart", "ban_recompute_long_fusible_chains", "ban_recompute_materialized_backward"),
+        *("ban_recompute_not_in_allowlist", "ban_recompute_reductions", "aggressive_recomputation"),
+        *("activation_memory_budget", "activation_memory_budget_solver"),
+    )
+    return {name: getattr(functorch, name) for name in names if hasattr(functorch, name)}
+
+
+def region_budget(n: torch.fx.Node) -> object:
+    """Return the memory budget that the user's code sets around a call, or None."""
+    custom = n.meta.get("custom")
+    named = custom.get(_BUDGET_KEY) if isinstance(custom, dict) and _BUDGET_KEY else None
+    return n.meta.get("memory_budget") if named is None else named
+
+
+_BUDGET_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "")
 
 
 def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: object) -> Callable[..., Any]:

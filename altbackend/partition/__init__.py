@@ -10,11 +10,12 @@ from torch.fx import GraphModule, Node
 from ..compat import aot_autograd
 from ..debug.trace import DecisionKind
 from ..fx_passes import cse
-from . import cost, replay
+from . import budget, cost, replay
 from .choose import Chooser
 from .liveness import classify, copy_written_inputs
-from .placement import bind_effects, is_argument
+from .placement import bind_effects, is_argument, results_of
 from .reorder import demand_order
+from .rules import DEFAULT, Rules, rules_of
 
 Decision = Callable[[DecisionKind, str, str, str], None]
 Split = tuple[GraphModule, GraphModule]
@@ -23,22 +24,30 @@ Split = tuple[GraphModule, GraphModule]
 def split(
     joint: GraphModule,
     num_fwd_outputs: int,
-    static: Sequence[int] | None,
     decision: Decision = lambda *a: None,
     replaced: Sequence[int] = (),
+    rules: Rules = DEFAULT,
 ) -> Split:
     """Return (forward, backward) of a functional joint graph; the forward also returns the values that it saves.
 
-    `static`: positions of inputs that outlive the step. `replaced`: positions of inputs that are written after the
-    forward. The joint graph has no dead code; common subexpressions are eliminated in place. Raises Unbounded if the
-    backward needs a value that can be neither saved nor recomputed.
+    `replaced`: positions of inputs that are written after the forward. The joint graph has no dead code; common
+    subexpressions are eliminated in place. Raises Unbounded if the backward needs a value that can be neither saved nor
+    recomputed.
     """
     if aot_autograd.merges_equal_calls():
         cse.eliminate(joint.graph)
     bind_effects(joint.graph)
     replay.capture_states(joint.graph)
     try:
-        forward, backward = _halves(joint, num_fwd_outputs, static, decision, replaced)
+        inputs = [n for n in joint.graph.nodes if is_argument(n)]
+        after = [inputs[k] for k in replaced]
+        copy_written_inputs(joint, after)
+        liveness = classify(joint, num_fwd_outputs, after)
+        gradients = frozenset(n for n in results_of(joint)[num_fwd_outputs:] if isinstance(n, Node))
+        choice = budget.choose(Chooser(liveness, rules), gradients, decision)
+        for n, (size, reason) in choice.saved.items():
+            decision(DecisionKind.PARTITION, n.name, "saved", f"{size} bytes: {reason}")
+        forward, backward = aot_autograd.extract_halves(joint, choice.saved, num_fwd_outputs)
     except Exception:
         replay.remove(joint.graph)
         raise
@@ -48,21 +57,7 @@ def split(
     return forward, backward
 
 
-def _halves(
-    joint: GraphModule, num_fwd_outputs: int, static: Sequence[int] | None, decision: Decision, replaced: Sequence[int]
-) -> Split:
-    inputs = [n for n in joint.graph.nodes if is_argument(n)]
-    after = [inputs[k] for k in replaced]
-    copy_written_inputs(joint, after)
-    liveness = classify(joint, num_fwd_outputs, after)
-    outliving = frozenset(inputs[k] for k in static or () if k < len(inputs))
-    choice = Chooser(liveness, outliving).choose()
-    for n, (size, reason) in choice.saved.items():
-        decision(DecisionKind.PARTITION, n.name, "saved", f"{size} bytes: {reason}")
-    return aot_autograd.extract_halves(joint, choice.saved, num_fwd_outputs)
-
-
-__all__ = ["split"]
+__all__ = ["Rules", "rules_of", "split"]
 
 
 def saved_bytes(forward: GraphModule, num_fwd_outputs: int) -> int:

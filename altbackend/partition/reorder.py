@@ -20,8 +20,8 @@ def demand_order(backward: GraphModule) -> None:
     nodes = list(graph.nodes)
     order: dict[Node, None] = {n: None for n in nodes if n.op == "placeholder"}
     for n in _from_gradients(nodes):
-        _place(n, order)
-    _place(graph.output_node(), order)
+        placed(n, order)
+    placed(graph.output_node(), order)
     for n in reversed(nodes):
         if n not in order:
             graph.erase_node(n)
@@ -43,7 +43,7 @@ def _from_gradients(nodes: list[Node]) -> dict[Node, None]:
     return dependent
 
 
-def _place(n: Node, order: dict[Node, None]) -> None:
+def placed(n: Node, order: dict[Node, None]) -> None:
     """Append `n` to the order after all its operands."""
     stack = [n]
     while stack:

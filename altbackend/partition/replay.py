@@ -1,6 +1,6 @@
 """Random operators that a checkpointed region recomputes with eager's generator: the backward restores its state.
 
-Before the cut, a call `op(x)` becomes `replayed(state, op, x)`, where `state` is a saved value that is read just before.
+Before the cut, a call `op(x)` becomes `replayed(state, op, x)`, where the saved value `state` is read just before.
 After the split, the forward's call draws and returns the state it had before; the backward's draws from that state and
 leaves the generator as it was. Random operators that are functions of seeds need none of this: the seeds are saved.
 """

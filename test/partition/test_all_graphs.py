@@ -72,7 +72,7 @@ def test_a_layer_that_is_compiled_once_is_split_by_the_same_rules() -> None:
     def ours(joint: Any, inputs: Any, got: SplitGraphs, **kwargs: Any) -> Any:
         own = SplitGraphs()
         own.results = kwargs["num_fwd_outputs"]
-        own.forward, own.backward = partition.split(joint, own.results, ())
+        own.forward, own.backward = partition.split(joint, own.results)
         splits.append(own)
         return own.forward, own.backward
 
