@@ -54,7 +54,12 @@ def choose(chooser: Chooser, gradients: frozenset[Node], decision: Decision) -> 
     limit = least + chooser.rules.budget * (most - least)
     plan = min((p for p in ladder if p.memory <= limit), key=lambda p: p.time)
     facts = f"{plan.saved} of {ladder[0].saved} bytes saved, an estimated peak of {plan.peak} of {ladder[0].peak}"
-    decision(DecisionKind.PARTITION, f"memory budget {chooser.rules.budget:g}", "plan chosen", f"{facts}; {len(ladder)} plans")
+    decision(
+        DecisionKind.PARTITION,
+        f"memory budget {chooser.rules.budget:g}",
+        "plan chosen",
+        f"{facts}; {len(ladder)} plans",
+    )
     return plan.choice
 
 

@@ -23,6 +23,7 @@ from . import flops
 Kind = Literal["view", "point", "row", "total", "size", "call"]
 
 OPERATIONS_PER_BYTE = 16  # operations that cost as much as saving one byte
+MOVED_PER_BYTE = 4  # bytes whose movement costs as much as saving one
 SMALL = 4  # a value that is this many times smaller than its operands is saved
 
 
@@ -94,7 +95,7 @@ def recompute_cost(n: Node, kind: Kind, speed: Speed) -> int:
         return 0
     if kind == "call":
         moved = nbytes(n) + sum(map(nbytes, n.all_input_nodes))
-        return max(moved, int(flops.of_call(n) * speed.bytes_per_flop(widest(n))))
+        return max(moved, int(flops.of_call(n) * speed.bytes_per_flop(widest(n)))) // MOVED_PER_BYTE
     name = operator_name(n.target)
     operand_numel = max((numel(a) for a in n.all_input_nodes), default=0)
     steps = {"row": 12, "total": 2}.get(kind, 4 if name in COSTLY | LOOKUPS else 1)
