@@ -132,6 +132,13 @@ class Config:
         True, "save results of reductions that are much smaller than their operands", "code"
     )
     aggressive_recomputation: bool = _option(False, "lift all bans on recomputation except that on reductions", "code")
+    loss_chunks: int = _option(
+        0,
+        "chunks of rows in which a linear layer over a vocabulary and its cross-entropy are computed, so that the "
+        "logits are never all in memory; their matrix product runs again in the backward; 0 and 1 mean one",
+        "code",
+        limits=(0, 1024),
+    )
     channels_last: bool = _option(True, "let convolutions run channels-last where that is faster", "code")
     # CPU kernels
     parallel_threshold: int = _option(
