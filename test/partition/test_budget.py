@@ -12,6 +12,7 @@ import torch
 import torch._functorch.config as functorch
 from hypothesis import given, settings
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import checkpoint
 
 from altbackend import partition
 from altbackend.cli import memory_curve
@@ -26,7 +27,8 @@ from altbackend.partition.rules import DEFAULT, LIFTED, Rules
 from altbackend.partition.segments import boundaries
 from test.compare import compiled
 from test.partition.joints import Halves, Joint, joint_of
-from test.test_partition import programs
+from test.test_partition import SplitGraphs, gradients, programs
+from test.test_partition import compiled as split_only
 
 T = torch.Tensor
 SAVEABLE = 1 << 50  # a price below is one that a value can be saved for
@@ -80,8 +82,8 @@ def test_a_large_knapsack_is_solved_greedily() -> None:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def blocks(x: T, w: T, b: T) -> T:
-    for _ in range(8):
+def blocks(x: T, w: T, b: T, count: int = 8) -> T:
+    for _ in range(count):
         h = torch.nn.functional.layer_norm(x, (x.shape[-1],), b, b)
         x = x + torch.tanh((torch.sin(h @ w) * 2) @ w) @ w
     return x
@@ -229,3 +231,18 @@ def test_a_region_sets_the_budget_of_its_graph(tmp_path: Any) -> None:
     compiled(fn, debug_dir=str(tmp_path))(*given)
     texts = [f.read_text() for f in tmp_path.rglob("decisions.txt")]
     assert any("memory budget 0" in text for text in texts)
+
+
+def test_a_budget_over_symbolic_sizes_and_checkpoints() -> None:
+    def fn(x: T, w: T, b: T) -> T:
+        return checkpoint(blocks, blocks(x, w, b, 2), w, b, 1, use_reentrant=False)
+
+    def splitter(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> Halves:
+        return partition.split(joint, kwargs["num_fwd_outputs"], rules=Rules(budget=0.2))
+
+    run, got = split_only(fn, splitter, dynamic=True)
+    for rows in (4, 7):
+        given = [torch.randn(rows, 8, dtype=torch.float64), *(x.double() for x in inputs()[1:])]
+        for mine, theirs in zip(gradients(run, *given), gradients(fn, *given), strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert "mm" in got.recomputed()
