@@ -67,7 +67,7 @@ def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int)
     reference: Sequence[Tensor] = ()
     for budget in budgets:
         torch._dynamo.reset()
-        own = copy.deepcopy(module)
+        own = Loss(copy.deepcopy(module))
         # a CPU's workspaces are counted only if each call allocates its own
         options: Any = {"activation_memory_budget": budget, "persistent_workspace": False}
         call = torch.compile(own, backend=altbackend.alt, options=options)
@@ -78,19 +78,25 @@ def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int)
         yield Point(budget, peak, saved, seconds, relative_error(gradients, reference))
 
 
+class Loss(nn.Module):
+    """The sum of a module's results. It is compiled with the module, so that no result stays in memory for it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Tensor:
+        results = [x for x in tree_leaves(self.module(*inputs)) if isinstance(x, Tensor) and x.is_floating_point()]
+        return torch.stack([x.sum(dtype=torch.float32) for x in results]).sum()
+
+
 def step(call: Callable[..., Any], module: nn.Module, inputs: Args) -> list[Tensor]:
     """Run one training step from a fixed seed; return the gradients of the parameters."""
-    torch.autograd.backward(loss(call, inputs))
+    torch.manual_seed(0)
+    torch.autograd.backward(call(*inputs))
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     module.zero_grad(set_to_none=True)
     return gradients
-
-
-def loss(call: Callable[..., Any], inputs: Args) -> Tensor:
-    """Return the sum of a module's results, drawn from a fixed seed."""
-    torch.manual_seed(0)
-    results = [x for x in tree_leaves(call(*inputs)) if isinstance(x, Tensor) and x.requires_grad]
-    return torch.stack([x.float().sum() for x in results]).sum()
 
 
 def step_memory(call: Callable[..., Any], module: nn.Module, inputs: Args) -> tuple[int, int]:
@@ -100,7 +106,7 @@ def step_memory(call: Callable[..., Any], module: nn.Module, inputs: Args) -> tu
     ).device
     recorder = _Cuda(device) if device.type == "cuda" else _Cpu()
     with recorder.record():
-        total = loss(call, inputs)
+        total = call(*inputs)
     forward_peak, saved = recorder.peak, recorder.kept
     with recorder.record():
         torch.autograd.backward(total)

@@ -76,3 +76,8 @@ def producer(n: Node) -> Node:
 def reads_number(n: Node) -> bool:
     """Return whether a call reads a number from a tensor's memory."""
     return n.op == "call_function" and operator_name(n.target) == "_local_scalar_dense"
+
+
+def is_collective(n: Node) -> bool:
+    """Return whether a call exchanges data with other processes."""
+    return isinstance(n.target, torch._ops.OpOverload) and n.target.namespace == "_c10d_functional"

@@ -12,6 +12,7 @@ from ..compat import aot_autograd
 from ..config.options import Config
 from ..errors import BadOptionValue
 from .cost import Speed
+from .placement import is_collective
 from .roofline import speed_of
 
 BUDGET = "activation_memory_budget"
@@ -63,7 +64,9 @@ def rules_of(cfg: Config, joint: GraphModule) -> Rules:
     A ban holds unless an option or a setting lifts it. Raises BadOptionValue if a budget is outside [0, 1].
     """
     rules = with_regions(_set_rules(cfg), joint)
-    return replace(rules, speed=speed_of(_device(joint), cfg)) if rules.prices_calls else rules
+    # with collectives, all processes must choose alike, also on machines that have been measured apart
+    measured = rules.prices_calls and not any(map(is_collective, joint.graph.nodes))
+    return replace(rules, speed=speed_of(_device(joint), cfg)) if measured else rules
 
 
 def _device(joint: GraphModule) -> torch.device:
