@@ -32,7 +32,7 @@ from test.test_partition import compiled as split_only
 
 T = torch.Tensor
 SAVEABLE = 1 << 50  # a price below is one that a value can be saved for
-BUDGETS = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+BUDGETS = [1.0, 0.9, 0.75, 0.6, 0.4, 0.2, 0.1, 0.0]
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def cost_of(
     return total if total < SAVEABLE else None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(programs(), st.booleans())
 def test_the_cut_costs_as_little_as_the_best_of_all_saved_sets(fn: Callable[..., Any], lifted: bool) -> None:
     chooser, _ = joint_of(fn, *inputs()).chooser(Rules(LIFTED) if lifted else DEFAULT)
