@@ -14,7 +14,7 @@ from .compat import aot_autograd, torch_api
 from .compiled.load import Job
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
-from .errors import AltError, FallbackWarning, InternalError, Unsupported, internal_error
+from .errors import AltError, BadOptionValue, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, snapshot
 from .graph_cache import wrapper_plan
 from .graph_cache.traced import Recording
@@ -131,18 +131,20 @@ def split_joint(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
 
-    torch's partitioner takes the graphs that `partition.left_to_torch` names. It also takes those on which this
+    torch's partitioner takes graphs if a setting of torch asks for what only it does. It also takes those on which this
     package's partitioner fails, with a warning; if `strict`, the error is raised instead.
     """
     drop_dead(joint.graph)
-    reason = partition.left_to_torch(joint)
+    reason = aot_autograd.partition_settings()
     if not reason:
         traced = joint.graph
         try:
             with trace.stage("partition"):
-                static = kwargs.get("static_lifetime_input_indices")
                 replaced = aot_autograd.written_afterwards(joint)
-                return partition.split(joint, kwargs["num_fwd_outputs"], static, trace.decision, replaced)
+                rules = partition.rules_of(cfg, joint)
+                return partition.split(joint, kwargs["num_fwd_outputs"], trace.decision, replaced, rules)
+        except BadOptionValue:
+            raise
         except Exception as cause:
             if cfg.strict:
                 raise

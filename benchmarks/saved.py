@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import operator
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +108,7 @@ def by_torch(j: Joint) -> tuple[GraphModule, GraphModule]:
 
 
 def by_ours(j: Joint) -> tuple[GraphModule, GraphModule]:
-    if reason := partition.left_to_torch(j.graph):
-        print(f"  left to torch: {reason}")
-        return by_torch(j)
-    return partition.split(j.graph, j.forward_results, j.static)
+    return partition.split(j.graph, j.forward_results)
 
 
 def figures(j: Joint, divide: Callable[[Joint], tuple[GraphModule, GraphModule]], cfg: Config) -> Figures:
@@ -224,6 +222,20 @@ def row(name: str, f: Figures) -> str:
     return f"{name:24}{' '.join(sizes)} {f.kernels:8} {f.calls:6} {f.seconds:8.2f}"
 
 
+def compared(found: Sequence[tuple[str, Figures, Figures]]) -> list[str]:
+    """Return lines with our saved bytes, peaks and moved bytes over those of torch's partitioner, and the means."""
+
+    def ratios(theirs: Figures, ours: Figures) -> tuple[float, float, float, float]:
+        peaks = [max(f.forward_peak, f.backward_peak) for f in (ours, theirs)]
+        return ours.saved / theirs.saved, peaks[0] / peaks[1], ours.moved / theirs.moved, ours.seconds / theirs.seconds
+
+    rows = [(name, ratios(theirs, ours)) for name, theirs, ours in found]
+    columns = zip(*(values for _, values in rows), strict=True)
+    mean = tuple(statistics.geometric_mean(column) for column in columns)
+    head = f"{'ours / torch':24}{'saved':>8} {'peak':>8} {'moved':>8} {'seconds':>8}"
+    return [head, *(f"{name:24}" + " ".join(f"{x:8.3f}" for x in r) for name, r in [*rows, ("geometric mean", mean)])]
+
+
 def main() -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.saved")
     p.add_argument("cases", nargs="*")
@@ -234,11 +246,14 @@ def main() -> int:
     print(
         f"{'GB':24}{'saved':>8} {'fw peak':>8} {'bw peak':>8} {'moved':>8} {'kernels':>8} {'calls':>6} {'seconds':>8}"
     )
+    found: list[tuple[str, Figures, Figures]] = []
     for case in choose(args.suite, args.cases):
         torch._dynamo.reset()
         for joint in capture(case, args.preset):
-            for label, divide in (("torch", by_torch), ("ours", by_ours)):
-                print(row(f"{case.name} {label}", figures(joint, divide, cfg)), flush=True)
+            theirs, ours = (figures(joint, divide, cfg) for divide in (by_torch, by_ours))
+            print(row(f"{case.name} torch", theirs), row(f"{case.name} ours", ours), sep="\n", flush=True)
+            found.append((case.name, theirs, ours))
+    print("\n".join(compared(found)))
     return 0
 
 

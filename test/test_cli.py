@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import stat
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from altbackend.cli import demo, doctor, options_table
 from altbackend.cli.main import main
 from altbackend.cli.measure import medians, relative_error
+from altbackend.cli.source import named_value
 from altbackend.compile_pool.cpp import lookup_compiler
 from altbackend.config.options import Config
 from altbackend.config.resolve import resolve
 from altbackend.disk_cache.folders import cache_folder, temporary_folder, unusable_reason
 from altbackend.disk_cache.storage import open_store
+from altbackend.errors import BadOptionValue
 from altbackend.examples.catalogue import EXAMPLES, Example, square_loss
 from altbackend.graph_cache import entry_files
 from altbackend.report.stats import GraphStats
@@ -331,3 +334,27 @@ def test_version_flag() -> None:
         timeout=100,
     )
     assert printed.stdout.strip() == run_python("import altbackend; print('altbackend', altbackend.__version__)")
+
+
+def test_memory_curve_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "step.py"
+    file.write_text(
+        "import torch\n"
+        "def made():\n"
+        "    layers = [m for _ in range(3) for m in (torch.nn.Linear(16, 16), torch.nn.Tanh())]\n"
+        "    return torch.nn.Sequential(*layers), (torch.ones(64, 16),)\n"
+    )
+    picture = tmp_path / "curve.png"
+    assert main(["memory-curve", f"{file}:made", "--points", "2", "--steps", "1", "-o", str(picture)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("0.", "1."))]
+    assert [line[0] for line in lines] == ["1.00", "0.00"]
+    assert float(lines[1][4]) < 1e-5
+    assert picture.exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"), [("nowhere.py:f", "no Python file"), (f"{__file__}:nobody", "has no nobody")]
+)
+def test_a_source_that_is_not_there(source: str, says: str) -> None:
+    with pytest.raises(BadOptionValue, match=says):
+        named_value(source)

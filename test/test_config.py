@@ -151,6 +151,8 @@ def _other_value(name: str) -> Any:
         return Versioned("v1")
     if isinstance(default, bool):
         return not default
+    if isinstance(default, float):
+        return default / 2
     return spec.choices[1] if spec.choices else default + 1 if isinstance(default, int) else "other"
 
 

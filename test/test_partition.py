@@ -17,13 +17,10 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import altbackend
-from altbackend import backend as backend_module
 from altbackend import decomp, partition
 from altbackend.aten.name import operator_name
 from altbackend.aten.random import is_random
 from altbackend.compat import aot_autograd
-from altbackend.config.resolve import resolve
-from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
 from altbackend.partition import cost
 from altbackend.partition.flow import INFINITE, Network, Unbounded
@@ -62,9 +59,7 @@ class SplitGraphs:
 
 
 def ours(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    assert not partition.left_to_torch(joint)
-    static = kwargs.get("static_lifetime_input_indices")
-    return partition.split(joint, kwargs["num_fwd_outputs"], static, lambda *d: got.decisions.append(d))
+    return partition.split(joint, kwargs["num_fwd_outputs"], lambda *d: got.decisions.append(d))
 
 
 def everything(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -354,23 +349,6 @@ def test_a_checkpoint_policy_that_saves_products_is_honoured() -> None:
     assert any("checkpoint policy" in reason for *_, reason in got.decisions)
 
 
-def test_dropout_in_a_checkpointed_region_is_left_to_torch_and_right() -> None:
-    def fn(x: T, w: T) -> T:
-        return checkpoint(lambda x, w: F.dropout(torch.tanh(x @ w), 0.5) @ w, x, w, use_reentrant=False)
-
-    seen: list[str] = []
-
-    def by_torch(joint: GraphModule, inputs: Any, got: SplitGraphs, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        seen.append(partition.left_to_torch(joint))
-        trace = Trace("joint", resolve(options={"strict": True}))
-        halves = backend_module.split_joint(joint, inputs, kwargs, resolve(options={"strict": True}), trace)
-        assert [d.verdict for d in trace.decisions] == ["left to torch"]
-        return halves
-
-    agree(fn, torch.randn(16, 16), torch.randn(16, 16), splitter=by_torch)
-    assert "random numbers in a checkpointed region" in seen[0]
-
-
 def test_the_whole_backend_agrees_with_eager_under_a_checkpoint() -> None:
     def fn(x: T, w: T) -> T:
         return layers(x, w, lambda f, *a: checkpoint(f, *a, use_reentrant=False))
@@ -414,7 +392,7 @@ def test_of_an_overwritten_input_that_a_gradient_reads_a_copy_is_saved() -> None
     graph.output((product, grad, None))
     for n in graph.nodes:
         n.meta["val"] = torch.empty(4, device="meta")
-    forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
+    forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1)
     _, saved = forward.graph.output_node().args[0]  # type: ignore[misc]
     assert (saved.target, saved.args[0].name) == (aten.clone.default, "primals_2")
 
@@ -440,7 +418,7 @@ def test_twenty_thousand_nodes() -> None:
     with torch.no_grad():
         liveness = classify(GraphModule(torch.nn.Module(), graph), 1)
     assert len(liveness.kinds) > 20_000
-    forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1, None)
+    forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1)
     saved = forward.graph.output_node().args[0][1:]  # type: ignore[index]
     assert {operator_name(n.target) for n in saved if n.op != "placeholder" and n.name != values[-1].name} == {"mm"}
     assert len(saved) <= 1_602

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from altbackend import __version__
-from altbackend.cli import aot, cache, demo, doctor, minify, options_table, passes, patterns
+from altbackend.cli import aot, cache, demo, doctor, memory_curve, minify, options_table, passes, patterns
 
 CACHE_ACTIONS = {
     "stats": "count the compiled graphs and their files",
@@ -30,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
             return aot.run(args.action, args)
         case "cache":
             return cache.run(args.action, getattr(args, "file", ""))
+        case "memory-curve":
+            return memory_curve.run(args.source, args.points, args.steps, args.device, args.output)
         case "minify":
             return minify.run(args.file, args.modules, args.seconds, args.trials)
         case "passes":
@@ -62,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
             added.add_argument("file", metavar="FILE")
 
     _add_aot(commands.add_parser("aot", help="make, show or compare packages for programs without Python"))
+
+    drawn = commands.add_parser("memory-curve", help="memory and time of a training step against the memory budget")
+    drawn.add_argument("source", metavar="FILE.py:FUNCTION", help="a function that returns (module, inputs)")
+    drawn.add_argument("--points", type=int, default=10, help="budgets from 1 to 0 (default: 10)")
+    drawn.add_argument("--steps", type=int, default=5, help="timed steps at each budget (default: 5)")
+    drawn.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    drawn.add_argument("-o", dest="output", default="memory-curve.png", metavar="OUT.png", help="the picture to write")
 
     shrunk = commands.add_parser("minify", help="shrink a file that compiles a graph and fails")
     shrunk.add_argument("file", metavar="FILE", help="a file that option `repro` had written")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,13 +12,17 @@ import sympy
 import torch
 import torch._decomp
 import torch._functorch.config as functorch
+import torch.fx.traceback
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import _aot_export_function, aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._library.opaque_object import is_opaque_type
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols, statically_known_true
 from torch.utils._pytree import tree_leaves
 
@@ -42,25 +47,62 @@ def merges_equal_calls() -> bool:
 
 
 def extract_halves(
-    joint: torch.fx.GraphModule, tensors: list[torch.fx.Node], numbers: list[torch.fx.Node], num_fwd_outputs: int
+    joint: torch.fx.GraphModule, saved: Iterable[torch.fx.Node], num_fwd_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, with results and inputs in the order of AOTAutograd's runtime.
 
-    `tensors` and `numbers` (sizes) are the forward's values that are saved. The lists are not changed.
+    `saved`: the forward's values that are saved.
     """
+    values: list[torch.fx.Node] = []
+    numbers: list[torch.fx.Node] = []
+    objects: list[torch.fx.Node] = []
+    for n in saved:
+        val = n.meta.get("val")
+        is_number = isinstance(val, (torch.SymInt, torch.SymFloat))
+        apart = _TAKES_OBJECTS and not isinstance(val, BackwardState) and is_carried(val)
+        (numbers if is_number else objects if apart else values).append(n)
+    more: Any = (objects,) if objects else ()
     with _use_lazy_graph_module(True):  # the halves are not called, so their Python text is made only if it is printed
-        return _extract_fwd_bwd_modules(joint, list(tensors), list(numbers), num_fwd_outputs=num_fwd_outputs)
+        return _extract_fwd_bwd_modules(joint, values, numbers, *more, num_fwd_outputs=num_fwd_outputs)
+
+
+_TAKES_OBJECTS = "saved_opaque_nodes" in inspect.signature(_extract_fwd_bwd_modules).parameters
+
+
+def is_carried(val: object) -> bool:
+    """Return whether a traced value is an object without storage that AOTAutograd carries from forward to backward."""
+    if val is None or isinstance(val, (torch.Tensor, torch.SymInt, int, float, tuple, list)):
+        return False
+    return isinstance(val, (BackwardState, FakeScriptObject, torch.ScriptObject)) or is_opaque_type(type(val))
 
 
 def partition_settings() -> str:
     """Return the setting of torch that needs torch's own partitioner, as a reason; "" if there is none."""
-    defaults = {
-        "activation_memory_budget": 1.0,
-        "enable_activation_offloading": False,
-        "_sync_decision_cross_ranks": False,
-    }
+    defaults = {"enable_activation_offloading": False, "_sync_decision_cross_ranks": False}
     changed = [name for name, default in defaults.items() if getattr(functorch, name, default) != default]
+    solvers = ("activation_memory_budget_solver", "activation_memory_budget_runtime_estimator")
+    changed += [name for name in solvers if not isinstance(getattr(functorch, name, ""), str)]  # the user's own
     return f"torch._functorch.config.{changed[0]} is set" if changed else ""
+
+
+def recomputation_settings() -> dict[str, object]:
+    """Return torch's settings of what a backward recomputes, by name, as far as this version has them."""
+    names = (
+        *("ban_recompute_used_far_apart", "ban_recompute_long_fusible_chains", "ban_recompute_materialized_backward"),
+        *("ban_recompute_not_in_allowlist", "ban_recompute_reductions", "aggressive_recomputation"),
+        *("activation_memory_budget", "activation_memory_budget_solver"),
+    )
+    return {name: getattr(functorch, name) for name in names if hasattr(functorch, name)}
+
+
+def region_budget(n: torch.fx.Node) -> object:
+    """Return the memory budget that the user's code sets around a call, or None."""
+    custom = n.meta.get("custom")
+    named = custom.get(_BUDGET_KEY) if isinstance(custom, dict) and _BUDGET_KEY else None
+    return n.meta.get("memory_budget") if named is None else named
+
+
+_BUDGET_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "")
 
 
 def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: object) -> Callable[..., Any]:

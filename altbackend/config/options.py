@@ -20,8 +20,8 @@ class OptionSpec:
     doc: str
     affects: Affects
     choices: tuple[str | bool, ...] = ()
-    low: int | None = None
-    high: int | None = None
+    low: float | None = None
+    high: float | None = None
     is_pass: bool = False
     shown: bool = True  # False if the value may contain a password
 
@@ -32,7 +32,7 @@ def _option(
     affects: Affects,
     *,
     choices: tuple[str | bool, ...] = (),
-    limits: tuple[int | None, int | None] = (None, None),
+    limits: tuple[float | None, float | None] = (None, None),
     shown: bool = True,
 ) -> Any:
     spec = OptionSpec(doc, affects, choices, *limits, shown=shown)
@@ -104,6 +104,40 @@ class Config:
     )
     disabled_passes: str = _option(
         "", "names of graph passes to leave out, separated by commas; `python -m altbackend passes` lists them", "code"
+    )
+    # training: what the forward saves and what the backward recomputes (docs/memory.md)
+    activation_memory_budget: float = _option(
+        1.0,
+        "memory for values that the backward reads, from 0 (the least that recomputation reaches) to 1 (that of the "
+        "fastest step); below 1 the backward also recomputes library calls, the cheapest first; 1 takes the setting of "
+        "the same name in `torch._functorch.config`",
+        "code",
+        limits=(0.0, 1.0),
+    )
+    ban_recompute_used_far_apart: bool = _option(
+        True, "save sums of a value and a much older one, as in a residual stream, instead of recomputing them", "code"
+    )
+    ban_recompute_long_fusible_chains: bool = _option(
+        True, "save a value of every hundred in a chain of pointwise operators instead of recomputing them all", "code"
+    )
+    ban_recompute_materialized_backward: bool = _option(
+        True, "save values that a library call of the backward reads instead of recomputing them", "code"
+    )
+    ban_recompute_not_in_allowlist: bool = _option(
+        True,
+        "never recompute library calls; False recomputes those that take less time than saving their result",
+        "code",
+    )
+    ban_recompute_reductions: bool = _option(
+        True, "save results of reductions that are much smaller than their operands", "code"
+    )
+    aggressive_recomputation: bool = _option(False, "lift all bans on recomputation except that on reductions", "code")
+    loss_chunks: int = _option(
+        0,
+        "chunks of rows in which a linear layer over a vocabulary and its cross-entropy are computed, so that the "
+        "logits are never all in memory; their matrix product runs again in the backward; 0 and 1 mean one",
+        "code",
+        limits=(0, 1024),
     )
     channels_last: bool = _option(True, "let convolutions run channels-last where that is faster", "code")
     # CPU kernels
@@ -247,13 +281,14 @@ def expected(name: str) -> str:
         return "it must be a callable or a list of callables"
     if spec.choices:
         return "one of " + ", ".join(map(repr, spec.choices))
+    named = {bool: "bool", int: "int", str: "str", float: "number"}[kind]
     match spec.low, spec.high:
         case (None, None):
-            return {bool: "bool", int: "int", str: "str"}[kind]
+            return named
         case (low, None):
-            return f"int, at least {low}"
+            return f"{named}, at least {low:g}"
         case (low, high):
-            return f"int from {low} to {high}"
+            return f"{named} from {low:g} to {high:g}"
 
 
 def fingerprint(cfg: Config) -> str:

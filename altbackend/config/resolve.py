@@ -80,9 +80,9 @@ def _parse(name: str, text: str, variable: str) -> object:
         if text.lower() not in _TRUE + _FALSE:
             raise BadOptionValue(name, text, f"it takes {' or '.join((*_TRUE, *_FALSE))}", variable)
         return text.lower() in _TRUE
-    if kind is int:
+    if kind in (int, float):
         try:
-            return int(text)
+            return kind(text)
         except ValueError:
             raise BadOptionValue(name, text, f"it takes {expected(name)}", variable) from None
     return text
@@ -129,8 +129,10 @@ def _check(name: str, value: Any, source: str) -> Any:
     if spec.choices:
         wrong = not any(type(value) is type(c) and value == c for c in spec.choices)
     else:
+        value = float(value) if type(value) is int and type(DEFAULTS[name]) is float else value
         wrong = type(value) is not type(DEFAULTS[name])  # exact: True is not a number of threads
-    if wrong or (spec.low is not None and value < spec.low) or (spec.high is not None and value > spec.high):
+    low, high = spec.low, spec.high  # no comparison with NaN holds
+    if wrong or (low is not None and not value >= low) or (high is not None and not value <= high):
         raise BadOptionValue(name, value, f"it takes {expected(name)}", source)
     return value
 

@@ -14,6 +14,7 @@ from ..debug.trace import Trace
 from ..errors import BadOptionValue
 from . import check, constants, table, verify
 from .context import Context, Phase
+from .graph import attribute, snapshot
 
 
 def run_phase(phase: Phase, gm: GraphModule, ctx: Context, without: Collection[str] = ()) -> None:
@@ -79,9 +80,39 @@ def before_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
 def joint(gm: GraphModule, cfg: Config, trace: Trace, device: str = "", without: Collection[str] = ()) -> None:
     """Run the passes over a joint graph before it is split, so that forward and backward agree on saved layouts.
 
-    `device`: "cpu" or "gpu", by default that of the inputs.
+    They also run over the bodies of branches and loops, except for those that serve the split. `device`: "cpu" or
+    "gpu", by default that of the inputs.
     """
-    run_phase(Phase.JOINT, gm, Context(cfg, trace, device=device or _device(gm)), without)
+    ctx = Context(cfg, trace, device=device or _device(gm))
+    run_phase(Phase.JOINT, gm, ctx, without)
+    for body in _bodies(gm):
+        traced = snapshot(body.graph)
+        try:
+            run_phase(Phase.JOINT, body, ctx, {*without, *_FOR_THE_SPLIT})
+        except Exception:  # the caller restores the outer graph
+            body.graph = traced()
+            raise
+        body.recompile()
+
+
+_FOR_THE_SPLIT = ("normalisations", "checkpointed random")
+# Operators whose bodies are neither split by themselves nor read by a kernel of their own.
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
+
+
+def _bodies(gm: GraphModule) -> list[GraphModule]:
+    """Return the graphs that control flow runs in a graph and in such graphs, each once."""
+    found: dict[GraphModule, None] = {}
+    pending = [gm]
+    while pending:
+        outer = pending.pop()
+        for n in outer.graph.find_nodes(op="get_attr"):
+            inner = attribute(outer, str(n.target))
+            users = {getattr(u.target, "_name", "") for u in n.users}
+            if isinstance(inner, GraphModule) and inner not in found and users and users <= set(_CONTROL_FLOW):
+                found[inner] = None
+                pending.append(inner)
+    return list(found)
 
 
 def after_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:

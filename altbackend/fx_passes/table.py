@@ -15,6 +15,7 @@ from . import (
     depthwise,
     housekeeping,
     instance_norm,
+    loss_chunks,
     onednn,
     onednn_epilogues,
     output_layouts,
@@ -42,6 +43,11 @@ FAST, EAGER, ANY = ("fast",), ("eager",), ("fast", "eager")
 def draws_from_seeds(ctx: Context) -> bool:
     """Return whether random numbers come from generated kernels instead of eager's generator."""
     return not ctx.config.fallback_random
+
+
+def chunks_losses(ctx: Context) -> bool:
+    """Return whether the option `loss_chunks` asks for several chunks."""
+    return ctx.config.loss_chunks > 1
 
 
 def prefers_channels_last(ctx: Context) -> bool:
@@ -89,6 +95,7 @@ PASSES: tuple[Pass, ...] = (
         "instance norms", P.CAPTURED, BOTH, FAST, instance_norm.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "instance norms", "as group norms", "{}: the image is read as it lies"),
     ),
+    Pass("loss chunks", P.CAPTURED, BOTH, ANY, loss_chunks.run, when=chunks_losses, preserves=False),
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
     Pass("normalise", P.BEFORE_JOINT, BOTH, ANY, simplify.run_normalise),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from ..aten.mutates import writes
+from ..aten.mutates import is_write_back, writes
 from ..aten.view import declares_alias
 from ..ir.verify import InvalidIR
 from .graph import val
@@ -84,7 +84,9 @@ def _viewed(n: Node) -> Node | None:
 def _written(gm: GraphModule, root: Mapping[Node, Node]) -> frozenset[str]:
     written: dict[Node, Node] = {}
     for n in gm.graph.nodes:
-        stale = [a for a in n.all_input_nodes if root[a] in written and a is not written[root[a]]]
+        # a joint graph may write an input in the forward and again in the backward
+        read = [a for a in n.all_input_nodes if not (is_write_back(n) and a is n.args[0] and a.op == "placeholder")]
+        stale = [a for a in read if root[a] in written and a is not written[root[a]]]
         if stale and n.op != "output":
             raise InvalidIR(f"{n} reads {root[stale[0]]} after {written[root[stale[0]]]} has written it")
         if writes(n) and isinstance(n.args[0], Node):

@@ -49,6 +49,7 @@ def scatter_refusal(ctx: Ctx, mode: str, dtype: torch.dtype) -> str:
         return ""
     if dtype not in ATOMIC.get(mode, ()):
         return f"no atomic {mode} of {str(dtype).removeprefix('torch.')}"
-    if ctx.cfg.deterministic and dtype.is_floating_point:
+    asked = ctx.cfg.deterministic or torch.are_deterministic_algorithms_enabled()
+    if asked and dtype.is_floating_point:
         return "the order of atomic additions varies from run to run"
     return ""

@@ -10,86 +10,110 @@ instead of saving; the cut over a joint graph as in the notes on functorch's min
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..aten.mutates import is_write_back
+from ..compat import aot_autograd
 from . import cost
 from .flow import INFINITE, Network, Unbounded
 from .liveness import Liveness
+from .placement import half_of, producer, reads_number
+from .policy import RECOMPUTE, tagged
+from .rules import Bans, Rules
 
-RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 UNSTORED = 2  # passes over memory to save a value that the forward would have in registers only: a write and a read
+LONG_CHAIN = 100  # pointwise operators in a row, of which one result is saved
+PRESSURE = 1 << 10  # a byte costs this many times more if memory is scarce
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The values to save, in graph order: for each the bytes that stay allocated, and why it is not recomputed."""
+    """The values to save, in graph order: for each the bytes that stay allocated, and why it is not recomputed.
+
+    `recomputed`: the calls of the forward that the backward runs again.
+    """
 
     saved: dict[Node, tuple[int, str]]
+    recomputed: frozenset[Node] = field(default=frozenset())
 
-
-def tagged(n: Node) -> CheckpointPolicy | None:
-    """Return the checkpoint policy of a node; a value between two checkpointed regions, or under a hook, is saved."""
-    policy = n.meta.get("recompute")
-    if policy not in RECOMPUTE:
-        return policy if isinstance(policy, CheckpointPolicy) else None
-    recomputed_users = [u for u in n.users if u.meta.get("recompute") in RECOMPUTE]
-    region = n.meta.get("ac_graph_id")
-    if region is not None and any(u.meta.get("ac_graph_id", region) > region for u in recomputed_users):
-        return CheckpointPolicy.MUST_SAVE
-    if n.meta.get("has_backward_hook") and not recomputed_users:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.MUST_RECOMPUTE
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that stay allocated only because values are saved."""
+        return sum(size for size, _ in self.saved.values())
 
 
 class Chooser:
-    """The rules for one joint graph. `static`: inputs that outlive the step, such as parameters."""
+    """The cuts of one joint graph under the user's rules."""
 
-    def __init__(self, liveness: Liveness, static: frozenset[Node]) -> None:
-        self.liveness, self.static = liveness, static
+    def __init__(self, liveness: Liveness, rules: Rules) -> None:
+        self.liveness, self.bans, self.rules = liveness, rules.bans, rules
+        self._costs: dict[Node, int] = {}
+        self.nodes = [n for n in liveness.early if n in liveness.needed]
         self.calls = _depths(liveness, ("call",))
         self.steps = _depths(liveness, ("call", "row"))
+        self.chain = _chains(liveness)
         self.alive = {liveness.storage[n] for n in liveness.results}
+        self.sources = _written_twice(liveness)
+        self.prices = {n: self.price(n) for n in self.nodes}
+        self.policies = {n: tagged(n) for n in self.nodes}
 
     def choose(self) -> Choice:
-        """Return the values to save.
+        """Return the values to save for the fastest step.
 
         Raises Unbounded if a value that the backward reads can be neither saved nor recomputed.
         """
-        h = self.liveness
-        nodes = [n for n in h.early if n in h.needed]
+        return self._cut(self.fixed(self.bans), self.prices)
+
+    def choose_with(self, kept: Mapping[Node, str], bans: Bans) -> Choice:
+        """Return the values to save if the backward recomputes all it may, except for the values `kept`."""
+        fixed = {**self.fixed(bans), **kept}
+        prices = {n: 0 if n in fixed and p < INFINITE else min(p * PRESSURE, INFINITE) for n, p in self.prices.items()}
+        return self._cut(fixed, prices)
+
+    def fixed(self, bans: Bans) -> dict[Node, str]:
+        """Return the values that are never recomputed, with the reason."""
+        reasons = {n: self.must_save(n, self.policies[n], bans) for n in self.nodes}
+        return {n: reason for n, reason in reasons.items() if reason}
+
+    def _cut(self, fixed: Mapping[Node, str], prices: Mapping[Node, int]) -> Choice:
+        h, nodes = self.liveness, self.nodes
         number = {n: 2 * k for k, n in enumerate(nodes)}
         source, sink = 2 * len(nodes), 2 * len(nodes) + 1
         net = Network(2 * len(nodes) + 2)
-        never_recomputed: dict[Node, str] = {}
         for n in nodes:
             v = number[n]
-            net.edge(v, v + 1, self.price(n))
+            net.edge(v, v + 1, prices[n])
             if n in h.read:
                 net.edge(v + 1, sink, INFINITE)
-            policy = tagged(n)
-            if policy is CheckpointPolicy.MUST_RECOMPUTE and n.op != "placeholder":
-                net.edge(v, sink, INFINITE)
-            elif reason := self.must_save(n, policy):
-                never_recomputed[n] = reason
+            if n in fixed:
                 net.edge(source, v, INFINITE)
+                continue
+            if self.policies[n] is RECOMPUTE:
+                net.edge(v, sink, INFINITE)
             else:
-                net.edge(source, v, cost.recompute_cost(n, h.kinds[n]) if n in h.forward else 0)
-            if n not in never_recomputed:  # recomputing n needs its operands
-                for a in n.all_input_nodes:
-                    net.edge(number[a] + 1, v, INFINITE)
+                net.edge(source, v, self.recompute_cost(n) if n in h.forward else 0)
+            for a in n.all_input_nodes:  # recomputing n needs its operands
+                net.edge(number[a] + 1, v, INFINITE)
         try:
             _, on_sink_side = net.cut(source, sink)
         except Unbounded:
-            stuck = [n.name for n in nodes if n in never_recomputed and n in h.written]
+            stuck = [n.name for n in nodes if n in fixed and n in h.written]
             raise Unbounded(f"the backward reads inputs that the forward overwrites: {', '.join(stuck)}") from None
         saved = [n for n in nodes if on_sink_side[number[n] + 1] and not on_sink_side[number[n]]]
-        reasons = {n: never_recomputed.get(n, "cheaper than recomputing it") for n in saved}
-        return Choice({n: (self.bytes_of(n), reasons[n]) for n in saved})
+        again = frozenset(n for n in nodes if on_sink_side[number[n]] and n in h.forward)
+        reasons = {n: fixed.get(n, "cheaper than recomputing it") for n in saved}
+        return Choice({n: (self.bytes_of(n), reasons[n]) for n in saved}, again)
+
+    def recompute_cost(self, n: Node) -> int:
+        """Return the cost of recomputing a value, in bytes whose saving costs as much."""
+        if n not in self._costs:
+            self._costs[n] = cost.recompute_cost(n, self.liveness.kinds[n], self.rules.speed)
+        return self._costs[n]
 
     def bytes_of(self, n: Node) -> int:
         """Return the bytes that stay allocated only because a value is saved."""
@@ -98,10 +122,10 @@ class Chooser:
 
     def price(self, n: Node) -> int:
         """Return the cost of saving a value, in bytes; INFINITE for a value that cannot be saved."""
-        val = n.meta.get("val")
-        if isinstance(val, torch.SymInt):
+        h, val = self.liveness, n.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymFloat)) or aot_autograd.is_carried(val) or n in h.targets:
             return 1
-        if not isinstance(val, torch.Tensor) or self.liveness.storage[n] is not n or n in self.liveness.written:
+        if not isinstance(val, torch.Tensor) or h.storage[n] is not n or n in h.written:
             return INFINITE  # views are recomputed from their base, and a written input has lost its value
         size = self.bytes_of(n)
         return 1 + size * (1 if self.is_stored(n) else UNSTORED)
@@ -109,32 +133,43 @@ class Chooser:
     def is_stored(self, n: Node) -> bool:
         """Return whether the forward stores a value in memory even if it is not saved."""
         h = self.liveness
-        if n.op == "placeholder" or h.kinds[_producer(n)] in ("call", "total"):
+        if n.op == "placeholder" or h.kinds[producer(n)] in ("call", "total"):
             return True
         readers = [u for u in h.readers(n) if u in h.forward]
         return any(h.kinds[u] == "call" or self.calls[n] < _operand_depth(u, self.calls) for u in readers)
 
-    def must_save(self, n: Node, policy: CheckpointPolicy | None) -> str:
+    def must_save(self, n: Node, policy: CheckpointPolicy | None, bans: Bans) -> str:
         """Return the reason why a value is not recomputed, or "" if it may be."""
-        h = self.liveness
+        h, call = self.liveness, producer(n)
         own = h.storage[n] is n and isinstance(n.meta.get("val"), torch.Tensor)
-        producer = _producer(n)
-        kind = h.kinds[producer]
+        kind = h.kinds[call]
         if n.op == "placeholder":
             return "an input"
-        if n not in h.forward:  # only the backward computes it
+        if policy is RECOMPUTE or n not in h.forward:  # without the forward, only the backward computes it
             return ""
-        if policy is CheckpointPolicy.MUST_SAVE and own:
+        if half_of(call) == "forward":
+            return "only the forward may run it"
+        if n in self.sources:
+            return "the forward and the backward write it to one input"
+        if policy is not None and own:
             return "checkpoint policy"
-        if kind == "call":
+        if reads_number(call) or (kind == "call" and (bans.calls or not cost.is_repeatable(call))):
             return "a library call"
         if not own or kind in ("view", "size"):
             return ""
-        if kind != "point" and cost.numel(n) * cost.SMALL < sum(map(cost.numel, producer.all_input_nodes)):
+        return self._banned(n, call, bans)
+
+    def _banned(self, n: Node, call: Node, bans: Bans) -> str:
+        """Return the ban that holds for a value that could be recomputed, or ""."""
+        h = self.liveness
+        shrinks = cost.numel(n) * cost.SMALL < sum(map(cost.numel, call.all_input_nodes))
+        if bans.totals and h.kinds[call] in ("total", "row") and shrinks:
             return "a small result of large operands"
-        if any(u not in h.forward and h.kinds.get(u) == "call" for u in h.readers(n)):
+        if bans.read_by_calls and any(u not in h.forward and h.kinds.get(u) == "call" for u in h.readers(n)):
             return "a library call of the backward reads it"
-        return self._spans(n)
+        if bans.long_chains and self.chain[n] and self.chain[n] % LONG_CHAIN == 0:
+            return "a long chain of pointwise operators"
+        return self._spans(n) if bans.far_apart else ""
 
     def _spans(self, n: Node) -> str:
         """Return a reason to save a value that is added to a large older one, as in a residual stream, or "".
@@ -146,14 +181,18 @@ class Chooser:
         for a in large:
             old = self.liveness.storage[a]
             computed = old.op == "call_function" and old.all_input_nodes
-            if computed and self.liveness.kinds[_producer(old)] != "call" and self.steps[old] < latest:
+            if computed and self.liveness.kinds[producer(old)] != "call" and self.steps[old] < latest:
                 return f"it adds {old.name} to a much later value"
         return ""
 
 
-def _producer(n: Node) -> Node:
-    """Return the call that computes a value; for an element of a tuple, the call that returns the tuple."""
-    return n.args[0] if n.target is operator.getitem and isinstance(n.args[0], Node) else n
+def _written_twice(h: Liveness) -> frozenset[Node]:
+    """Return the values that the forward writes to inputs that the backward writes again.
+
+    The input has another value when the backward runs, so that its old value cannot be computed again from it.
+    """
+    writes = [n for n in h.early if is_write_back(n) and n.args[0] in h.targets]
+    return frozenset(n.args[1] for n in writes if isinstance(n.args[1], Node))
 
 
 def _operand_depth(n: Node, depth: dict[Node, int]) -> int:
@@ -167,3 +206,13 @@ def _depths(h: Liveness, kinds: tuple[cost.Kind, ...]) -> dict[Node, int]:
     for n in h.early:
         depth[n] = _operand_depth(n, depth) + (n.op == "call_function" and h.kinds[n] in kinds)
     return depth
+
+
+def _chains(h: Liveness) -> dict[Node, int]:
+    """Return for each early node the number of pointwise and row operators in a row that end with it."""
+    length: dict[Node, int] = {}
+    for n in h.early:
+        kind = h.kinds[n]
+        fuses = n.op == "call_function" and kind in ("point", "row", "view")
+        length[n] = _operand_depth(n, length) + (kind != "view") if fuses else 0
+    return length

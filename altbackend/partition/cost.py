@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,27 @@ from ..aten.random import is_random
 from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view_operator
 from ..runtime import philox
+from . import flops
 
 # "view": shares its argument's storage. "point": pointwise, fuses into its readers. "row": a normalisation over rows,
 # which fuses too. "total": a reduction. "size": a number. "call": a library call, which is never recomputed.
 Kind = Literal["view", "point", "row", "total", "size", "call"]
 
 OPERATIONS_PER_BYTE = 16  # operations that cost as much as saving one byte
+MOVED_PER_BYTE = 4  # bytes whose movement costs as much as saving one
 SMALL = 4  # a value that is this many times smaller than its operands is saved
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many bytes a device moves in the time of one operation of a matrix product, by the width of its numbers."""
+
+    wide: float = 1 / 12
+    half: float = 1 / 150
+
+    def bytes_per_flop(self, itemsize: int) -> float:
+        """Return the bytes per operation on numbers of `itemsize` bytes."""
+        return self.half if itemsize <= 2 else self.wide
 
 
 # Random draws that are functions of a seed.
@@ -50,14 +65,6 @@ def kind_of(n: Node) -> Kind:
     return "point" if is_elementwise(target) else "call"
 
 
-def hint(x: Any) -> int:
-    """Return a size as a number: the hint of a symbolic size, 4096 for an unbacked one."""
-    if isinstance(x, int):
-        return x
-    example = getattr(x.node, "hint", None)
-    return int(example) if isinstance(example, int) else 4096
-
-
 def tensors_of(n: Node) -> list[torch.Tensor]:
     """Return the fake tensors of a node, several for a tuple."""
     val = n.meta.get("val")
@@ -66,21 +73,52 @@ def tensors_of(n: Node) -> list[torch.Tensor]:
 
 def numel(n: Node) -> int:
     """Return the number of elements of a node's tensor, the largest of several."""
-    return max((hint(x.numel()) for x in tensors_of(n)), default=0)
+    return max((flops.size_hint(x.numel()) for x in tensors_of(n)), default=0)
 
 
 def nbytes(n: Node) -> int:
     """Return the bytes of a node's tensors, the sum of several."""
-    return sum(hint(x.numel()) * x.dtype.itemsize for x in tensors_of(n))
+    return sum(flops.size_hint(x.numel()) * x.dtype.itemsize for x in tensors_of(n))
 
 
-def recompute_cost(n: Node, kind: Kind) -> int:
-    """Return the cost of recomputing a value, fused into its readers, in bytes whose saving costs as much."""
+def widest(n: Node) -> int:
+    """Return the bytes of the widest number of a node's tensors."""
+    return max((x.dtype.itemsize for x in tensors_of(n)), default=4)
+
+
+def recompute_cost(n: Node, kind: Kind, speed: Speed) -> int:
+    """Return the cost of recomputing a value, in bytes whose saving costs as much.
+
+    Pointwise work is fused into its readers. A library call reads and writes memory, and takes time for its operations.
+    """
     if kind in ("view", "size"):
         return 0
+    if kind == "call":
+        moved = nbytes(n) + sum(map(nbytes, n.all_input_nodes))
+        return max(moved, int(flops.of_call(n) * speed.bytes_per_flop(widest(n)))) // MOVED_PER_BYTE
     name = operator_name(n.target)
     operand_numel = max((numel(a) for a in n.all_input_nodes), default=0)
     steps = {"row": 12, "total": 2}.get(kind, 4 if name in COSTLY | LOOKUPS else 1)
     steps = 60 if n.target in _DRAWS else steps
     elements = max(numel(n), operand_numel) if kind in ("row", "total") else numel(n)
     return elements * steps // OPERATIONS_PER_BYTE
+
+
+def is_repeatable(n: Node) -> bool:
+    """Return whether a library call may run again with the same result and no effect."""
+    return (
+        isinstance(n.target, torch._ops.OpOverload)
+        and n.target.namespace == "aten"
+        and not is_mutable(n.target)
+        and not _draws(n)
+        and not n.is_impure()
+    )
+
+
+def _draws(n: Node) -> bool:
+    """Return whether a call draws random numbers. Fused attention does so only with a dropout."""
+    if not is_random(n.target):
+        return False
+    names = [a.name for a in n.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, n.args, strict=False)), **n.kwargs}
+    return "attention" not in operator_name(n.target) or given.get("dropout_p", 0.0) != 0

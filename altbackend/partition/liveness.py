@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from ..aten.mutates import is_write_back
 from . import cost
+from .placement import half_of, is_given_to_backward, producer, results_of
 
 aten = torch.ops.aten
 
@@ -23,7 +23,8 @@ class Liveness:
     `early`: nodes that depend on no gradient, in graph order. `forward`: nodes that the results of the forward need.
     `kinds`: the kind of every node. `read`: early nodes that nodes after a gradient read, or that are gradients.
     `needed`: `read` and all nodes on which they depend. `storage`: the node that owns the storage of a value.
-    `written`: inputs that the graph, or its caller after the forward, overwrites. `results`: results of the forward.
+    `written`: inputs that the forward, or its caller after it, overwrites. `targets`: inputs that the backward writes.
+    `results`: results of the forward. `backward`: nodes that depend on a gradient or that only the backward may run.
     """
 
     early: dict[Node, None]
@@ -33,7 +34,9 @@ class Liveness:
     read: frozenset[Node]
     storage: dict[Node, Node]
     written: frozenset[Node]
+    targets: frozenset[Node]
     results: frozenset[Node]
+    backward: frozenset[Node]
 
     def readers(self, n: Node) -> list[Node]:
         """Return the nodes that read the values of `n`; the readers of a view replace the view."""
@@ -48,40 +51,37 @@ class Liveness:
         return nodes
 
 
-def is_tangent(n: Node) -> bool:
-    """Return whether a node is an input that is the gradient of a result."""
-    return n.op == "placeholder" and "tangents" in str(n.target)
-
-
-def results_of(joint: GraphModule) -> list[object]:
-    """Return the results of a joint graph: those of the forward, then the gradients."""
-    return pytree.tree_leaves(joint.graph.output_node().args)
-
-
 def classify(joint: GraphModule, num_fwd_outputs: int, replaced: Iterable[Node] = ()) -> Liveness:
     """Return the liveness of a joint graph. `replaced`: inputs that the caller writes after the forward."""
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
     results = results_of(joint)
-    after = _descendants(n for n in nodes if is_tangent(n))
-    effects = [n for n in nodes if n.op == "call_function" and n.is_impure() and n not in after]
+    after = _descendants(n for n in nodes if is_given_to_backward(n) or half_of(n) == "backward")
+    effects = [n for n in nodes if n.op == "call_function" and n not in after and n.is_impure()]
     outputs = [n for n in results[:num_fwd_outputs] if isinstance(n, Node)]
     needed = _ancestors([*outputs, *effects])
     for n in nodes:
-        if n.op == "placeholder" or (n.target is operator.getitem and n.args[0] in needed):
+        if n not in after and (n.op == "placeholder" or (n.target is operator.getitem and n.args[0] in needed)):
             needed.add(n)
     early = {n: None for n in nodes if n not in after}
     gradients = {n for n in results[num_fwd_outputs:] if isinstance(n, Node)}
     read = {n for n in early if n in gradients or any(u in after for u in n.users)}
+    kinds = {n: cost.kind_of(n) for n in nodes}
     return Liveness(
         early,
         frozenset(needed),
-        {n: cost.kind_of(n) for n in nodes},
+        kinds,
         frozenset(_ancestors(read)),
         frozenset(read),
-        _storages(nodes),
-        frozenset(n.args[0] for n in effects if is_write_back(n) and isinstance(n.args[0], Node)) | frozenset(replaced),
+        _storages(nodes, kinds),
+        frozenset(_written(n for n in effects if n not in after)) | frozenset(replaced),
+        frozenset(_written(after)),
         frozenset(outputs),
+        frozenset(after),
     )
+
+
+def _written(nodes: Iterable[Node]) -> list[Node]:
+    return [n.args[0] for n in nodes if is_write_back(n) and isinstance(n.args[0], Node)]
 
 
 def copy_written_inputs(joint: GraphModule, replaced: Iterable[Node]) -> None:
@@ -91,6 +91,7 @@ def copy_written_inputs(joint: GraphModule, replaced: Iterable[Node]) -> None:
     is not saved costs nothing.
     """
     writes = joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    writes = [w for w in writes if half_of(w) != "backward"]
     for n in dict.fromkeys([*replaced, *(w.args[0] for w in writes if w.args[0].op == "placeholder")]):
         readers = [u for u in n.users if u.op != "output" and not (is_write_back(u) and u.args[0] is n)]
         if not readers or not isinstance(n.meta.get("val"), torch.Tensor):
@@ -134,13 +135,12 @@ def _ancestors(start: Iterable[Node]) -> set[Node]:
     return nodes
 
 
-def _storages(nodes: list[Node]) -> dict[Node, Node]:
+def _storages(nodes: list[Node], kinds: dict[Node, cost.Kind]) -> dict[Node, Node]:
     owner: dict[Node, Node] = {}
     for n in nodes:
         source = n.args[0] if n.args and isinstance(n.args[0], Node) else None
-        shares = source is not None and cost.kind_of(n) == "view"
-        if shares and n.target is operator.getitem:
-            assert source is not None
-            shares = cost.kind_of(source) == "view"  # an element of a tuple owns its storage
+        shares = source is not None and kinds[n] == "view"
+        if shares and n.target is operator.getitem:  # an element of a tuple owns its storage, if a call has made it
+            shares = kinds[producer(n)] == "view"
         owner[n] = owner.get(source, source) if shares and source is not None else n
     return owner

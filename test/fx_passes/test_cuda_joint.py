@@ -200,3 +200,22 @@ def test_loops_that_nobody_reads_are_dropped() -> None:
     read = {o.buffer for o in program.outputs}
     assert all(set(writes(n)) & read for n in loops)
     assert len(loops) == 1
+
+
+def test_products_in_a_branch_are_padded_too() -> None:
+    """Both branches of a `cond` have products whose rows are no multiple of 16 bytes."""
+
+    def fn(x: T, w: T) -> T:
+        return torch.cond(x.sum() > 0, lambda a, b: torch.relu(a @ b), lambda a, b: (a @ b).cos(), (x, w)) * 2
+
+    x, w = torch.randn(512, 1001, dtype=torch.bfloat16), torch.randn(1001, 1003, dtype=torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gm = make_fx(fn, tracing_mode="fake")(x, w)
+    cfg = resolve()
+    joint_passes(gm, cfg, Trace("joint", cfg), "gpu", RANDOM)
+    bodies = [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule) and m is not gm]
+    assert len(bodies) == 2
+    for body in bodies:
+        (product,) = body.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        assert all(size % 8 == 0 for a in product.args for size in a.meta["val"].shape[-1:])
+    same((gm(x, w),), (fn(x, w),))
