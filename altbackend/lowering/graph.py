@@ -40,7 +40,7 @@ from .operators import (
     search,
     view,
 )
-from .registry import LOWERINGS, SUPPORTED_DTYPES, FallBack
+from .registry import SUPPORTED_DTYPES, FallBack, lowering_of
 from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # Importing these modules fills the registry.
@@ -139,11 +139,11 @@ def lower_graph(
         ctx.graph_node = node
         match node.op:
             case "placeholder":
-                ctx.env[node] = _placeholder(ctx, node)
+                ctx.bind(node, _placeholder(ctx, node))
             case "get_attr":
-                ctx.env[node] = _constant(ctx, gm, node)
+                ctx.bind(node, _constant(ctx, gm, node))
             case "call_function":
-                ctx.env[node] = _lowered(ctx, node)
+                ctx.bind(node, _lowered(ctx, node))
             case "output":
                 outputs = results.outputs(ctx, node)
             case _:
@@ -259,7 +259,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: negative.value(ctx.env[n], n))
     if target in in_place.FUNCTIONAL:
         return _update(ctx, node, (call_args, call_kwargs), (args, kwargs))
-    lowering = LOWERINGS.get(target)
+    lowering = lowering_of(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty_result(ctx, node)) is not None:
             return empty

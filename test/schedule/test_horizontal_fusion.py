@@ -10,6 +10,7 @@ import torch
 
 from altbackend.ir.loops import Extern, reads, writes
 from altbackend.schedule import horizontal_fusion
+from altbackend.schedule.horizontal_parts import HorizontalKernel
 from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.compare import as_list
@@ -94,8 +95,8 @@ def test_results_and_launches(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
     (gm,) = trace(fn, *make())
     s = schedule(gm, ctx=GPU)
-    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.HorizontalKernel)] == sizes
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, HorizontalKernel)] == sizes
     assert triton_run.compile_errors() == []
 
 
@@ -104,20 +105,20 @@ def test_every_step_runs_once_and_after_what_it_needs() -> None:
     s = schedule(gm, ctx=GPU)
     written: set[str] = set(s.program.inputs)
     ran = 0
-    for step in horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None):
-        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
+    for step in horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None):
+        for part in step.parts if isinstance(step, HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             assert {b for n in nodes for b in reads(n)} <= written
             ran += 1
-        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
+        for part in step.parts if isinstance(step, HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             written.update(b for n in nodes for b in writes(n))
     assert ran == len(s.steps)
 
 
 def test_a_launch_takes_as_many_as_fit() -> None:
-    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.MOST_PARTS + 7)))
+    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.GPU.parts + 7)))
     s = schedule(gm, ctx=GPU)
-    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
-    launches = [k for k in steps if isinstance(k, horizontal_fusion.HorizontalKernel)]
-    assert [len(k.parts) for k in launches] == [horizontal_fusion.MOST_PARTS, 7]
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None)
+    launches = [k for k in steps if isinstance(k, HorizontalKernel)]
+    assert [len(k.parts) for k in launches] == [horizontal_fusion.GPU.parts, 7]

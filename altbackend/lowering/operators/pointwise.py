@@ -347,6 +347,12 @@ def addcdiv(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> T
     return elementwise(ctx, body, x, a, b)
 
 
+@lowers("prims::fma.default")
+def fma(ctx: Ctx, a: Operand, b: Operand, c: Operand) -> Tensor:
+    """Return a * b + c, as Dynamo captures `addcmul_`, `addcdiv_` and `add_` with an alpha."""
+    return elementwise(ctx, lambda p, q, v: s.add(s.mul(p, q), v), a, b, c)
+
+
 @lowers("lerp.Scalar", "lerp.Tensor")
 def lerp(ctx: Ctx, a: Operand, b: Operand, w: Operand) -> Tensor:
     def body(x: Value, y: Value, t: Value) -> Value:

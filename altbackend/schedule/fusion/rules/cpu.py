@@ -26,7 +26,7 @@ def _parallel_reads(fusion: Fusion, edge: Edge) -> Refusal | None:
     """Refuse reads at other points in a large kernel without rows: its loop could not run in parallel."""
     if edge.at_same_point or edge.rows != 1 or edge.writer.kind is Kind.IN_ROW:
         return None
-    if total_points(edge.writer) >= fusion.single_row_limit:
+    if max(total_points(edge.writer), total_points(edge.reader)) >= fusion.single_row_limit:
         where = f"{edge.buffer} is read at other points than it is written"
         return Refusal(f"{where}: the fused kernel would run on one {fusion.worker}")
     return None
