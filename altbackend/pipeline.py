@@ -41,7 +41,7 @@ from .schedule.deps import Deps
 from .schedule.device import Cpu, Device, Gpu, ScheduleContext, read_device
 from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
-from .schedule.horizontal_parts import HorizontalKernel
+from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, tile_steps
 
@@ -229,7 +229,7 @@ def schedule_graph(
 
 def kernels_of(
     p: Program, deps: Deps, groups: Sequence[Group], device: Device, fused: bool, decide: Decision
-) -> list[horizontal_fusion.Step]:
+) -> list[Step]:
     """Return the kernels and library calls of fused groups. `fused`: kernels that are alike share launches."""
 
     built: dict[tuple[int, ...], kernel.Kernel] = {}
@@ -276,7 +276,7 @@ class Scheduled:
 
     program: Program
     deps: Deps
-    steps: Sequence[horizontal_fusion.Step]
+    steps: Sequence[Step]
     constants: Constants
     device: torch.device
     ctx: ScheduleContext
@@ -333,9 +333,7 @@ def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cud
     )
 
 
-def _emitted(
-    s: Scheduled, cfg: Config, trace: Trace
-) -> Iterable[tuple[horizontal_fusion.Step, list[Emitted] | TiledHorizontal]]:
+def _emitted(s: Scheduled, cfg: Config, trace: Trace) -> Iterable[tuple[Step, list[Emitted] | TiledHorizontal]]:
     """Give every step with its Triton kernels, one by one: none for a library call, several for a split kernel."""
     tiled = tile_steps(s.program, s.deps, s.steps, s.ctx, trace.decision)
     tuner = tiles.tile_tuner(cfg, s.ctx, s.device)
@@ -360,7 +358,7 @@ def check(p: Program, cfg: Config) -> Program:
     return verify(p) if cfg.verify_ir else p
 
 
-def _show_step(step: horizontal_fusion.Step) -> str:
+def _show_step(step: Step) -> str:
     if isinstance(step, HorizontalKernel):
         return horizontal_fusion.show(step)
     return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
@@ -371,7 +369,7 @@ def launches(s: Scheduled) -> list[launch_plan.Step]:
     return [_step(s, step, n) for n, step in enumerate(s.steps)]
 
 
-def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> launch_plan.Step:
+def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
     if isinstance(step, Extern):
         return step
     label = f"kernel of step {n}"

@@ -29,6 +29,7 @@ from . import (
     statistics,
     user,
     wide_products,
+    write_backs,
 )
 from .attention import rewrite as attention
 from .context import Context, Pass, Phase
@@ -195,6 +196,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "re-inplacing", P.LAST, BOTH, ANY, reinplace.run, preserves=False,
         decision=(DecisionKind.LAYOUT, "updated inputs", "written in place", "{}"),
+    ),
+    Pass(
+        "early write-backs", P.LAST, BOTH, ANY, write_backs.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "updated inputs", "written early", "{}, behind their last readers"),
     ),
 )
 # fmt: on

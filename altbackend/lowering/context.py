@@ -35,8 +35,8 @@ MAX_ORIGINS = 24  # FX nodes that are named for one loop
 class Ctx:
     """Everything that a lowering may read or append to.
 
-    `env` maps lowered FX nodes to their values; `bind` adds to it. `stored` maps a value to the buffer that holds it, so
-    that equal values share one. `reading` has, for each buffer, the nodes and the stored values that read it.
+    `env` maps lowered FX nodes to their values; `bind` adds to it. `stored` maps a value to the buffer that holds it,
+    so that equal values share one. `reading` has, for each buffer, the nodes and the stored values that read it.
     """
 
     cfg: Config

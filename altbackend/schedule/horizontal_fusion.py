@@ -23,11 +23,13 @@ from .kernel import Kernel
 class Limits:
     """How much shares a launch.
 
-    `parts`, `pointers`: those of one launch. `written_bytes`: results in temporaries that one launch computes, since
-    kernels that run early or late extend lifetimes; with `inputs`, results in inputs count too. `points`: the range of
-    one kernel. `lookahead`: steps that are searched for kernels to move forward.
+    `least`: kernels that are alike before any share a launch. `parts`, `pointers`: those of one launch.
+    `written_bytes`: results in temporaries that one launch computes, since kernels that run early or late extend
+    lifetimes; with `inputs`, results in inputs count too. `points`: the range of one kernel. `lookahead`: steps that
+    are searched for kernels to move forward.
     """
 
+    least: int
     parts: int
     pointers: int
     written_bytes: int
@@ -37,9 +39,11 @@ class Limits:
 
 
 # the pointers of a launch must fit in 4 KB of arguments
-GPU = Limits(parts=48, pointers=400, written_bytes=128 << 20, inputs=True, points=MOST_POINTS, lookahead=600)
-# the pointers are in a table, and one launch more costs a barrier of all threads
-CPU = Limits(parts=1024, pointers=1 << 14, written_bytes=16 << 20, inputs=False, points=ANY_POINTS, lookahead=1 << 14)
+GPU = Limits(2, parts=48, pointers=400, written_bytes=128 << 20, inputs=True, points=MOST_POINTS, lookahead=600)
+# the pointers are in a table; one launch more costs a barrier of all threads, and few of them are no loss
+CPU = Limits(
+    4, parts=1024, pointers=1 << 14, written_bytes=16 << 20, inputs=False, points=ANY_POINTS, lookahead=1 << 14
+)
 
 
 def fuse_horizontally(
@@ -51,7 +55,7 @@ def fuse_horizontally(
     for q in parts:
         if q is not None:
             counts[q.key] = counts.get(q.key, 0) + 1
-    parts = [q if q is not None and counts[q.key] > 1 else None for q in parts]
+    parts = [q if q is not None and counts[q.key] >= limits.least else None for q in parts]
     if all(q is None for q in parts):
         return list(kernels)
     return _Order(p, deps, list(kernels), parts, decide, limits).run()

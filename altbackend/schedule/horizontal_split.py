@@ -35,7 +35,7 @@ def split_mixed(p: Program, deps: Deps, groups: Sequence[Group], build: Build, l
         counts[part.key] = counts.get(part.key, 0) + 1
     result: list[Group] = []
     for g in groups:
-        is_split = g.number in parts and counts[parts[g.number].key] > 1
+        is_split = g.number in parts and counts[parts[g.number].key] >= limits.least
         result += halves[g.number] if is_split else (g,)
     return result
 

@@ -10,8 +10,8 @@ import torch
 
 from altbackend.ir.loops import Extern, reads, writes
 from altbackend.schedule import horizontal_fusion
-from altbackend.schedule.horizontal_parts import HorizontalKernel
 from altbackend.schedule.device import H200, ScheduleContext
+from altbackend.schedule.horizontal_parts import HorizontalKernel
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
