@@ -389,12 +389,17 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
         raise Unsupported(node, "writes to a tensor that is not a view of an input")
     b = ctx.buffers[v.buffer]
     value = Tensor(into.sizes, into.dtype, va.cast(expand(source, into.sizes).computed(source.dtype), into.dtype))
-    value = negative.value(value, node.args[0])
+    unchanged = (source.sizes, source.dtype, as_view(source)) == (into.sizes, into.dtype, None)
+    plain = value
+    value = negated = negative.value(plain, node.args[0])
     source_view = as_view(value)
     if source_view is not None and source_view == v:
         return into
     if _overlaps(value, v.buffer):
         value = ctx.realize(value, fresh=True)
+        computed = node.args[1]
+        if isinstance(computed, torch.fx.Node) and unchanged and negated is plain:
+            ctx.bind(computed, value)  # later readers take it from there, too
     ctx.before_write(v.buffer)
     ctx.store(Buffer(b.name, b.dtype, v.sizes, v.strides, b.device), value, offset=v.offset)
     return into

@@ -24,8 +24,8 @@ class Limits:
     """How much shares a launch.
 
     `least`: kernels that are alike before any share a launch. `parts`, `pointers`: those of one launch.
-    `written_bytes`: results in temporaries that one launch computes, since kernels that run early or late extend
-    lifetimes; with `inputs`, results in inputs count too. `points`: the range of one kernel. `lookahead`: steps that
+    `written_bytes`: temporaries that one launch writes, since kernels that run early or late extend lifetimes; with
+    `inputs`, results in inputs and in registers count too. `points`: the range of one kernel. `lookahead`: steps that
     are searched for kernels to move forward.
     """
 
@@ -108,10 +108,11 @@ class _Order:
         return many or sum(self.bytes[n] for n in numbers) >= self.limits.written_bytes
 
     def _bytes(self, q: Part) -> int:
-        """Return the bytes of a part's results, of which those that it does not store count too."""
-        names = {b for m in q.kernel.members for b in writes(self.p.nodes[m])}
-        buffers = [self.p.buffers[b] for b in names]
-        return q.points * sum(b.dtype.itemsize for b in buffers if self.limits.inputs or b.kind == "temp")
+        """Return the bytes of a part's results: with the limit on inputs all of them, else temporaries in memory."""
+        results = {b for m in q.kernel.members for b in writes(self.p.nodes[m])}
+        if not self.limits.inputs:
+            results = {b for b in q.kernel.stored if self.p.buffers[b].kind == "temp"}
+        return q.points * sum(self.p.buffers[b].dtype.itemsize for b in results)
 
     def _flush(self, key: object, now: int) -> None:
         """Emit the waiting kernels of `key`, with later ones like them that could run at step `now`."""
