@@ -14,6 +14,7 @@ from . import (
     conv_bn,
     depthwise,
     housekeeping,
+    late_waits,
     onednn,
     onednn_epilogues,
     output_layouts,
@@ -200,6 +201,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "early write-backs", P.LAST, BOTH, ANY, write_backs.run, preserves=False,
         decision=(DecisionKind.LAYOUT, "updated inputs", "written early", "{}, behind their last readers"),
+    ),
+    Pass(
+        "late waits", P.LAST, BOTH, ANY, late_waits.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "collectives", "waited for late", "{}"),
     ),
 )
 # fmt: on

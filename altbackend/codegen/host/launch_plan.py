@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...aten.collective import is_start
 from ...config.options import Config
 from ...ir import expr as ex
 from ...ir.expr import Index
@@ -151,6 +152,8 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
             outs = [o for o in s.outs if o in p.buffers]
             if s.out_variant is None:
                 fresh.update(outs)
+            if is_start(s.target):  # it reads its operands after the call returns, and keeps only tensors alive
+                fresh.update(b for b in reads(s) if b in p.buffers and p.buffers[b].kind == "temp")
             uses.aliased.update(dict.fromkeys(outs, s.aliases) if s.aliases else {})
             uses.add(k, tuple(dict.fromkeys((*reads(s), *writes(s)))))
         else:
