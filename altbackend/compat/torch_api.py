@@ -176,6 +176,15 @@ def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[objec
     return guard
 
 
+def opaque_class(value: object) -> str | None:
+    """Return the class of a traced object that is neither tensor nor number, such as a device mesh; None for others."""
+    try:
+        from torch._library.fake_class_registry import FakeScriptObject
+    except ImportError:
+        return None
+    return str(value.script_class_name) if isinstance(value, FakeScriptObject) else None
+
+
 def is_fake(t: torch.Tensor) -> bool:
     """Return whether a tensor is a fake tensor of a tracer."""
     return isinstance(t, FakeTensor)
