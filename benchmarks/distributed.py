@@ -70,8 +70,8 @@ def measured(way: str, backend: str, reference: nn.Sequential, batch: T, chosen:
     torch._dynamo.reset()
     distribute, is_divided = WAYS[way]
     model = copy.deepcopy(reference)
-    run = distribute(model, batch.device)
-    run = run if backend == "eager" else torch.compile(run, backend=backend)
+    distributed = distribute(model, batch.device)
+    run: Callable[[T], T] = distributed if backend == "eager" else torch.compile(distributed, backend=backend)
     own = batch.chunk(dist.get_world_size())[dist.get_rank()] if is_divided else batch
 
     def step() -> float:
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--trace", help="folder for profiles")
     chosen = parser.parse_args()
-    device = torch.device(chosen.device, int(os.environ["LOCAL_RANK"]) if chosen.device == "cuda" else None)
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if chosen.device == "cuda" else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

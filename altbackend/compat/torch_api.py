@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
@@ -178,10 +179,6 @@ def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[objec
 
 def opaque_class(value: object) -> str | None:
     """Return the class of a traced object that is neither tensor nor number, such as a device mesh; None for others."""
-    try:
-        from torch._library.fake_class_registry import FakeScriptObject
-    except ImportError:
-        return None
     return str(value.script_class_name) if isinstance(value, FakeScriptObject) else None
 
 

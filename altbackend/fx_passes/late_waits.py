@@ -2,7 +2,7 @@
 
 A traced graph waits right after each collective. This pass moves each wait in front of the first call that needs it:
 
-    s = all_reduce(a); w = wait(s); b = mm(x, y); c = w + b   ->   s = all_reduce(a); b = mm(x, y); w = wait(s); c = w + b
+    s = all_reduce(a); w = wait(s); b = x @ y; c = w + b   ->   s = all_reduce(a); b = x @ y; w = wait(s); c = w + b
 
 The order of the collectives stays, since all processes must start them in one order. Operands and results of a
 collective that is under way stay in memory; the option `overlap_bytes` bounds them, and the oldest waits come first.

@@ -55,11 +55,17 @@ def hooks(net: Net, x: T) -> None:
         assert p.grad is not None
         p.grad.mul_(0.5)
 
+    def triple(m: nn.Module, into: Any, out: Any) -> Any:
+        return (into[0] * 3,)
+
+    def raised(m: nn.Module, out: Any) -> Any:
+        return (out[0] + 1,)
+
     handles = [
         net.first.weight.register_hook(lambda g: g * 2),
         net.shared.weight.register_post_accumulate_grad_hook(halve),
-        net.norm.register_full_backward_hook(lambda m, into, out: (into[0] * 3,)),
-        net.shared.register_full_backward_pre_hook(lambda m, out: (out[0] + 1,)),
+        net.norm.register_full_backward_hook(triple),
+        net.shared.register_full_backward_pre_hook(raised),
     ]
     net(x).backward()
     for h in handles:
