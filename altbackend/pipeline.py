@@ -240,7 +240,7 @@ def kernels_of(
         return built[g.members]
 
     limits = horizontal_fusion.CPU if isinstance(device, Cpu) else horizontal_fusion.GPU
-    if fused and isinstance(device, Cpu):
+    if fused:
         groups = horizontal_split.split_mixed(p, deps, groups, build, limits)
     kernels = [g.extern or build(g) for g in groups]
     return horizontal_fusion.fuse_horizontally(p, deps, kernels, decide, limits) if fused else [*kernels]

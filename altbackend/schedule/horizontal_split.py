@@ -18,6 +18,8 @@ from .horizontal_parts import Part, part_of
 from .kernel import Kernel
 from .loop_mapping import Kind, MappedNode
 
+FEWEST = 4  # kernels that are alike before a launch more for their single elements pays off
+
 Build = Callable[[Group], Kernel]
 
 
@@ -35,14 +37,14 @@ def split_mixed(p: Program, deps: Deps, groups: Sequence[Group], build: Build, l
         counts[part.key] = counts.get(part.key, 0) + 1
     result: list[Group] = []
     for g in groups:
-        is_split = g.number in parts and counts[parts[g.number].key] >= limits.least
+        is_split = g.number in parts and counts[parts[g.number].key] >= FEWEST
         result += halves[g.number] if is_split else (g,)
     return result
 
 
 def _halves(deps: Deps, g: Group) -> tuple[Group, Group] | None:
     """Return the nodes of one point and those of a range as two groups, if the first need nothing of the second."""
-    if g.extern is not None or g.rows != 1 or any(q.kind is not Kind.POINT for q in g.mapped):
+    if g.extern is not None or g.matmul is not None or g.rows != 1 or any(q.kind is not Kind.POINT for q in g.mapped):
         return None
     points = [ex.prod(q.sizes) for q in g.mapped]
     lengths = {n for n in points if n != 1}
