@@ -44,10 +44,6 @@ class Product(torch.autograd.Function):
         return 2 * grad * y.sin(), grad * x * y.cos()
 
 
-def plain(net: Net, x: T) -> None:
-    net(x).backward()
-
-
 def hooks(net: Net, x: T) -> None:
     """Hooks of tensors, of accumulated gradients and of modules."""
 
@@ -89,11 +85,6 @@ def accumulated(net: Net, x: T) -> None:
         (net(x * (k + 1)) / 3).backward()
 
 
-def chosen_inputs(net: Net, x: T) -> None:
-    x = x.clone().requires_grad_()
-    net(x).backward(inputs=[x, net.first.weight])
-
-
 def compiled_forward(net: Net, x: T) -> None:
     torch.compile(net, **STRICT)(x).backward()
 
@@ -103,7 +94,7 @@ def second_order(net: Net, x: T) -> None:
     grad.square().sum().backward()
 
 
-PROGRAMS = (plain, hooks, retained, own_gradient, accumulated, chosen_inputs, compiled_forward, second_order)
+PROGRAMS = (hooks, retained, own_gradient, accumulated, compiled_forward, second_order)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

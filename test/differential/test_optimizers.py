@@ -19,7 +19,6 @@ MATRICES = [(5, 7), (33, 31), (4, 5), (6, 2)]
 
 # the optimizer, and the most kernels of a step over twelve tensors
 CASES: dict[str, tuple[Callable[[Any], optim.Optimizer], int]] = {
-    "sgd": (lambda p: optim.SGD(p, lr=0.1), 3),
     "momentum, foreach, maximize": (
         lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, foreach=True, maximize=True),
         14,
@@ -28,10 +27,7 @@ CASES: dict[str, tuple[Callable[[Any], optim.Optimizer], int]] = {
     "adam, foreach, amsgrad": (lambda p: optim.Adam(p, lr=0.01, foreach=True, amsgrad=True, weight_decay=0.1), 14),
     "adamw, tensor rate": (lambda p: optim.AdamW(p, lr=torch.tensor(0.01)), 14),
     "rmsprop": (lambda p: optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9), 10),
-    "nadam": (lambda p: optim.NAdam(p, lr=0.01, weight_decay=0.1), 14),
     "radam": (lambda p: optim.RAdam(p, lr=0.01, foreach=True), 20),
-    "rprop": (lambda p: optim.Rprop(p, lr=0.01, foreach=True), 14),
-    "adadelta": (lambda p: optim.Adadelta(p, lr=0.1), 10),
     "asgd": (lambda p: optim.ASGD(p, lr=0.01, foreach=True), 24),
 }
 
