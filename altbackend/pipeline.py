@@ -36,10 +36,12 @@ from .runtime import multi_device
 from .runtime.boxed import Args, BoxedCall, Values, boxed
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
-from .schedule import horizontal_fusion, kernel, split
+from .schedule import horizontal_fusion, horizontal_split, kernel, split
 from .schedule.deps import Deps
-from .schedule.device import Gpu, ScheduleContext, read_device
+from .schedule.device import Cpu, Device, Gpu, ScheduleContext, read_device
 from .schedule.fusion import fuse
+from .schedule.fusion.group import Decision, Group
+from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, tile_steps
 
@@ -219,13 +221,29 @@ def schedule_graph(
         groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)
         if cuda and (choose := products.chooser(cfg, ctx, program)) is not None:
             groups = epilogue.attach(program, deps, groups, trace.decision, choose)
-        kernels = [g.extern or kernel.build(program, deps, g, ctx.device) for g in groups]
-        steps: list[horizontal_fusion.Step] = [*kernels]
-        if cuda and cfg.fuse:
-            steps = horizontal_fusion.fuse_horizontally(program, kernels, trace.decision)
+        steps = kernels_of(program, deps, groups, ctx.device, cfg.fuse, trace.decision)
     trace.artifact("kernels.txt", lambda: "\n".join(map(_show_step, steps)), "ir_post_fusion")
     any_strides = job.kind == "subgraph" or job.any_strides
     return Scheduled(program, deps, steps, constants, device, ctx, any_strides), frozen
+
+
+def kernels_of(
+    p: Program, deps: Deps, groups: Sequence[Group], device: Device, fused: bool, decide: Decision
+) -> list[Step]:
+    """Return the kernels and library calls of fused groups. `fused`: kernels that are alike share launches."""
+
+    built: dict[tuple[int, ...], kernel.Kernel] = {}
+
+    def build(g: Group) -> kernel.Kernel:
+        if g.members not in built:
+            built[g.members] = kernel.build(p, deps, g, device)
+        return built[g.members]
+
+    limits = horizontal_fusion.CPU if isinstance(device, Cpu) else horizontal_fusion.GPU
+    if fused:
+        groups = horizontal_split.split_mixed(p, deps, groups, build, limits)
+    kernels = [g.extern or build(g) for g in groups]
+    return horizontal_fusion.fuse_horizontally(p, deps, kernels, decide, limits) if fused else [*kernels]
 
 
 def _log_frozen(frozen: weights.Split | None, names: Sequence[str], job: Job, trace: Trace) -> None:
@@ -258,7 +276,7 @@ class Scheduled:
 
     program: Program
     deps: Deps
-    steps: Sequence[horizontal_fusion.Step]
+    steps: Sequence[Step]
     constants: Constants
     device: torch.device
     ctx: ScheduleContext
@@ -315,9 +333,7 @@ def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cud
     )
 
 
-def _emitted(
-    s: Scheduled, cfg: Config, trace: Trace
-) -> Iterable[tuple[horizontal_fusion.Step, list[Emitted] | TiledHorizontal]]:
+def _emitted(s: Scheduled, cfg: Config, trace: Trace) -> Iterable[tuple[Step, list[Emitted] | TiledHorizontal]]:
     """Give every step with its Triton kernels, one by one: none for a library call, several for a split kernel."""
     tiled = tile_steps(s.program, s.deps, s.steps, s.ctx, trace.decision)
     tuner = tiles.tile_tuner(cfg, s.ctx, s.device)
@@ -342,8 +358,8 @@ def check(p: Program, cfg: Config) -> Program:
     return verify(p) if cfg.verify_ir else p
 
 
-def _show_step(step: horizontal_fusion.Step) -> str:
-    if isinstance(step, horizontal_fusion.HorizontalKernel):
+def _show_step(step: Step) -> str:
+    if isinstance(step, HorizontalKernel):
         return horizontal_fusion.show(step)
     return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
 
@@ -353,12 +369,14 @@ def launches(s: Scheduled) -> list[launch_plan.Step]:
     return [_step(s, step, n) for n, step in enumerate(s.steps)]
 
 
-def _step(s: Scheduled, step: horizontal_fusion.Step, n: int) -> launch_plan.Step:
+def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
     if isinstance(step, Extern):
         return step
-    assert isinstance(step, kernel.Kernel)
+    label = f"kernel of step {n}"
+    if isinstance(step, HorizontalKernel):
+        return launch_plan.horizontal_launch(label, step, *emit.emit(step.body, step.kernel, s.ctx))
     function, buffers = emit.emit(s.program, step, s.ctx)
-    return launch_plan.Launch(f"kernel of step {n}", function, buffers, step.origins, step.in_place)
+    return launch_plan.Launch(label, function, buffers, step.origins, step.in_place)
 
 
 def callables(steps: Values, constants: Constants) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import kernel, split
+from altbackend.schedule import horizontal_fusion, horizontal_split, kernel, split
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
@@ -128,5 +128,9 @@ def schedule(
     groups = fuse.fuse(program, deps, cfg, device, lambda *a: decisions.append(a))
     if choose is not None:
         groups = epilogue.attach(program, deps, groups, lambda *a: decisions.append(a), choose)
+    limits = horizontal_fusion.GPU if isinstance(device, Gpu) else horizontal_fusion.CPU
+    groups = horizontal_split.split_mixed(
+        program, deps, groups, lambda g: kernel.build(program, deps, g, device), limits
+    )
     steps = [g.extern or kernel.build(program, deps, g, device) for g in groups]
     return Scheduled(program, deps, groups, steps, decisions, constants)

@@ -80,7 +80,7 @@ def steps_of(s: Scheduled, ctx: ScheduleContext = TARGET) -> list[Step]:
     def decide(*decision: str) -> None:
         s.decisions.append(decision)  # type: ignore[arg-type]
 
-    launches = horizontal_fusion.fuse_horizontally(s.program, s.steps, decide)
+    launches = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, decide)
     for step, kernels in tile_steps(s.program, s.deps, launches, ctx, decide):
         if isinstance(step, Extern):
             steps.append(step)

@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
@@ -179,6 +180,11 @@ def cuda_device(device: torch.device) -> contextlib.AbstractContextManager[objec
     """Return a context in which `device` is the current one."""
     guard: contextlib.AbstractContextManager[object] = torch.cuda.device(device)
     return guard
+
+
+def opaque_class(value: object) -> str | None:
+    """Return the class of a traced object that is neither tensor nor number, such as a device mesh; None for others."""
+    return str(value.script_class_name) if isinstance(value, FakeScriptObject) else None
 
 
 def is_fake(t: torch.Tensor) -> bool:

@@ -87,6 +87,12 @@ class Config:
     # memory and layout
     reuse_memory: bool = _option(True, "let intermediates whose lifetimes do not overlap share memory", "code")
     persistent_workspace: bool = _option(True, "keep the memory of intermediates between calls", "code")
+    overlap_bytes: int = _option(
+        1 << 28,
+        "most bytes of operands and results of collectives that may be under way beside other work; 0: wait at once",
+        "code",
+        limits=(0, 1 << 50),
+    )
     freezing: str | bool = _option(
         "auto",
         "in inference, cache results of parameters alone (folded and packed weights) between calls: `auto` where the "

@@ -1,7 +1,9 @@
-"""Restore `torch.addcdiv` calls that Dynamo has decomposed, so that results have eager's bits.
+"""Restore `torch.addcdiv` and `torch.addcmul` calls that Dynamo has decomposed, so that results have eager's bits.
 
 Dynamo captures `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v`, but eager computes `x + (v * a) / b`, which
-rounds differently. Under `numerics="eager"` this pass replaces the three calls by one.
+rounds differently. Under `numerics="eager"` this pass replaces the three calls by one. It does the same with
+`prims.fma(a * b, v, x)` and `prims.fma(a / b, v, x)`, as which Dynamo captures `x.addcmul_(a, b, value=v)` and
+`x.addcdiv_(a, b, value=v)`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,35 @@ def run(gm: GraphModule, ctx: Context) -> int:
         for n in (total, product, quotient):
             gm.graph.erase_node(n)
         count += 1
+    count += _restore_in_place(gm)
     if count:
         gm.recompile()
     return count
+
+
+def _restore_in_place(gm: GraphModule) -> int:
+    """Replace the calls as which in-place forms were captured; return their number."""
+    whole = {torch.mul: torch.addcmul, torch.div: torch.addcdiv}
+    count = 0
+    for n in list(gm.graph.nodes):
+        inner = n.args[0] if _is_fma(n) else None
+        if not isinstance(inner, Node) or inner.target not in whole or n.prev is not inner or inner.kwargs:
+            continue
+        if len(inner.users) > 1 or type(n.args[1]) not in (int, float):
+            continue
+        with gm.graph.inserting_before(n):
+            call = gm.graph.call_function(whole[inner.target], (n.args[2], *inner.args), {"value": n.args[1]})
+        call.meta = dict(n.meta)
+        n.replace_all_uses_with(call)
+        gm.graph.erase_node(n)
+        gm.graph.erase_node(inner)
+        count += 1
+    return count
+
+
+def _is_fma(n: Node) -> bool:
+    """Return whether a node calls `prims.fma`, which torch defines only once its own compiler is imported."""
+    return isinstance(n.target, torch._ops.OpOverload) and str(n.target) == "prims.fma.default"
 
 
 def _parts(total: Node) -> tuple[Node, Node] | None:

@@ -15,6 +15,7 @@ from . import (
     depthwise,
     housekeeping,
     instance_norm,
+    late_waits,
     loss_chunks,
     onednn,
     onednn_epilogues,
@@ -31,6 +32,7 @@ from . import (
     statistics,
     user,
     wide_products,
+    write_backs,
 )
 from .attention import rewrite as attention
 from .context import Context, Pass, Phase
@@ -207,6 +209,14 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "re-inplacing", P.LAST, BOTH, ANY, reinplace.run, preserves=False,
         decision=(DecisionKind.LAYOUT, "updated inputs", "written in place", "{}"),
+    ),
+    Pass(
+        "early write-backs", P.LAST, BOTH, ANY, write_backs.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "updated inputs", "written early", "{}, behind their last readers"),
+    ),
+    Pass(
+        "late waits", P.LAST, BOTH, ANY, late_waits.run, preserves=False,
+        decision=(DecisionKind.LAYOUT, "collectives", "waited for late", "{}"),
     ),
 )
 # fmt: on

@@ -136,6 +136,8 @@ def describe(x: Any) -> str:
         return repr(x)
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return f"{type(x).__name__} {x.node.expr}"
+    if (name := torch_api.opaque_class(x)) is not None:  # the host program passes it on; sizes that follow are traced
+        return f"object {name}"
     raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
 
 

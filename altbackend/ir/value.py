@@ -31,7 +31,7 @@ _values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
 class Value:
     """An immutable scalar expression; structurally equal values are the same object."""
 
-    __slots__ = ("__weakref__", "_loads", "_text", "args", "attr", "depth", "dtype", "op", "syms", "vars")
+    __slots__ = ("__weakref__", "_flops", "_loads", "_text", "args", "attr", "depth", "dtype", "op", "syms", "vars")
     op: str
     args: tuple[Value, ...]
     dtype: torch.dtype
@@ -41,6 +41,7 @@ class Value:
     syms: frozenset[Atom]
     _text: str | None
     _loads: tuple[tuple[str, Index], ...] | None
+    _flops: int | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -66,6 +67,7 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
     value = Value()
     value.op, value.args, value.dtype, value.attr, value._text = op, args, dtype, attr, None
     value._loads = None
+    value._flops = None
     value.depth = 1 + max((a.depth for a in args), default=0)
     value.vars = frozenset().union(*(a.vars for a in args))
     value.syms = frozenset().union(*(a.syms for a in args))
@@ -225,7 +227,7 @@ def rewrite(
         if not on_load and env.keys().isdisjoint(v.vars) and env.keys().isdisjoint(v.syms):
             memo[v] = v
             return v
-        args = tuple(visit(a) for a in v.args)
+        args = tuple([visit(a) for a in v.args])
         attr = v.attr
         if v.op == "load":
             attr = (attr[0], ex.substitute(attr[1], env, visit))
@@ -255,25 +257,43 @@ def walk(root: Value) -> Iterator[Value]:
         if v in seen:
             continue
         seen.add(v)
+        below = operands(v)
+        if not below:
+            yield v
+            continue
         stack.append((v, True))
-        below = list(v.args)
-        if v.op == "load":
-            below += ex.lookups(v.attr[1])
-        elif v.op in ("index", "wrap_index"):
-            below += ex.lookups(v.attr)
-        stack.extend((x, False) for x in reversed(below))
+        stack += [(x, False) for x in reversed(below)]
+
+
+def operands(v: Value) -> tuple[Value, ...]:
+    """Return the arguments of a value, and the values inside its lookups."""
+    if v.op == "load":
+        return (*v.args, *ex.lookups(v.attr[1]))
+    if v.op in ("index", "wrap_index"):
+        return (*v.args, *ex.lookups(v.attr))
+    return v.args
 
 
 def loads(root: Value) -> tuple[tuple[str, Index], ...]:
     """Return (buffer, index) of every load, each once."""
     if root._loads is None:
-        root._loads = tuple(v.attr for v in walk(root) if v.op == "load")
+        found: dict[tuple[str, Index], None] = {}
+        for v in operands(root):
+            found.update(dict.fromkeys(loads(v)))
+        if root.op == "load":
+            found[root.attr] = None
+        root._loads = tuple(found)
     return root._loads
 
 
 def flops(root: Value, varying: Set[ex.Atom] = frozenset()) -> int:
     """Return the cost of one evaluation, in float additions, of the operators that depend on all of `varying`."""
-    return sum(OPS[v.op].flops for v in walk(root) if v.op in OPS and varying <= v.vars)
+    if not varying and root._flops is not None:
+        return root._flops
+    count = sum(OPS[v.op].flops for v in walk(root) if v.op in OPS and varying <= v.vars)
+    if not varying:
+        root._flops = count
+    return count
 
 
 def show(v: Value) -> str:

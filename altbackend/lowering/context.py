@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from .python_text import python_text
 from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
+Stored = tuple[Value, tuple[Index, ...]]
+
 MAX_ORIGINS = 24  # FX nodes that are named for one loop
 
 
@@ -33,8 +35,8 @@ MAX_ORIGINS = 24  # FX nodes that are named for one loop
 class Ctx:
     """Everything that a lowering may read or append to.
 
-    `env` maps lowered FX nodes to their values. `stored` maps a value to the buffer that holds it, so that equal values
-    share one.
+    `env` maps lowered FX nodes to their values; `bind` adds to it. `stored` maps a value to the buffer that holds it,
+    so that equal values share one. `reading` has, for each buffer, the nodes and the stored values that read it.
     """
 
     cfg: Config
@@ -52,7 +54,8 @@ class Ctx:
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
     shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
-    stored: dict[tuple[Value, tuple[Index, ...]], Tensor] = field(default_factory=dict)
+    stored: dict[Stored, Tensor] = field(default_factory=dict)
+    reading: dict[str, dict[torch.fx.Node | Stored, None]] = field(default_factory=dict)
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
     returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
@@ -177,6 +180,7 @@ class Ctx:
         out = of_buffer(b)
         if not fresh:
             self.stored[key] = out
+            self._note_reads(key, (t.value, out.value))
         return out
 
     def store_region(self, b: Buffer, t: Tensor, dim: int, begin: Index) -> None:
@@ -237,31 +241,48 @@ class Ctx:
         assert v is not None
         return v
 
+    def bind(self, n: torch.fx.Node, lowered: Any) -> None:
+        """Enter the value of a lowered node."""
+        self.env[n] = lowered
+        self._note_reads(n, [t.value for t in tensors_in(lowered)])
+
+    def _note_reads(self, reader: torch.fx.Node | Stored, values: Iterable[Value]) -> None:
+        for buffer in {b for v in values for b, _ in va.loads(v)}:
+            self.reading.setdefault(buffer, {})[reader] = None
+
+    def _is_needed(self, n: torch.fx.Node) -> bool:
+        """Return whether a node that is still to be lowered, other than the present one, takes `n`."""
+        return any(u is not self.graph_node and u not in self.env for u in n.users)
+
     def read_later(self, buffer: str) -> bool:
         """Return whether a node that is still to be lowered takes a value that reads `buffer`."""
-        return any(
-            any(b == buffer for b, _ in va.loads(t.value))
-            for n, lowered in self.env.items()
-            if any(u is not self.graph_node and u not in self.env for u in n.users)
-            for t in (lowered if isinstance(lowered, (tuple, list)) else (lowered,))
-            if isinstance(t, Tensor)
-        )
+        readers = [n for n in self.reading.get(buffer, ()) if isinstance(n, torch.fx.Node)]
+        return any(self._is_needed(n) and any(_reads(t, buffer) for t in tensors_in(self.env[n])) for n in readers)
 
     def before_write(self, buffer: str) -> None:
         """Store every inlined value that reads `buffer`, which the next node overwrites."""
-        self.stored = {k: t for k, t in self.stored.items() if all(b != buffer for b, _ in va.loads(t.value))}
-        for n, lowered in list(self.env.items()):
-            if n.op == "placeholder" or not any(u is not self.graph_node and u not in self.env for u in n.users):
+        for n in list(self.reading.get(buffer, ())):
+            if not isinstance(n, torch.fx.Node):
+                self.stored.pop(n, None)
+                continue
+            if n.op == "placeholder" or not self._is_needed(n):
                 continue  # an input is the written memory itself; a value without further users is not needed
-            if isinstance(lowered, Tensor) and any(b == buffer for b, _ in va.loads(lowered.value)):
-                self.env[n] = self.realize(lowered, n.meta.get("val"), fresh=True)
+            lowered = self.env[n]
+            if isinstance(lowered, Tensor) and _reads(lowered, buffer):
+                self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=True))
             elif isinstance(lowered, (tuple, list)):
-                self.env[n] = type(lowered)(
-                    self.realize(t, fresh=True)
-                    if isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
-                    else t
-                    for t in lowered
-                )
+                kept = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
+                self.bind(n, type(lowered)(kept))
+
+
+def tensors_in(lowered: Any) -> list[Tensor]:
+    """Return the tensors of a lowered value: a tensor, or a tuple or list of results."""
+    parts = lowered if isinstance(lowered, (tuple, list)) else (lowered,)
+    return [t for t in parts if isinstance(t, Tensor)]
+
+
+def _reads(t: Any, buffer: str) -> bool:
+    return isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
 
 
 def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:

@@ -41,7 +41,7 @@ from .operators import (
     search,
     view,
 )
-from .registry import LOWERINGS, SUPPORTED_DTYPES, FallBack
+from .registry import SUPPORTED_DTYPES, FallBack, lowering_of
 from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # Importing these modules fills the registry.
@@ -141,11 +141,11 @@ def lower_graph(
         ctx.graph_node = node
         match node.op:
             case "placeholder":
-                ctx.env[node] = _placeholder(ctx, node)
+                ctx.bind(node, _placeholder(ctx, node))
             case "get_attr":
-                ctx.env[node] = _constant(ctx, gm, node)
+                ctx.bind(node, _constant(ctx, gm, node))
             case "call_function":
-                ctx.env[node] = _lowered(ctx, node)
+                ctx.bind(node, _lowered(ctx, node))
             case "output":
                 outputs = results.outputs(ctx, node)
             case _:
@@ -261,7 +261,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: negative.value(ctx.env[n], n))
     if target in in_place.FUNCTIONAL:
         return _update(ctx, node, (call_args, call_kwargs), (args, kwargs))
-    lowering = LOWERINGS.get(target)
+    lowering = lowering_of(target)
     if lowering is not None and _dtypes_ok(node) and not _host_decides(ctx, node, (args, kwargs)):
         if (empty := _empty_result(ctx, node)) is not None:
             return empty
@@ -391,12 +391,17 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
         raise Unsupported(node, "writes to a tensor that is not a view of an input")
     b = ctx.buffers[v.buffer]
     value = Tensor(into.sizes, into.dtype, va.cast(expand(source, into.sizes).computed(source.dtype), into.dtype))
-    value = negative.value(value, node.args[0])
+    unchanged = (source.sizes, source.dtype, as_view(source)) == (into.sizes, into.dtype, None)
+    plain = value
+    value = negated = negative.value(plain, node.args[0])
     source_view = as_view(value)
     if source_view is not None and source_view == v:
         return into
     if _overlaps(value, v.buffer):
         value = ctx.realize(value, fresh=True)
+        computed = node.args[1]
+        if isinstance(computed, torch.fx.Node) and unchanged and negated is plain:
+            ctx.bind(computed, value)  # later readers take it from there, too
     ctx.before_write(v.buffer)
     ctx.store(Buffer(b.name, b.dtype, v.sizes, v.strides, b.device), value, offset=v.offset)
     return into

@@ -9,6 +9,7 @@ import torch
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
+LATER: dict[str, Lowering] = {}  # by name: operators that a module of torch defines when it is imported
 L = TypeVar("L", bound=Lowering)
 
 SUPPORTED_DTYPES = frozenset(
@@ -41,9 +42,19 @@ def lowers(*names: str) -> Callable[[L], L]:
             op = overload(name)
             if op is not None:
                 LOWERINGS[op] = fn
+            else:
+                LATER[name] = fn
         return fn
 
     return register
+
+
+def lowering_of(target: Any) -> Lowering | None:
+    """Return the lowering of a call's target, or None."""
+    found = LOWERINGS.get(target)
+    if found is None and isinstance(target, torch._ops.OpOverload):
+        found = LATER.get(f"{target.namespace}::{target._opname}.{target._overloadname}")
+    return found
 
 
 def overload(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..aten.collective import is_start, is_wait
 from ..ir.loops import Extern, Node, Pointwise, Program, View, reads, symbols_of, writes
 from ..runtime.checks import require
 
@@ -24,7 +25,11 @@ class Deps:
 
 @dataclass
 class _Analysis:
-    """Reads, writes, aliases and definitions of the nodes so far. `last_effect`: the latest node with an effect."""
+    """Reads, writes, aliases and definitions of the nodes so far.
+
+    `last_effect`: the latest node with an effect, `last_start`: the latest that starts a collective. `under_way`: the
+    operands of a collective by its results.
+    """
 
     program: Program
     writers: dict[str, list[int]] = field(default_factory=dict)
@@ -32,6 +37,8 @@ class _Analysis:
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     definer: dict[str, int] = field(default_factory=dict)
     last_effect: int = -1
+    last_start: int = -1
+    under_way: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, k: int, node: Node) -> frozenset[int]:
         """Enter node number `k` and return the numbers of the nodes that must run before it."""
@@ -67,9 +74,17 @@ class _Analysis:
             if out and node.aliases:
                 origins = (b for a in node.aliases for b in (a, *self.aliases.get(a, ())))
                 self.aliases[out] = tuple(dict.fromkeys(origins))
+        edges: set[int] = set()
+        if is_start(node.target):  # all processes start collectives in one order
+            edges |= {self.last_start} - {-1}
+            self.last_start = k
+            self.under_way.update({o: tuple(reads(node)) for o in node.outs if o})
+        if is_wait(node.target):  # the collective has read its operands only when the wait returns
+            for buffer in (b for result in reads(node) for b in self.under_way.get(result, ())):
+                self.readers.setdefault(buffer, []).append(k)
         if not has_effect(node):
-            return set()
-        edges = {self.last_effect} if self.last_effect >= 0 else set()
+            return edges
+        edges |= {self.last_effect} - {-1}
         self.last_effect = k
         return edges
 

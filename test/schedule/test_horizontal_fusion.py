@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from altbackend.ir.loops import Extern, reads, writes
+from altbackend.report import stats
 from altbackend.schedule import horizontal_fusion
-from altbackend.schedule.device import H200, ScheduleContext
+from altbackend.schedule.device import H200, Cpu, ScheduleContext
+from altbackend.schedule.horizontal_parts import HorizontalKernel
 from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
@@ -52,6 +54,13 @@ def counters(*ns: T) -> list[T]:
     return [n + 1 for n in ns]
 
 
+def steps_and_weights(*ts: T) -> list[T]:
+    """Each weight needs the new value of its counter."""
+    half = len(ts) // 2
+    counts = [n + 1 for n in ts[:half]]
+    return [*counts, *(w * torch.exp(-n) for n, w in zip(counts, ts[half:], strict=True))]
+
+
 def overwritten(x: T, a: T, b: T) -> list[T]:
     """The second cast must see what was written between."""
     first = x @ a.half()
@@ -76,6 +85,11 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]], list[int]]] 
         lambda: [r(n) for _ in range(3) for n in (70, 1100, 3)],
         [3],
     ),
+    "counters and ranges": (
+        steps_and_weights,
+        lambda: [*(torch.tensor(float(k)) for k in range(4)), r(70), r(1100), r(3), r(5)],
+        [4, 4],
+    ),
     "counters": (counters, lambda: [torch.tensor(k) for k in range(7)], [7]),
     "work that differs": (lambda a, b, c: (a.sin(), b.cos(), c.sin()), lambda: [r(9), r(9), r(8)], [2]),
     "an input that changes": (overwritten, lambda: [r(4, 8).half(), r(8, 8), r(8, 8)], []),
@@ -94,8 +108,8 @@ def test_results_and_launches(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=2e-2 if b.dtype == torch.float16 else 1e-5, atol=2e-2)
     (gm,) = trace(fn, *make())
     s = schedule(gm, ctx=GPU)
-    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
-    assert [len(b.parts) for b in steps if isinstance(b, horizontal_fusion.HorizontalKernel)] == sizes
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None)
+    assert [len(b.parts) for b in steps if isinstance(b, HorizontalKernel)] == sizes
     assert triton_run.compile_errors() == []
 
 
@@ -104,20 +118,54 @@ def test_every_step_runs_once_and_after_what_it_needs() -> None:
     s = schedule(gm, ctx=GPU)
     written: set[str] = set(s.program.inputs)
     ran = 0
-    for step in horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None):
-        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
+    for step in horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None):
+        for part in step.parts if isinstance(step, HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             assert {b for n in nodes for b in reads(n)} <= written
             ran += 1
-        for part in step.parts if isinstance(step, horizontal_fusion.HorizontalKernel) else (step,):
+        for part in step.parts if isinstance(step, HorizontalKernel) else (step,):
             nodes = [part] if isinstance(part, Extern) else [s.program.nodes[m] for m in part.members]
             written.update(b for n in nodes for b in writes(n))
     assert ran == len(s.steps)
 
 
 def test_a_launch_takes_as_many_as_fit() -> None:
-    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.MOST_PARTS + 7)))
+    (gm,) = trace(lambda *ws: [w.half() for w in ws], *(r(9) for _ in range(horizontal_fusion.GPU.parts + 7)))
     s = schedule(gm, ctx=GPU)
-    steps = horizontal_fusion.fuse_horizontally(s.program, s.steps, lambda *a: None)
-    launches = [k for k in steps if isinstance(k, horizontal_fusion.HorizontalKernel)]
-    assert [len(k.parts) for k in launches] == [horizontal_fusion.MOST_PARTS, 7]
+    steps = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None)
+    launches = [k for k in steps if isinstance(k, HorizontalKernel)]
+    assert [len(k.parts) for k in launches] == [horizontal_fusion.GPU.parts, 7]
+
+
+def layers(*xs: T) -> list[T]:
+    """Pointwise layers over many tensors, each reading its neighbour's last value, with products between them."""
+    ys = list(xs)
+    for k in range(3):
+        products = [y @ y for y in ys]
+        ys = [torch.tanh(p) + ys[(n + k) % len(ys)] for n, p in enumerate(products)]
+    return [*ys[:3], *(y * 2 for y in ys)]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_memory_on_a_cpu(reuse: bool) -> None:
+    """Parts of one launch neither overwrite what another part reads nor share storage that is in use."""
+    inputs = [r(7, 7) / 7 for _ in range(6)]
+    before = stats.snapshot()
+    run = torch.compile(layers, backend="alt", options={"strict": True, "verify_ir": True, "reuse_memory": reuse})
+    for got, want in zip(run(*inputs), layers(*inputs), strict=True):
+        torch.testing.assert_close(got, want)
+    assert (stats.snapshot() - before).kernels < 10
+
+
+def test_a_large_pointwise_kernel_runs_in_parallel() -> None:
+    """The counter beside a large loop is a kernel of its own."""
+
+    def step(x: T, count: T) -> None:
+        x.mul_(count.exp())
+        count.add_(1)
+
+    (gm,) = trace(step, r(1 << 17), r(1))
+    s = schedule(gm, ctx=ScheduleContext(Cpu(2)))
+    large = [k for k in s.steps if not isinstance(k, Extern) and any(n.points == 1 << 17 for n in k.nodes)]
+    assert large
+    assert all(k.flat for k in large)

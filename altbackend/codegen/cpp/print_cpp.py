@@ -46,7 +46,7 @@ _COMBINE = {
 STACK_SCRATCH = 1 << 17  # bytes of scratch that a kernel may allocate on a thread's stack
 
 
-class _CppLines(Lines):
+class CppLines(Lines):
     """Lines of C++ with blocks in braces."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
 
     `threshold`: least work for which it uses several threads. `torch_threads`: these are torch's own, else OpenMP's.
     """
-    w = _CppLines()
+    w = CppLines()
     params = [
         f"{'' if p.written else 'const '}{CTYPES[p.dtype]}*{'' if p.shared else ' __restrict'} {p.name}"
         for p in f.params
@@ -81,13 +81,8 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
     for p in f.partials:
         _partial_open(w, p)
     heap = _scratch_bytes(f) > STACK_SCRATCH
-    if torch_threads:
-        w.open("alt::on_threads(threads, [&](const int thread)")
-    else:
-        w.add("#pragma omp parallel num_threads(threads) if (threads > 1)")
-        w.open("")
-        w.add("const int thread = omp_get_thread_num();")
-    _share(w, f, "threads" if torch_threads else "omp_get_num_threads()")
+    open_parallel(w, torch_threads)
+    _share(w, f, team(torch_threads))
     for d in f.scratch:
         _declare_scratch(w, d, heap)
     for p in f.partials:
@@ -102,13 +97,13 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
                 _short(w, f)
             _init_counters(w, f)
             w.open("for (int64_t o = begin; o < end; ++o)")
-        _block(w, f.body)
+        block(w, f.body)
         _advance_counters(w, f.row_counters)
         w.close()
         if f.short:
             w.close()
     else:
-        _block(w, f.body)
+        block(w, f.body)
     w.close(");" if torch_threads else "")
     for p in f.partials:
         _partial_close(w, p)
@@ -116,18 +111,33 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
     return "\n".join(w.body) + "\n"
 
 
-def _short(w: _CppLines, f: Function) -> None:
+def open_parallel(w: CppLines, torch_threads: bool) -> None:
+    """Open the block that every thread runs, with its number `thread`."""
+    if torch_threads:
+        w.open("alt::on_threads(threads, [&](const int thread)")
+    else:
+        w.add("#pragma omp parallel num_threads(threads) if (threads > 1)")
+        w.open("")
+        w.add("const int thread = omp_get_thread_num();")
+
+
+def team(torch_threads: bool) -> str:
+    """Return the number of threads inside such a block."""
+    return "threads" if torch_threads else "omp_get_num_threads()"
+
+
+def _short(w: CppLines, f: Function) -> None:
     (size,) = (ex.size_of(s.var) for s in f.short if isinstance(s, Loop))
     w.open(f"if ({index(size)} < {SHORT})")
     w.add("#pragma omp simd")
     w.open("for (int64_t o = begin; o < end; ++o)")
-    _block(w, f.short)
+    block(w, f.short)
     w.close()
     w.close(" else {")
     w.depth += 1
 
 
-def _init_counters(w: _CppLines, f: Function) -> None:
+def _init_counters(w: CppLines, f: Function) -> None:
     """Print the first values of the row counters."""
     step: Index = 1
     for k, v in reversed(list(enumerate(f.row_counters))):
@@ -137,7 +147,7 @@ def _init_counters(w: _CppLines, f: Function) -> None:
         step = ex.mul(step, ex.size_of(v))
 
 
-def _advance_counters(w: _CppLines, row_counters: tuple[Atom, ...]) -> None:
+def _advance_counters(w: CppLines, row_counters: tuple[Atom, ...]) -> None:
     for k, v in reversed(list(enumerate(row_counters))):
         if k == 0:
             w.add(f"++{v.key};")
@@ -148,7 +158,7 @@ def _advance_counters(w: _CppLines, row_counters: tuple[Atom, ...]) -> None:
         w.close()
 
 
-def _threads(w: _CppLines, f: Function, threshold: int) -> None:
+def _threads(w: CppLines, f: Function, threshold: int) -> None:
     """Print the number of threads, decided here for kernels of static work and else in the call."""
     if f.rows == 1 and f.flat is None:
         w.add("const int threads = 1; (void)max_threads;")
@@ -160,7 +170,7 @@ def _threads(w: _CppLines, f: Function, threshold: int) -> None:
         w.add(f"const int threads = {index(f.work)} >= {threshold} ? max_threads : 1;")
 
 
-def _share(w: _CppLines, f: Function, threads: str) -> None:
+def _share(w: CppLines, f: Function, threads: str) -> None:
     split = f"alt::share({index(f.rows)}, thread, {threads})"
     if f.flat is not None:
         split = f"alt::share_blocks({index(f.rows)}, 64, thread, {threads})"
@@ -177,7 +187,7 @@ def _scratch_bytes(f: Function) -> int:
     return total
 
 
-def _declare_scratch(w: _CppLines, d: Declare, heap: bool) -> None:
+def _declare_scratch(w: CppLines, d: Declare, heap: bool) -> None:
     assert d.numel is not None
     t = CTYPES[d.dtype]
     if heap:
@@ -186,7 +196,7 @@ def _declare_scratch(w: _CppLines, d: Declare, heap: bool) -> None:
         w.add(f"alignas(64) {t} {d.name}[{index(d.numel)}];")
 
 
-def _partial_open(w: _CppLines, p: Partial) -> None:
+def _partial_open(w: CppLines, p: Partial) -> None:
     t = CTYPES[p.dtype]
     per_line = max(64 // p.dtype.itemsize, 1)
     w.add(f"const int64_t {p.name}_pitch = ({index(p.numel)} + {2 * per_line - 1}) / {per_line} * {per_line};")
@@ -194,7 +204,7 @@ def _partial_open(w: _CppLines, p: Partial) -> None:
     w.add(f"for (int64_t k = 0; k < threads * {p.name}_pitch; ++k) {p.name}_all[k] = {scalar(p.init)};")
 
 
-def _partial_close(w: _CppLines, p: Partial) -> None:
+def _partial_close(w: CppLines, p: Partial) -> None:
     for v in p.parallel:
         w.open(_for(v.key, "0", index(ex.size_of(v))))
     if not p.parallel:
@@ -212,12 +222,12 @@ def _for(v: str, begin: str, end: str) -> str:
     return f"for (int64_t {v} = {begin}; {v} < {end}; ++{v})"
 
 
-def _block(w: _CppLines, body: tuple[Stmt, ...]) -> None:
+def block(w: CppLines, body: tuple[Stmt, ...]) -> None:
     for s in body:
         _statement(w, s)
 
 
-def _statement(w: _CppLines, s: Stmt) -> None:
+def _statement(w: CppLines, s: Stmt) -> None:
     match s:
         case Let():
             w.add(f"const {CTYPES[s.value.dtype]} {s.name} = {scalar(s.value)};")
@@ -238,7 +248,7 @@ def _guarded(guards: tuple[Value, ...]) -> str:
     return f"if ({' && '.join(map(scalar, guards))}) " if guards else ""
 
 
-def _tile(w: _CppLines, s: Loop) -> None:
+def _tile(w: CppLines, s: Loop) -> None:
     """Print two forms of a tile: with constant bounds, which the compiler unrolls, and with those of a last tile."""
     limited = [s, *_limited(s.body)]
     for q in limited:
@@ -263,7 +273,7 @@ def _with_ends(s: Stmt, own: bool) -> Stmt:
     return replace(s, end=end, limit=None, body=tuple(_with_ends(q, own) for q in s.body))
 
 
-def _loop(w: _CppLines, s: Stmt) -> None:
+def _loop(w: CppLines, s: Stmt) -> None:
     assert isinstance(s, Loop)
     if s.limit is not None:
         _tile(w, s)
@@ -278,7 +288,7 @@ def _loop(w: _CppLines, s: Stmt) -> None:
             clauses = "".join(f" reduction({_CLAUSE[op]}: {n})" for op, n in s.sums)
             w.add(f"#pragma omp simd{clauses}")
         w.open(_for(v, s.begin, end))
-    _block(w, s.body)
+    block(w, s.body)
     w.close()
 
 

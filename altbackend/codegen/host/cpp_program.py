@@ -187,7 +187,7 @@ def _segment(state: _Printer, n: int, numbers: Sequence[int]) -> None:
     """Print the call of one run of kernels, with the allocations before and the check after it."""
     launches = [s for k in numbers if isinstance(s := state.planned.steps[k], Launch)]
     for s in launches:
-        for q, b in zip(s.function.params, s.buffers, strict=True):
+        for q, b in s.operands():
             if q.written and b in state.planned.locations.fresh:
                 _allocate(state, b)
     for s in launches:

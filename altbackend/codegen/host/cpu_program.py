@@ -104,7 +104,7 @@ def _segment(w: HostLines, planned: LaunchPlan, n: int, numbers: Sequence[int]) 
     """Print the call of one run of kernels, with the allocations before and the check after it."""
     launches = [s for k in numbers if isinstance(s := planned.steps[k], Launch)]
     for s in launches:
-        for q, b in zip(s.function.params, s.buffers, strict=True):
+        for q, b in s.operands():
             if q.written and b in planned.locations.fresh and b not in w.targets:
                 _allocate(w, planned.program, planned.locations, b)
     for s in launches:

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...aten.collective import is_start
 from ...config.options import Config
 from ...ir import expr as ex
 from ...ir.expr import Index
 from ...ir.loops import Extern, Origin, Program, View, reads, unbacked_symbols, views, writes
 from ...schedule.deps import Deps
-from ..cpp import print_cpp, translation_units
-from ..cpp.ast import Function
+from ...schedule.horizontal_parts import HorizontalKernel
+from ..cpp import print_cpp, print_horizontal, translation_units
+from ..cpp.ast import Function, Param
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One generated kernel on named buffers. `in_place`: pairs of buffers that may share storage."""
+    """One generated kernel on named buffers. `in_place`: pairs of buffers that may share storage.
+
+    `points`: for a horizontal kernel the length of each part's range; `buffers` are then those of the first part, those
+    of the second, and so on. `work`: that of all parts.
+    """
 
     kernel: str
     function: Function
     buffers: tuple[str, ...]
     origins: tuple[Origin, ...]
     in_place: tuple[tuple[str, str], ...] = ()
+    points: tuple[int, ...] = ()
+    work: int = 0
+
+    def operands(self) -> Iterator[tuple[Param, str]]:
+        """Yield every buffer with the parameter that stands for it."""
+        params = self.function.params * max(len(self.points), 1)
+        return zip(params, self.buffers, strict=True)
+
+
+def horizontal_launch(label: str, k: HorizontalKernel, function: Function, roles: Sequence[str]) -> Launch:
+    """Return the launch of a horizontal kernel. `roles`: for each parameter of the function its role."""
+    buffers = tuple(k.operands[role][n] for n in range(len(k.parts)) for role in roles)
+    uses = Counter(b for n in range(len(k.parts)) for b in {names[n] for names in k.operands.values()})
+    # the memory of a buffer that another part reads may not be written before that part is done
+    in_place = tuple(pair for part in k.parts for pair in part.in_place if uses[pair[0]] == 1)
+    work = sum(part.work for part in k.parts if isinstance(part.work, int))
+    return Launch(label, replace(function, symbols=()), buffers, k.kernel.origins, in_place, k.points, work)
 
 
 Step = Launch | Extern
@@ -128,6 +152,8 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
             outs = [o for o in s.outs if o in p.buffers]
             if s.out_variant is None:
                 fresh.update(outs)
+            if is_start(s.target):  # it reads its operands after the call returns, and keeps only tensors alive
+                fresh.update(b for b in reads(s) if b in p.buffers and p.buffers[b].kind == "temp")
             uses.aliased.update(dict.fromkeys(outs, s.aliases) if s.aliases else {})
             uses.add(k, tuple(dict.fromkeys((*reads(s), *writes(s)))))
         else:
@@ -189,9 +215,12 @@ def _without_restrict(s: Step, locations: Locations) -> Step:
     if not isinstance(s, Launch):
         return s
     roots = [locations.shares.get(b, b) for b in s.buffers]
-    if len(set(roots)) == len(roots):
+    count = len(s.function.params)
+    parts = [roots[k : k + count] for k in range(0, len(roots), count)]
+    if all(len(set(part)) == count for part in parts):
         return s
-    params = tuple(replace(q, shared=roots.count(r) > 1) for q, r in zip(s.function.params, roots, strict=True))
+    shared = [any(part.count(part[k]) > 1 for part in parts) for k in range(count)]
+    params = tuple(replace(q, shared=x) for q, x in zip(s.function.params, shared, strict=True))
     return replace(s, function=replace(s.function, params=params))
 
 
@@ -206,8 +235,7 @@ def _segments(steps: Sequence[Step], temporaries: Collection[str]) -> list[list[
         if not isinstance(s, Launch):
             continue
         # the host raises the errors of checking kernels before another kernel writes an input
-        params = zip(s.function.params, s.buffers, strict=True)
-        separate = checking and any(q.written and b not in temporaries for q, b in params)
+        separate = checking and any(q.written and b not in temporaries for q, b in s.operands())
         if segments and k and isinstance(steps[k - 1], Launch) and not separate:
             segments[-1].append(k)
             checking |= s.function.checks
@@ -229,15 +257,19 @@ def cpp_text(plan: LaunchPlan, cfg: Config, namespace: str = "") -> str:
     for k, s in enumerate(plan.steps):
         if not isinstance(s, Launch):
             continue
-        text = print_cpp.function(s.function, "@", cfg.parallel_threshold, torch_threads=bool(namespace))
+        if s.points:
+            text = print_horizontal.function(s.function, "@", torch_threads=bool(namespace))
+        else:
+            text = print_cpp.function(s.function, "@", cfg.parallel_threshold, torch_threads=bool(namespace))
         label = labels.get(text)
         if label is None:
             label = labels[text] = f"kernel{len(labels)}"
             kernels.append(text.replace("static void @(", f"static void {label}(", 1))
-        args = [
-            f"({'' if q.written else 'const '}{print_cpp.CTYPES[q.dtype]}*)p[{slots[b]}]"
-            for q, b in zip(s.function.params, s.buffers, strict=True)
-        ]
+        if s.points:
+            several = s.work >= cfg.parallel_threshold
+            calls[k] = print_horizontal.call(label, k, s.points, [slots[b] for b in s.buffers], several)
+            continue
+        args = [f"({'' if q.written else 'const '}{print_cpp.CTYPES[q.dtype]}*)p[{slots[b]}]" for q, b in s.operands()]
         args += [f"s[{symbols.index(x)}]" for x in s.function.symbols] + ["threads"]
         if s.function.checks:
             args.append("error")

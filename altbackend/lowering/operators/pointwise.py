@@ -187,19 +187,26 @@ def register_direct() -> None:
 register_direct()
 
 
+def _scaled(x: Value, factor: s.Num | Value) -> Value:
+    """Return x times a number, which the host program may compute, in the dtype of `x`."""
+    if isinstance(factor, Value):
+        return s.mul(x, va.cast(factor, x.dtype))
+    return x if factor == 1 else s.mul(x, factor)
+
+
 @lowers("add.Tensor", "add.Scalar")
 def add(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
-    return elementwise(ctx, lambda x, y: s.add(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+    return elementwise(ctx, lambda x, y: s.add(x, _scaled(y, alpha)), a, b)
 
 
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
-    return elementwise(ctx, lambda x, y: s.sub(x, y if alpha == 1 else s.mul(y, alpha)), a, b)
+    return elementwise(ctx, lambda x, y: s.sub(x, _scaled(y, alpha)), a, b)
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")
 def rsub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
-    return elementwise(ctx, lambda x, y: s.sub(y, x if alpha == 1 else s.mul(x, alpha)), a, b)
+    return elementwise(ctx, lambda x, y: s.sub(y, _scaled(x, alpha)), a, b)
 
 
 @lowers("div.Tensor", "div.Scalar", "true_divide.Tensor")
@@ -334,7 +341,7 @@ def masked_fill(ctx: Ctx, x: Operand, mask: Tensor, number: Operand) -> Tensor:
 @lowers("addcmul.default")
 def addcmul(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> Tensor:
     def body(v: Value, p: Value, q: Value) -> Value:
-        return s.add(v, s.mul(p if value == 1 else s.mul(p, value), q))
+        return s.add(v, s.mul(_scaled(p, value), q))
 
     return elementwise(ctx, body, x, a, b)
 
@@ -342,9 +349,15 @@ def addcmul(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> T
 @lowers("addcdiv.default")
 def addcdiv(ctx: Ctx, x: Operand, a: Operand, b: Operand, value: s.Num = 1) -> Tensor:
     def body(v: Value, p: Value, q: Value) -> Value:
-        return s.add(v, s.div(p if value == 1 else s.mul(p, value), q))
+        return s.add(v, s.div(_scaled(p, value), q))
 
     return elementwise(ctx, body, x, a, b)
+
+
+@lowers("prims::fma.default")
+def fma(ctx: Ctx, a: Operand, b: Operand, c: Operand) -> Tensor:
+    """Return a * b + c, as Dynamo captures `addcmul_`, `addcdiv_` and `add_` with an alpha."""
+    return elementwise(ctx, lambda p, q, v: s.add(s.mul(p, q), v), a, b, c)
 
 
 @lowers("lerp.Scalar", "lerp.Tensor")

@@ -39,6 +39,19 @@ ALT_FN Share share_blocks(int64_t n, int64_t block, int64_t t, int64_t threads) 
   return {s.begin * block, end < n ? end : n};
 }
 
+// Return the first of `n` ascending numbers that exceeds `x`; `n` if none does.
+inline int64_t first_after(const int64_t* numbers, int64_t n, int64_t x) {
+  int64_t low = 0;
+  while (low < n) {
+    const int64_t middle = (low + n) / 2;
+    if (numbers[middle] > x)
+      n = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
 // Aligned heap memory that lives for one kernel.
 template <class T> struct Heap {
   void* raw;

@@ -22,17 +22,30 @@ def _scratch_fits(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return Refusal(f"a row would store {total} bytes in scratch") if total > fusion.device.scratch_bytes else None
 
 
+def _equal_loops(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse pointwise loops of other lengths beside a large one: only a single loop runs in parallel without rows."""
+    mapped = proposal.mapped
+    if proposal.group.rows != 1 or any(q.kind is not Kind.POINT for q in mapped):
+        return None
+    if len({q.points for q in mapped}) > 1 and max(map(total_points, mapped)) >= fusion.single_row_limit:
+        return Refusal(f"loops of several lengths: the fused kernel would run on one {fusion.worker}")
+    return None
+
+
 def _parallel_reads(fusion: Fusion, edge: Edge) -> Refusal | None:
     """Refuse reads at other points in a large kernel without rows: its loop could not run in parallel."""
     if edge.at_same_point or edge.rows != 1 or edge.writer.kind is Kind.IN_ROW:
         return None
-    if total_points(edge.writer) >= fusion.single_row_limit:
+    if max(total_points(edge.writer), total_points(edge.reader)) >= fusion.single_row_limit:
         where = f"{edge.buffer} is read at other points than it is written"
         return Refusal(f"{where}: the fused kernel would run on one {fusion.worker}")
     return None
 
 
 CPU = Table(
-    mapping=(Rule("scratch fits in the cache", _scratch_fits),),
+    mapping=(
+        Rule("scratch fits in the cache", _scratch_fits),
+        Rule("a large pointwise kernel without rows is one loop", _equal_loops),
+    ),
     edges=(Rule("large kernels without rows read at the same point", _parallel_reads),),
 )

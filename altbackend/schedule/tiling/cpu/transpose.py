@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,10 +14,17 @@ from ...device import Cpu
 from ...loop_mapping import Kind, MappedNode, Refusal, fit
 from ...loop_refinement import common_refinement, mergeable, merged, split_loops
 
+CACHED = 1024  # a kernel's loops are merged to find its rows, and then on those rows
+
 
 def merge_all(mapped: Sequence[MappedNode]) -> list[MappedNode]:
     """Merge neighbouring inner loops wherever they merge in all nodes."""
-    nodes = list(mapped)
+    return list(_merge_all(tuple(mapped)))
+
+
+@functools.lru_cache(CACHED)
+def _merge_all(mapped: tuple[MappedNode, ...]) -> Sequence[MappedNode]:
+    nodes: Sequence[MappedNode] = mapped
     for k in range(len(nodes[0].inner) - 2, -1, -1):
         if all(mergeable(q, k) for q in nodes):
             nodes = [merged(q, k) for q in nodes]

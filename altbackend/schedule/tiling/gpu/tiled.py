@@ -15,7 +15,7 @@ from ....ir.value import Value
 from ...deps import Deps
 from ...device import Gpu, ScheduleContext
 from ...fusion.group import Decision
-from ...horizontal_fusion import HorizontalKernel, Step
+from ...horizontal_parts import HorizontalKernel, Step
 from ...kernel import SCALAR, Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
 from .blocks import Blocks, Form
