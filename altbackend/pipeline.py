@@ -13,13 +13,13 @@ import torch
 from . import fx_passes
 from .autotune import products, tiles
 from .codegen.cpp import emit
-from .codegen.host import cpu_program, cuda_program, launch_plan
+from .codegen.host import cpp_graph, cpu_program, cuda_program, launch_plan
 from .codegen.triton import horizontal, print_triton
 from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
 from .compiled import replay, subgraphs
-from .compiled.artifact import Code
+from .compiled.artifact import Code, HostText
 from .compiled.load import Job, bind, bind_deferred
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
@@ -34,6 +34,7 @@ from .lowering.graph import lower_graph
 from .lowering.subgraphs import require_closed, require_functional
 from .runtime import multi_device
 from .runtime.boxed import Args, BoxedCall, Values, boxed
+from .runtime.cpp_host import HostForm
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
 from .schedule import horizontal_fusion, kernel, split
@@ -178,7 +179,7 @@ def translate(
         )
     with trace.stage("codegen"):
         on_gpu = scheduled.device.type == "cuda"
-        code = _cuda(scheduled, cfg, trace, submit) if on_gpu else _cpu(scheduled, cfg)
+        code = _cuda(scheduled, cfg, trace, submit) if on_gpu else _cpu(scheduled, cfg, trace, job)
     code = replace(subgraphs.attach(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, main_inputs=tuple(range(len(program.inputs))))
@@ -265,8 +266,8 @@ class Scheduled:
     any_strides: bool
 
 
-def _cpu(s: Scheduled, cfg: Config) -> Code:
-    """Print one C++ library and one host program."""
+def _cpu(s: Scheduled, cfg: Config, trace: Trace, job: Job) -> Code:
+    """Print one C++ library and one host program, which may also have a form in C++."""
     steps = launches(s)
     printed = cpu_program.build(s.program, s.deps, steps, cfg, s.any_strides)
     return Code(
@@ -277,7 +278,22 @@ def _cpu(s: Scheduled, cfg: Config) -> Code:
         cpp=printed.cpp if printed.segments else "",
         constants=callables(steps, s.constants),
         names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
+        host=_host_text(s, steps, cfg, trace, job),
     )
+
+
+def _host_text(s: Scheduled, steps: Sequence[launch_plan.Step], cfg: Config, trace: Trace, job: Job) -> HostText | None:
+    """Return the host program in C++; None if it is not wanted or has no such form, with the reason in the trace."""
+    if cfg.host == "python" or job.kind == "subgraph":
+        return None
+    calling = cpp_graph.Calling(s.any_strides, drops=job.kind == "backward")
+    try:
+        printed = cpp_graph.build(s.program, s.deps, steps, cfg, calling)
+    except Unsupported as cause:
+        trace.decision(DecisionKind.HOST, trace.graph_name, "python", str(cause))
+        return None
+    form = HostForm(printed.inputs, printed.outputs, printed.constants)
+    return HostText(printed.text, form, printed.segments, printed.steps)
 
 
 def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None) -> Code:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .. import fx_passes, pipeline
-from ..codegen.host import cpp_program
-from ..codegen.host.cpp_program import CppProgram, UserInputs
+from ..codegen.host import cpp_library
+from ..codegen.host.cpp_library import CppProgram, UserInputs
 from ..compiled.load import Job
 from ..config.options import Config
 from ..debug.trace import Trace
@@ -76,7 +76,7 @@ def _require_cpu(device: torch.device) -> None:
 
 
 def _print(s: pipeline.Scheduled, cfg: Config, name: str, user: UserInputs) -> CppProgram:
-    return cpp_program.build(s.program, s.deps, pipeline.launches(s), cfg, name, user)
+    return cpp_library.build(s.program, s.deps, pipeline.launches(s), cfg, name, user)
 
 
 def _with_literals(

@@ -27,7 +27,7 @@ from ..runtime.boxed import BoxedCall, Values, boxed
 from ..runtime.cuda_graphs import ALL
 from ..runtime.frozen import Frozen
 from ..runtime.page_guard import NotGuardable
-from . import bytecode, freezing, replay
+from . import bytecode, freezing, hosts, replay
 from .artifact import Code
 from .deferred import DeferredBuild, build_at_first_call
 
@@ -143,7 +143,7 @@ def build(code: Code, cfg: Config) -> list[object]:
     ]
 
 
-def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
+def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
         call = _load(code, iter(built), cfg)
@@ -153,6 +153,8 @@ def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: J
         library_calls=sum(c.library_calls for c in parts),
         compile_seconds=trace.seconds(),
     )
+    if code.device.type == "cpu":
+        call = hosts.with_cpp(code, call, built[0], cfg, trace)
     if code.recording is not None and cfg.cudagraphs:
         static = [k for k, original in enumerate(code.main_inputs) if original in job.static_inputs]
         facts = replay.CallFacts(tuple(static), len(code.main_inputs), job.user_outputs, job.kind == "backward")

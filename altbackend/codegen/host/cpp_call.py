@@ -11,7 +11,7 @@ import torch
 
 from ...compat.stable_abi import Shim, argument_type, shim_of
 from ...errors import Unsupported
-from ...ir.loops import Extern, HostNumber
+from ...ir.loops import Extern, HostNumber, View
 from ...runtime import checks
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
@@ -34,11 +34,15 @@ _ITEM_TYPES = {
 
 @dataclass
 class Calls:
-    """The library calls of a program: the functions that they need, and the types of the numbers that they give."""
+    """The library calls of a program: the functions that they need, and the types of the numbers that they give.
+
+    `hoisted`: views of inputs that were made for several calls, with their handles.
+    """
 
     planned: LaunchPlan
     types: MutableMapping[str, Kind]
     shims: dict[str, Shim] = field(default_factory=dict)
+    hoisted: dict[View, str] = field(default_factory=dict)
 
     def declarations(self) -> list[str]:
         """Return the declarations of the called functions, in a fixed order."""
@@ -46,7 +50,7 @@ class Calls:
 
     def print(self, w: Lines, s: Extern, target: Any) -> None:
         """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
-        values = Values(self.planned, w, self.types, s)
+        values = Values(self.planned, w, self.types, s, self.hoisted)
         if target is _ITEM:
             self._item(w, values, s)
         elif isinstance(target, torch._ops.OpOverload):
@@ -172,7 +176,8 @@ def _strided_copy(w: Lines, values: Values, s: Extern) -> None:
 def _require(w: Lines, values: Values, s: Extern) -> None:
     holds, message = s.args
     text = translate(str(holds), values.types)[0] if isinstance(holds, HostNumber) else str(bool(holds)).lower()
-    w.add(f"py::require({text}, {quoted(str(message))});")
+    check = "require_index" if s.target is checks.require_index else "require"
+    w.add(f"py::{check}({text}, {quoted(str(message))});")
 
 
 _OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {

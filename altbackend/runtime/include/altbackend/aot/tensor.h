@@ -17,7 +17,9 @@ namespace alt::aot {
 
 // An error of one call; the exported functions catch it and keep its text for the caller.
 struct Error {
+  enum Kind { runtime, index };  // as Python raises it
   std::string text;
+  Kind kind = runtime;
 };
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
@@ -293,7 +295,12 @@ inline void check_kernel(int64_t* error, const char* lines) {
   if (__builtin_expect(code == 0, 1)) return;
   error[0] = 0;
   if (code == 2) fail("ZeroDivisionError in %s", lines);
-  fail("index %" PRId64 " is out of bounds for a dimension of size %" PRId64 " in %s", error[1], error[2], lines);
+  try {
+    fail("index %" PRId64 " is out of bounds for a dimension of size %" PRId64 " in %s", error[1], error[2], lines);
+  } catch (Error& e) {
+    e.kind = code == 1 ? Error::index : Error::runtime;
+    throw;
+  }
 }
 
 }  // namespace alt::aot

@@ -1,0 +1,106 @@
+"""Host programs in C++: load the library of one, and call it with Python's tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .boxed import Args, BoxedCall, Values, boxed
+
+# Handles of tensors for C++, and tensors of such handles. Each handle is a capsule that owns nothing.
+handles_of: Callable[[Sequence[torch.Tensor]], list[object]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+tensors_of: Callable[[Sequence[object]], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+# Modes intercept the operators of the Python program; C++ would pass them by.
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+@dataclass(frozen=True)
+class HostForm:
+    """The calling convention of a host program in C++.
+
+    `inputs`: a letter each: "t" tensor, "n" integer, "-" not used. `outputs`: tensor, int, float, bool or none.
+    """
+
+    inputs: str
+    outputs: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+class CppHost:
+    """A loaded host program. Raise OSError if the library cannot be loaded, AttributeError if it is another one.
+
+    `segments`: addresses of the functions that run kernels, which `kernels` keeps alive.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        form: HostForm,
+        kernels: object,
+        segments: Sequence[int],
+        constants: Mapping[str, Any],
+        threads: int,
+    ) -> None:
+        dll = ctypes.PyDLL(path)
+        self.kernels, self.constants = kernels, [constants[name] for name in form.constants]
+        kinds = "".join({"tensor": "t", "none": "-"}.get(o, o[0]) for o in form.outputs).encode()
+        dll.alt_graph_new.restype = ctypes.c_void_p
+        addresses = (ctypes.c_void_p * max(len(segments), 1))(*segments)
+        self.state = ctypes.c_void_p(dll.alt_graph_new(addresses, kinds, threads))
+        dll.alt_graph_constants.argtypes = (ctypes.c_void_p, ctypes.py_object)
+        dll.alt_graph_constants(self.state, handles_of(self.constants))
+        dll.alt_graph_call.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+        dll.alt_graph_call.restype = ctypes.py_object
+        self.run = dll.alt_graph_call
+        # the library stays mapped: a thread may still run it
+        weakref.finalize(self, dll.alt_graph_delete, self.state).atexit = False
+
+
+def bound(host: CppHost, form: HostForm, python: BoxedCall) -> BoxedCall:
+    """Return the call of a host program in C++.
+
+    `python` is the same program in Python. It runs calls under a dispatch mode, and calls that C++ gave up before they
+    had an effect: it raises their errors.
+    """
+    run, nothing = host.run, list[int]()
+    is_tensor = [kind == "t" for kind in form.inputs]
+    tensors = [k for k, t in enumerate(is_tensor) if t]
+    numbers = [k for k, kind in enumerate(form.inputs) if kind == "n"]
+    only_tensors = all(is_tensor)
+    finish = _results(form)
+
+    @boxed
+    def call(args: Args) -> Values:
+        if _modes():
+            return python(args)
+        try:
+            handles = handles_of(args if only_tensors else [args[k] for k in tensors])
+        except TypeError:  # an input that is no tensor, which only Python can pass on
+            return python(args)
+        rest = nothing if only_tensors else [None if t else x for t, x in zip(is_tensor, args, strict=True)]
+        args.clear()
+        out = run(host.state, handles, [rest[k] for k in numbers] if numbers else nothing)
+        if out is not None:
+            return finish(out)
+        given = iter(tensors_of(handles))
+        return python([next(given) if t else rest[k] for k, t in enumerate(is_tensor)])
+
+    return call
+
+
+def _results(form: HostForm) -> Callable[[list[Any]], Values]:
+    """Return the function that makes the results of a call from handles and numbers."""
+    where = [k for k, kind in enumerate(form.outputs) if kind == "tensor"]
+
+    def mixed(out: list[Any]) -> Values:
+        for k, t in zip(where, tensors_of([out[k] for k in where]), strict=True):
+            out[k] = t
+        return tuple(out)
+
+    return mixed if len(where) < len(form.outputs) else lambda out: tuple(tensors_of(out))
