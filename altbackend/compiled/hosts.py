@@ -78,7 +78,9 @@ def with_cpp(code: Code, python: BoxedCall, library: Library | None, cfg: Config
     try:
         return loader.build(low_priority=False) or python
     except (AltError, OSError) as cause:
-        warnings.warn(f"{trace.graph_name} runs with its host program in Python: {cause}", FallbackWarning, stacklevel=2)
+        warnings.warn(
+            f"{trace.graph_name} runs with its host program in Python: {cause}", FallbackWarning, stacklevel=2
+        )
         return python
 
 
@@ -98,7 +100,7 @@ def _switching(loader: HostLoader, python: BoxedCall) -> BoxedCall:
     def use(call: BoxedCall) -> None:
         current[0] = call
 
-    current = [counted]
+    current: list[BoxedCall] = [counted]
 
     @boxed
     def run(args: Args) -> Values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ import torch
 from .boxed import Args, BoxedCall, Values, boxed
 
 # Handles of tensors for C++, and tensors of such handles. Each handle is a capsule that owns nothing.
-handles_of: Callable[[Sequence[torch.Tensor]], list[object]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-tensors_of: Callable[[Sequence[object]], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+handles_of: Callable[[Any], list[Any]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+tensors_of: Callable[[Any], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 # Modes intercept the operators of the Python program; C++ would pass them by.
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 

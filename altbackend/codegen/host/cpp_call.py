@@ -12,7 +12,7 @@ import torch
 from ...compat.stable_abi import Shim, argument_type, shim_of
 from ...errors import Unsupported
 from ...ir.loops import Extern, HostNumber, View
-from ...runtime import checks
+from ...runtime import checks, philox
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
 from .cpp_numbers import CTYPES, Kind, translate
@@ -180,7 +180,22 @@ def _require(w: Lines, values: Values, s: Extern) -> None:
     w.add(f"py::{check}({text}, {quoted(str(message))});")
 
 
+def _seeds(w: Lines, values: Values, s: Extern) -> None:
+    """Print the draw of the seeds of random numbers, two integers each, by the operator that Python calls."""
+    count, device = s.args
+    place = ", ".join(values.device(device))
+    arguments = f"on_stack(INT64_MIN), on_stack(INT64_MAX), list({{on_stack(int64_t({count})), on_stack(int64_t(2))}})"
+    more = f"some(code_on_stack(code(Dtype::int64))), nothing(), some(device_on_stack({place})), nothing()"
+    w.add(f"StableIValue drawn[] = {{{arguments}, {more}}};")
+    w.add('call("aten::randint", "low", drawn);')
+    w.add("const Tensor seeds = tensor_from(drawn[0]);")
+    for k, o in enumerate(s.outs):
+        if o is not None:
+            w.add(f"t_{o} = view(seeds.get(), {{2}}, {{1}}, {2 * k});")
+
+
 _OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
+    philox.philox_seeds: _seeds,
     runtime_ops.as_strided: _as_strided,
     runtime_ops.strided_copy: _strided_copy,
     checks.require: _require,

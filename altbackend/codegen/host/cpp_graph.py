@@ -17,6 +17,7 @@ from ...errors import Unsupported
 from ...ir import expr as ex
 from ...ir.loops import Extern, HostNumber, Program, View, names_in, symbols_of, views, writes
 from ...lowering.graph import Opaque
+from ...runtime import philox
 from ...schedule.deps import Deps
 from .cpp_library import number
 from .cpp_numbers import CTYPES
@@ -30,9 +31,9 @@ HEADERS = ("graph.h", "dispatcher.h", "numbers.h")
 
 @dataclass(frozen=True)
 class GraphHost:
-    """A host program in C++. `steps`: runs of kernels and library calls. `inputs`: a letter each: "t" a tensor, "n" an integer, "-" not
-    used.
+    """A host program in C++. `steps`: runs of kernels and library calls.
 
+    `inputs`: a letter each: "t" a tensor, "n" an integer, "-" not used.
     `constants`: names of the tensors that the program takes besides its inputs.
     """
 
@@ -60,6 +61,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: C
     edges = _GraphEdges(calling, cfg.size_asserts and not calling.any_strides)
     host = print_program(p, deps, steps, cfg, "graph", edges, pointers=True)
     segments = len(host.planned.segments)
+    keep = str(cfg.persistent_workspace).lower()
     lines = [
         *(f"#include <altbackend/aot/{h}>" for h in HEADERS),
         "",
@@ -68,7 +70,7 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: C
         "namespace alt::aot {",
         "",
         host.text,
-        f"static const Graph the_graph{{graph_table, graph::segments, {segments}, {str(cfg.persistent_workspace).lower()}}};",
+        f"static const Graph the_graph{{graph_table, graph::segments, {segments}, {keep}}};",
         "}  // namespace alt::aot",
         "",
         "ALT_GRAPH(alt::aot::the_graph)",
@@ -90,7 +92,7 @@ def _is_number(p: Program, b: str) -> bool:
 
 
 def _opaque_inputs(p: Program) -> set[str]:
-    """Return the inputs that calls take or the caller gets as they are; those of calls must be tensors to be printed."""
+    """Return the inputs that calls take or the caller gets as they are. A call takes them as tensors, or is refused."""
     names: set[str] = {str(o) for o in p.outputs if isinstance(o, Opaque)}
     for s in (s for s in p.nodes if isinstance(s, Extern)):
         leaves = torch.utils._pytree.tree_leaves((s.args, dict(s.kwargs)))
@@ -131,8 +133,8 @@ class _GraphEdges:
 
     def inputs(self, state: Printer) -> None:
         p, w = state.program, state.w
-        w.add("auto& call = static_cast<GraphFrame&>(frame);")
-        w.add("(void)call;")
+        w.add("auto& own = static_cast<GraphFrame&>(frame);")
+        w.add("(void)own;")
         tensors = [b for b in p.inputs if not _is_number(p, b)]
         for k, b in enumerate(tensors):
             if self.calling.any_strides and b in p.buffers and p.buffers[b].sizes:
@@ -140,7 +142,7 @@ class _GraphEdges:
             else:
                 w.add(f"const Borrowed t_{b}{{frame.in[{k}]}};")
         for k, b in enumerate(_constants(p)):
-            w.add(f"const Borrowed t_{b}{{call.fixed[{k}]}};")
+            w.add(f"const Borrowed t_{b}{{own.fixed[{k}]}};")
         self._numbers(state)
         for b in (b for b in tensors if b in p.buffers):
             geometry = f"{ints(p.buffers[b].sizes)}, {ints(p.buffers[b].strides)}"
@@ -158,7 +160,7 @@ class _GraphEdges:
             _require_integer(p, b)
             if b not in state.types:
                 state.types[b] = "int"
-                w.add(f"const int64_t {b} = call.given[{k}];")
+                w.add(f"const int64_t {b} = own.given[{k}];")
         for b in (b for b in p.inputs if b in p.buffers):
             for axis, n in enumerate(p.buffers[b].sizes):
                 text = ex.show(n)
@@ -171,12 +173,12 @@ class _GraphEdges:
     def before(self, state: Printer, s: Step) -> None:
         """Print that the call cannot be repeated, before a step that changes more than intermediates."""
         if effect_of(state.program, s):
-            state.w.add("call.repeatable = false;")
+            state.w.add("own.repeatable = false;")
 
     def drop_input(self, state: Printer, b: str) -> None:
         tensors = [c for c in state.program.inputs if not _is_number(state.program, c)]
         if self.calling.drops and not self.calling.any_strides:
-            state.w.add(f"call.drop({tensors.index(b)});")
+            state.w.add(f"own.drop({tensors.index(b)});")
 
     def output(self, state: Printer, k: int, o: Any) -> str:
         w = state.w
@@ -190,7 +192,7 @@ class _GraphEdges:
             return "tensor"
         text, kind = number(state, o)
         field = "real" if kind == "float" else "integer"
-        w.add(f"call.numbers[{k}].{field} = {CTYPES[kind]}({text});")
+        w.add(f"own.numbers[{k}].{field} = {CTYPES[kind]}({text});")
         return kind
 
 
@@ -203,7 +205,7 @@ def effect_of(p: Program, s: Step) -> bool:
     if isinstance(s, Launch):
         return any(q.written and is_given(b) for q, b in zip(s.function.params, s.buffers, strict=True))
     if not isinstance(s.target, torch._ops.OpOverload):
-        return any(is_given(b) for b in writes(s))
+        return s.target is philox.philox_seeds or any(is_given(b) for b in writes(s))
     draws = torch.Tag.nondeterministic_seeded in s.target.tags
     writes_given = s.target._schema.is_mutable and any(is_given(v.buffer) for v in views(s))
     return draws or is_foreign(s.target) or writes_given or any(is_given(b) for b in writes(s))

@@ -14,7 +14,7 @@ from ...lowering.graph import Opaque
 from ...schedule.deps import Deps
 from ..cpp import print_cpp
 from . import cpp_inputs
-from .cpp_numbers import CTYPES, translate
+from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_program import Printer, print_program
 from .cpp_values import quoted, view_text
 from .launch_plan import Step, cpp_text
@@ -102,7 +102,7 @@ class _LibraryEdges:
         return f"clone({made}.get())" if is_weight else made
 
 
-def number(state: Printer, o: Any) -> tuple[str, Any]:
+def number(state: Printer, o: Any) -> tuple[str, Kind]:
     """Return a result that is a number as C++, with its kind. Raise Unsupported for another result."""
     if isinstance(o, HostNumber):
         return translate(str(o), state.types)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 
 from ...config.options import Config
-from ...errors import Unsupported
 from ...ir.loops import Extern, Number, Program, View, names_in, reads, unbacked_symbols, views
 from ...schedule.deps import Deps
 from ..lines import Lines

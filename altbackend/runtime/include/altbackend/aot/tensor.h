@@ -2,6 +2,8 @@
 #pragma once
 #include <torch/csrc/stable/c/shim.h>
 
+#include "../index.h"
+
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
