@@ -54,15 +54,27 @@ class CppHost:
         self.state = ctypes.c_void_p(dll.alt_graph_new(addresses, kinds, threads))
         dll.alt_graph_constants.argtypes = (ctypes.c_void_p, ctypes.py_object)
         dll.alt_graph_constants(self.state, handles_of(self.constants))
-        dll.alt_graph_call.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+        dll.alt_graph_call.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
         dll.alt_graph_call.restype = ctypes.py_object
-        self.run = dll.alt_graph_call
+        self.run, self.dll = dll.alt_graph_call, dll
         # the library stays mapped: a thread may still run it
         weakref.finalize(self, dll.alt_graph_delete, self.state).atexit = False
 
+    def use_gpu(self, launch: int, kernels: Sequence[tuple[int, int, int]], flag: int, device: int) -> None:
+        """Give the program its kernels on a GPU: (function, threads, shared memory) of each, and their error flag.
 
-def bound(host: CppHost, form: HostForm, python: BoxedCall) -> BoxedCall:
-    """Return the call of a host program in C++.
+        `launch`: the address of cuLaunchKernel.
+        """
+        numbers = [x for k in kernels for x in k]
+        table = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+        pointers = ctypes.c_void_p(launch), table, len(kernels), ctypes.c_void_p(flag)
+        self.dll.alt_graph_gpu(self.state, *pointers, device)
+
+
+def bound(
+    host: CppHost, form: HostForm, python: BoxedCall, stream: Callable[[], int | None] | None = None
+) -> BoxedCall:
+    """Return the call of a host program in C++. `stream`: returns the stream of a GPU on which it runs.
 
     `python` is the same program in Python. It runs calls under a dispatch mode, and calls that C++ gave up before they
     had an effect: it raises their errors.
@@ -84,7 +96,7 @@ def bound(host: CppHost, form: HostForm, python: BoxedCall) -> BoxedCall:
             return python(args)
         rest = nothing if only_tensors else [None if t else x for t, x in zip(is_tensor, args, strict=True)]
         args.clear()
-        out = run(host.state, handles, [rest[k] for k in numbers] if numbers else nothing)
+        out = run(host.state, handles, [rest[k] for k in numbers] if numbers else nothing, stream() if stream else None)
         if out is not None:
             return finish(out)
         given = iter(tensors_of(handles))

@@ -11,7 +11,7 @@ import torch
 
 from ...compat.stable_abi import Shim, argument_type, shim_of
 from ...errors import Unsupported
-from ...ir.loops import Extern, HostNumber, View
+from ...ir.loops import Extern, HostNumber, View, views
 from ...runtime import checks, philox
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
@@ -62,7 +62,8 @@ class Calls:
 
     def _operator(self, w: Lines, values: Values, s: Extern, op: torch._ops.OpOverload) -> None:
         given = _arguments(self.planned, s, op)
-        shim = shim_of(op)
+        devices = devices_of(self.planned, s)
+        shim = shim_of(op, on_gpu="cuda" in devices) if len(devices) < 2 else None
         if shim is not None and not any(isinstance(x, complex) for _, x in given):
             self.shims[shim.name] = shim
             self._shim(w, values, s, shim, given)
@@ -88,6 +89,13 @@ class Calls:
             kind: Kind = "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
             self.types[name] = kind
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
+
+
+def devices_of(planned: LaunchPlan, s: Extern) -> set[str]:
+    """Return the types of devices on which a call's tensors lie."""
+    buffers = planned.program.buffers
+    names = [*(v.buffer for v in views(s)), *(o for o in s.outs if o in buffers and o is not None)]
+    return {buffers[b].device.type for b in names}
 
 
 def result_kinds(s: Extern) -> dict[str, Kind]:

@@ -19,10 +19,12 @@ from ...ir.loops import Extern, HostNumber, Program, View, names_in, symbols_of,
 from ...lowering.graph import Opaque
 from ...runtime import philox
 from ...schedule.deps import Deps
+from . import cpp_cuda
 from .cpp_library import number
 from .cpp_numbers import CTYPES
-from .cpp_program import Printer, print_program
+from .cpp_program import AnyStep, Edges, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, quoted, view_text
+from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import Launch, Step
 from .python_text import is_foreign
 
@@ -58,10 +60,21 @@ class Calling:
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
-    edges = _GraphEdges(calling, cfg.size_asserts and not calling.any_strides)
-    host = print_program(p, deps, steps, cfg, "graph", edges, pointers=True)
-    segments = len(host.planned.segments)
-    keep = str(cfg.persistent_workspace).lower()
+    host = print_program(p, deps, steps, cfg, "graph", _edges(calling, cfg), pointers=True)
+    return _graph(host, cfg)
+
+
+def build_cuda(planned: CudaPlan, cfg: Config, calling: Calling) -> GraphHost:
+    """Print a host program for a GPU. Raise Unsupported like `build`."""
+    return _graph(cpp_cuda.print_program(planned, "graph", _edges(calling, cfg)), cfg)
+
+
+def _edges(calling: Calling, cfg: Config) -> Edges:
+    return _GraphEdges(calling, cfg.size_asserts and not calling.any_strides)
+
+
+def _graph(host: PrintedHost, cfg: Config) -> GraphHost:
+    p, segments, keep = host.planned.program, len(host.planned.segments), str(cfg.persistent_workspace).lower()
     lines = [
         *(f"#include <altbackend/aot/{h}>" for h in HEADERS),
         "",
@@ -78,7 +91,9 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: C
     ]
     inputs = "".join(_kind(p, b, _used_names(p)) for b in p.inputs)
     calls = sum(isinstance(s, Extern) for s in host.planned.steps)
-    return GraphHost("\n".join(lines), segments, segments + calls, inputs, _constants(p), host.outputs)
+    # the kernels of a segment are one call on a CPU; on a GPU, each is a launch
+    steps = calls + (segments or host.launches)
+    return GraphHost("\n".join(lines), segments, steps, inputs, _constants(p), host.outputs)
 
 
 def _kind(p: Program, b: str, used: Set[str]) -> str:
@@ -170,7 +185,7 @@ class _GraphEdges:
                 name = f"g_{b}" if self.calling.any_strides else f"t_{b}"
                 w.add(f"const int64_t {text} = size_of({name}.get(), {axis});")
 
-    def before(self, state: Printer, s: Step) -> None:
+    def before(self, state: Printer, s: AnyStep) -> None:
         """Print that the call cannot be repeated, before a step that changes more than intermediates."""
         if effect_of(state.program, s):
             state.w.add("own.repeatable = false;")
@@ -196,7 +211,7 @@ class _GraphEdges:
         return kind
 
 
-def effect_of(p: Program, s: Step) -> bool:
+def effect_of(p: Program, s: AnyStep) -> bool:
     """Return whether a step changes an input or the random state, or may do more than its schema says."""
 
     def is_given(b: str) -> bool:
@@ -204,6 +219,8 @@ def effect_of(p: Program, s: Step) -> bool:
 
     if isinstance(s, Launch):
         return any(q.written and is_given(b) for q, b in zip(s.function.params, s.buffers, strict=True))
+    if isinstance(s, CudaLaunch):
+        return any(q.written and is_given(b) for q, b in zip(s.params, s.buffers, strict=True))
     if not isinstance(s.target, torch._ops.OpOverload):
         return s.target is philox.philox_seeds or any(is_given(b) for b in writes(s))
     draws = torch.Tag.nondeterministic_seeded in s.target.tags

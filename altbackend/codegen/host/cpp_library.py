@@ -15,7 +15,7 @@ from ...schedule.deps import Deps
 from ..cpp import print_cpp
 from . import cpp_inputs
 from .cpp_numbers import CTYPES, Kind, translate
-from .cpp_program import Printer, print_program
+from .cpp_program import AnyStep, Printer, print_program
 from .cpp_values import quoted, view_text
 from .launch_plan import Step, cpp_text
 
@@ -74,7 +74,7 @@ class _LibraryEdges:
             if names_in(condition) <= set(state.types):
                 w.add(f"check_condition({translate(condition, state.types)[0]}, {quoted(condition)});")
 
-    def before(self, state: Printer, s: Step) -> None:
+    def before(self, state: Printer, s: AnyStep) -> None:
         pass  # an error ends the call, whatever has run
 
     def drop_input(self, state: Printer, b: str) -> None:

@@ -21,11 +21,15 @@ from .cpp_call import Calls, late_numbers, result_kinds, settle
 from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
+from .cuda_program import CudaLaunch
 from .launch_plan import Launch, LaunchPlan, Step, plan
 from .python_text import is_foreign, provenance
 
 # Results in oneDNN's own layout, which only library calls read.
 OPAQUE_RESULTS = "mkldnn::_reorder_"
+
+
+AnyStep = Step | CudaLaunch
 
 
 class Edges(Protocol):
@@ -34,7 +38,7 @@ class Edges(Protocol):
     def inputs(self, state: Printer) -> None:
         """Print names for inputs and constants, the checks of inputs, and the sizes in them."""
 
-    def before(self, state: Printer, s: Step) -> None:
+    def before(self, state: Printer, s: AnyStep) -> None:
         """Print what must be known before a step runs."""
 
     def drop_input(self, state: Printer, b: str) -> None:
@@ -46,29 +50,30 @@ class Edges(Protocol):
 
 @dataclass(frozen=True)
 class PrintedHost:
-    """A printed host program: its text, the declarations that it needs, and the kinds of its results."""
+    """A printed host program: its text, the declarations that it needs, the kinds of its results, and its launches."""
 
     planned: LaunchPlan
     text: str
     declarations: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    @property
-    def launches(self) -> int:
-        """Return the number of generated kernels that a call runs."""
-        return sum(isinstance(s, Launch) for s in self.planned.steps)
+    launches: int
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
+    """Return a text as a part of a C++ comment."""
     return text.replace("\\", "/").replace("\n", " ")
 
 
 @dataclass
 class Printer:
-    """The state of printing one program."""
+    """The state of printing one program.
+
+    `used`: buffers that a step or the caller reads; other results of a call may be undefined.
+    """
 
     planned: LaunchPlan
     edges: Edges
+    used: frozenset[str]
     w: Lines = field(default_factory=lambda: Lines("  ", 1))
     types: dict[str, Kind] = field(default_factory=dict)
     declared: set[str] = field(default_factory=set)
@@ -76,14 +81,6 @@ class Printer:
     @property
     def program(self) -> Program:
         return self.planned.program
-
-    @functools.cached_property
-    def used(self) -> frozenset[str]:
-        """The buffers that a step or the caller reads; other results of a call may be undefined."""
-        out = {o.buffer for o in self.program.outputs if isinstance(o, View)}
-        for s in self.planned.steps:
-            out.update(s.buffers if isinstance(s, Launch) else reads(s))
-        return frozenset(out)
 
     @functools.cached_property
     def repeated(self) -> frozenset[View]:
@@ -102,11 +99,19 @@ def print_program(
     `pointers`: the functions of segments are pointers that the loader sets.
     """
     planned = plan(p, deps, steps, cfg)
-    state = Printer(planned, edges)
+    state = Printer(planned, edges, _used(planned))
     calls = Calls(planned, state.types)
     outputs = _body(state, calls)
     text = program_text(planned, name, state.w.body, cfg.reuse_memory, pointers)
-    return PrintedHost(planned, text, tuple(calls.declarations()), outputs)
+    launches = sum(isinstance(s, Launch) for s in planned.steps)
+    return PrintedHost(planned, text, tuple(calls.declarations()), outputs, launches)
+
+
+def _used(planned: LaunchPlan) -> frozenset[str]:
+    out = {o.buffer for o in planned.program.outputs if isinstance(o, View)}
+    for s in planned.steps:
+        out.update(s.buffers if isinstance(s, Launch) else reads(s))
+    return frozenset(out)
 
 
 def _body(state: Printer, calls: Calls) -> tuple[str, ...]:
@@ -119,7 +124,8 @@ def _body(state: Printer, calls: Calls) -> tuple[str, ...]:
     for k, s in enumerate(planned.steps):
         if isinstance(s, Extern):
             state.edges.before(state, s)
-            _extern(state, calls, s)
+            if library_call(state, calls, s):
+                _settle(state, s)
             last: Sequence[int] = [k]
         elif k in segment_of:
             n, last = segment_of[k]
@@ -157,6 +163,7 @@ def _prologue(state: Printer) -> None:
 
 
 def bind_numbers(state: Printer, numbers: Sequence[Number]) -> None:
+    """Print the numbers that have no value yet."""
     for n in numbers:
         if n.name not in state.types:
             text, kind = translate(n.text, state.types)
@@ -167,7 +174,8 @@ def bind_numbers(state: Printer, numbers: Sequence[Number]) -> None:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _declare(state: Printer, b: str) -> None:
+def declare(state: Printer, b: str) -> None:
+    """Print the declaration of a tensor, once."""
     if b not in state.declared:
         state.declared.add(b)
         state.w.add(f"Tensor t_{b};")
@@ -178,12 +186,13 @@ def _allocate(state: Printer, b: str) -> None:
     buffer = state.program.buffers[b]
     if b in state.declared:
         return
-    _declare(state, b)
+    declare(state, b)
     state.w.add(f"t_{b} = empty({dtype_text(buffer.dtype)}, {ints(buffer.sizes)}, {ints(buffer.strides)});")
-    _set_pointer(state, b)
+    set_pointer(state, b)
 
 
-def _set_pointer(state: Printer, b: str) -> None:
+def set_pointer(state: Printer, b: str) -> None:
+    """Enter the address of a tensor into the table of pointers, if a kernel takes it."""
     if b in state.planned.locations.slots:
         state.w.add(f"P[{state.planned.locations.slots[b]}] = data_of(t_{b}.get());")
 
@@ -196,7 +205,7 @@ def _segment(state: Printer, n: int, numbers: Sequence[int]) -> None:
             if q.written and b in state.planned.locations.fresh:
                 _allocate(state, b)
     for s in launches:
-        state.w.add(f"// {s.kernel}: {_comment(provenance(s.origins))}")
+        state.w.add(f"// {s.kernel}: {comment(provenance(s.origins))}")
     state.w.add(f"segment{n}(P, S, max_threads, ws->error);")
     checking = [s for s in launches if s.function.checks]
     if checking:
@@ -204,7 +213,8 @@ def _segment(state: Printer, n: int, numbers: Sequence[int]) -> None:
         state.w.add(f"check_kernel(ws->error, {quoted(lines)});")
 
 
-def _extern(state: Printer, calls: Calls, s: Extern) -> None:
+def library_call(state: Printer, calls: Calls, s: Extern) -> bool:
+    """Print a call with the numbers that it gives; return whether it gives tensors that are still to be checked."""
     p, w = state.program, state.w
     in_place = s.out_variant is not None and bool(s.outs[0])
     kinds = result_kinds(s)
@@ -215,29 +225,34 @@ def _extern(state: Printer, calls: Calls, s: Extern) -> None:
     for o in s.outs:
         if o in p.buffers and not in_place:
             assert o is not None
-            _declare(state, o)
+            declare(state, o)
     if in_place:
         out = s.outs[0]
         assert out is not None
         if out in state.planned.locations.fresh:
             _allocate(state, out)
     _hoist(state, calls, s)
-    w.add(f"{{  // {s.target}: {_comment(provenance(s.origins))}")
+    w.add(f"{{  // {s.target}: {comment(provenance(s.origins))}")
     w.depth += 1
     calls.print(w, s, s.out_variant if in_place else s.target)
     w.depth -= 1
     w.add("}")
     if in_place:
-        return
+        return False
     for line in late_numbers(s, state.types):
         w.add(line)
     _late_symbols(state, s)
+    return True
+
+
+def _settle(state: Printer, s: Extern) -> None:
+    """Print the checks of a call's results, and enter them into the table of pointers."""
     if not _is_opaque(s):
-        settle(w, state.planned, s, state.used, is_foreign(s.target))
+        settle(state.w, state.planned, s, state.used, is_foreign(s.target))
     for o in s.outs:
-        if o in p.buffers:
+        if o in state.program.buffers:
             assert o is not None
-            _set_pointer(state, o)
+            set_pointer(state, o)
 
 
 def _hoist(state: Printer, calls: Calls, s: Extern) -> None:

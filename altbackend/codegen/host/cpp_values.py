@@ -145,9 +145,13 @@ class Values:
 
     def device(self, x: Any) -> tuple[str, str]:
         """Return the codes of a device: its type and its index."""
-        if not isinstance(x, (torch.device, str)) or torch.device(x).type != "cpu":
-            raise self.refuse(f"the device {x}")
-        return "aoti_torch_device_type_cpu()", "0"
+        device = torch.device(x) if isinstance(x, (torch.device, str)) else None
+        if device is not None and device.type == "cpu":
+            return "aoti_torch_device_type_cpu()", "0"
+        own = {b.device for b in self.planned.program.buffers.values() if b.device.type == "cuda"}
+        if device is not None and device.type == "cuda" and own <= {device, torch.device("cuda", device.index or 0)}:
+            return "gpu_type()", "frame.device"
+        raise self.refuse(f"the device {x}")
 
     # --- the dispatcher's stack --------------------------------------------------------------------------------------
 

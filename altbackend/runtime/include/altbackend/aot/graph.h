@@ -1,6 +1,6 @@
 // The host program of a graph under torch.compile as a function for Python: handles in, handles and numbers out.
 #pragma once
-#include "workspace.h"
+#include "cuda.h"
 
 // Functions of Python's stable interface; a library for one graph needs no header of Python.
 struct _object;
@@ -84,12 +84,20 @@ class LoadedGraph {
     for (Handle t : fixed_) aoti_torch_delete_tensor_object(t);
   }
 
+  // `kernels`: function, threads and shared memory of each.
+  void set_gpu(void* launch, const int64_t* kernels, int count, void* flag, int device) {
+    gpu_.launch = reinterpret_cast<Launch>(launch);
+    for (const int64_t* k = kernels; k < kernels + 3 * count; k += 3) gpu_.kernels.push_back({reinterpret_cast<void*>(k[0]), k[1], k[2]});
+    gpu_.flag = static_cast<int32_t*>(flag);
+    device_ = device;
+  }
+
   void set_constants(PyObject* capsules) { fixed_ = handles_of(capsules); }
 
   // Returns a list of results. None: the call had no effect, its inputs are untouched, and Python is to run it.
-  PyObject* call(PyObject* capsules, PyObject* numbers) {
+  PyObject* call(PyObject* capsules, PyObject* numbers, void* stream) {
     std::vector<Handle> owned = handles_of(capsules);
-    GraphFrame frame{{pool_, owned, {}, 1}, owned, fixed_, {}, {}, true};
+    GraphFrame frame{{pool_, owned, {}, 1, &gpu_, device_, stream}, owned, fixed_, {}, {}, true};
     frame.out.resize(size_t(graph_.program.outputs));
     frame.numbers.resize(size_t(graph_.program.outputs));
     for (intptr_t k = 0, n = PyList_Size(numbers); k < n; ++k) frame.given.push_back(PyLong_AsLongLong(PyList_GetItem(numbers, k)));
@@ -165,6 +173,8 @@ class LoadedGraph {
   const std::string kinds_;
   const int threads_;
   std::vector<Handle> fixed_;
+  Gpu gpu_;
+  int device_ = 0;
 };
 
 }  // namespace alt::aot
@@ -180,6 +190,9 @@ class LoadedGraph {
   extern "C" __attribute__((visibility("default"))) void alt_graph_delete(void* self) {                               \
     delete static_cast<alt::aot::LoadedGraph*>(self);                                                                 \
   }                                                                                                                   \
-  extern "C" __attribute__((visibility("default"))) PyObject* alt_graph_call(void* self, PyObject* capsules, PyObject* numbers) { \
-    return static_cast<alt::aot::LoadedGraph*>(self)->call(capsules, numbers);                                        \
+  extern "C" __attribute__((visibility("default"))) void alt_graph_gpu(void* self, void* launch, const int64_t* kernels, int count, void* flag, int device) { \
+    static_cast<alt::aot::LoadedGraph*>(self)->set_gpu(launch, kernels, count, flag, device);                         \
+  }                                                                                                                   \
+  extern "C" __attribute__((visibility("default"))) PyObject* alt_graph_call(void* self, PyObject* capsules, PyObject* numbers, void* stream) { \
+    return static_cast<alt::aot::LoadedGraph*>(self)->call(capsules, numbers, stream);                                \
   }

@@ -142,12 +142,17 @@ class Lease {
   std::unique_ptr<Workspace> workspace_;
 };
 
+struct Gpu;
+
 // One call: its inputs (owned by the caller of the program) and its results.
 struct Frame {
   Pool& pool;
   const std::vector<Handle>& in;
   std::vector<Tensor> out;
-  int threads;  // of kernels
+  int threads;               // of kernels on the CPU
+  const Gpu* gpu = nullptr;  // of a program for one
+  int device = 0;
+  void* stream = nullptr;
 };
 
 inline std::vector<Tensor> run(const ProgramTable& program, Pool& pool, const std::vector<Handle>& inputs) {
