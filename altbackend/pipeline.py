@@ -13,7 +13,7 @@ import torch
 from . import fx_passes
 from .autotune import products, tiles
 from .codegen.cpp import emit
-from .codegen.host import cpp_graph, cpu_program, cuda_program, launch_plan
+from .codegen.host import cpp_cuda, cpp_graph, cpu_program, cuda_program, launch_plan
 from .codegen.triton import horizontal, print_triton
 from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
@@ -179,7 +179,7 @@ def translate(
         )
     with trace.stage("codegen"):
         on_gpu = scheduled.device.type == "cuda"
-        code = _cuda(scheduled, cfg, trace, submit) if on_gpu else _cpu(scheduled, cfg, trace, job)
+        code = _cuda(scheduled, cfg, trace, job, submit) if on_gpu else _cpu(scheduled, cfg, trace, job)
     code = replace(subgraphs.attach(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, main_inputs=tuple(range(len(program.inputs))))
@@ -278,17 +278,18 @@ def _cpu(s: Scheduled, cfg: Config, trace: Trace, job: Job) -> Code:
         cpp=printed.cpp if printed.segments else "",
         constants=callables(steps, s.constants),
         names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
-        host=_host_text(s, steps, cfg, trace, job),
+        host=_host_text(lambda c: cpp_graph.build(s.program, s.deps, steps, cfg, c), s, cfg, trace, job),
     )
 
 
-def _host_text(s: Scheduled, steps: Sequence[launch_plan.Step], cfg: Config, trace: Trace, job: Job) -> HostText | None:
+def _host_text(
+    build: Callable[[cpp_graph.Calling], cpp_graph.GraphHost], s: Scheduled, cfg: Config, trace: Trace, job: Job
+) -> HostText | None:
     """Return the host program in C++; None if it is not wanted or has no such form, with the reason in the trace."""
     if cfg.host == "python" or job.kind == "subgraph":
         return None
-    calling = cpp_graph.Calling(s.any_strides, drops=job.kind == "backward")
     try:
-        printed = cpp_graph.build(s.program, s.deps, steps, cfg, calling)
+        printed = build(cpp_graph.Calling(s.any_strides, drops=job.kind == "backward"))
     except Unsupported as cause:
         trace.decision(DecisionKind.HOST, trace.graph_name, "python", str(cause))
         return None
@@ -296,7 +297,9 @@ def _host_text(s: Scheduled, steps: Sequence[launch_plan.Step], cfg: Config, tra
     return HostText(printed.text, form, printed.segments, printed.steps)
 
 
-def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None) -> Code:
+def _cuda(
+    s: Scheduled, cfg: Config, trace: Trace, job: Job, submit: Callable[[compile_cuda.Job], object] | None
+) -> Code:
     """Print a Triton kernel for each launch, and one host program."""
     assert isinstance(s.ctx.device, Gpu)
     p, capability, contract = s.program, s.ctx.device.capability, s.ctx.fast_math
@@ -328,7 +331,14 @@ def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cud
         constants=callables(steps, s.constants),
         names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
         recording=replay.facts(s.program),
+        host=_host_text(lambda c: _cuda_host(p, steps, cfg, c), s, cfg, trace, job),
     )
+
+
+def _cuda_host(
+    p: Program, steps: Sequence[cuda_program.Step], cfg: Config, calling: cpp_graph.Calling
+) -> cpp_graph.GraphHost:
+    return cpp_graph.build_cuda(cpp_cuda.plan_of(p, steps), cfg, calling)
 
 
 def _emitted(

@@ -8,15 +8,17 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import torch
 
 from ..compile_pool import libraries
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace
 from ..disk_cache.storage import open_store
 from ..errors import AltError, FallbackWarning
+from ..runtime import cuda
 from ..runtime.boxed import Args, BoxedCall, Values, boxed
 from ..runtime.cpp_host import CppHost, bound
 from ..runtime.host import Library
@@ -28,35 +30,61 @@ CALLS_BEFORE_BUILD = 3  # a graph that is called less often is not worth a compi
 
 @dataclass(frozen=True)
 class HostLoader:
-    """Loads the host program of one graph in C++. `library`: its kernels. `constants`: its tensors by name."""
+    """Loads the host program of one graph in C++. `open`: returns its call, from the path of its library."""
 
-    text: HostText
-    library: Library | None
-    constants: Mapping[str, Any]
+    text: str
     cfg: Config
-    python: BoxedCall
+    open: Callable[[str], BoxedCall]
 
     def stored(self) -> BoxedCall | None:
         """Return the call of the program if its library was built before."""
-        file = open_store(self.cfg).find(libraries.host_name(self.text.text))
+        file = open_store(self.cfg).find(libraries.host_name(self.text))
         if file is None:
             return None
         with contextlib.suppress(OSError, AttributeError):  # a damaged file, or a folder mounted noexec
-            return self._load(str(file.path))
+            return self.open(str(file.path))
         return None
 
     def build(self, low_priority: bool) -> BoxedCall | None:
         """Build the library, or find it, and return the call of the program. Raise AltError or OSError."""
         call = self.stored()
         if call is None:
-            libraries.build_host(self.text.text, self.cfg, low_priority)
+            libraries.build_host(self.text, self.cfg, low_priority)
             call = self.stored()
         return call
 
-    def _load(self, path: str) -> BoxedCall:
-        segments = [_address(self.library, f"segment{n}") for n in range(self.text.segments)]
-        host = CppHost(path, self.text.form, self.library, segments, self.constants, self.cfg.threads)
-        return bound(host, self.text.form, self.python)
+
+def on_cpu(code: Code, python: BoxedCall, library: Library | None, cfg: Config, trace: Trace) -> BoxedCall:
+    """Return the call of a graph on a CPU by the host program that the option `host` asks for."""
+    text = code.host
+
+    def open_(path: str) -> BoxedCall:
+        assert text is not None
+        segments = [_address(library, f"segment{n}") for n in range(text.segments)]
+        host = CppHost(path, text.form, library, segments, code.constants, cfg.threads)
+        return bound(host, text.form, python)
+
+    return python if text is None else _chosen(text, open_, python, cfg, trace)
+
+
+def on_gpu(
+    code: Code, python: BoxedCall, kernels: Sequence[Callable[..., None]], cfg: Config, trace: Trace
+) -> BoxedCall:
+    """Return the call of a graph on a GPU by the host program that the option `host` asks for.
+
+    `kernels`: the launches of `runtime.cuda.load`, in order. A program that a CUDA graph replays stays in Python.
+    """
+    text, device = code.host, code.device.index or 0
+
+    def open_(path: str) -> BoxedCall:
+        assert text is not None
+        host = CppHost(path, text.form, kernels, [], code.constants, 0)
+        flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        host.use_gpu(cuda.launch_address(), [vars(k)["kernel"] for k in kernels], flag, device)
+        call = bound(host, text.form, python, lambda: int(torch._C._cuda_getCurrentRawStream(device)))
+        return boxed(cuda.on_device(call, device))
+
+    return python if text is None or cfg.cudagraphs else _chosen(text, open_, python, cfg, trace)
 
 
 def _address(library: Library | None, name: str) -> int:
@@ -64,12 +92,12 @@ def _address(library: Library | None, name: str) -> int:
     return ctypes.cast(getattr(library.dll, name), ctypes.c_void_p).value or 0
 
 
-def with_cpp(code: Code, python: BoxedCall, library: Library | None, cfg: Config, trace: Trace) -> BoxedCall:
-    """Return the call of a graph by the host program that the option `host` asks for."""
-    text = code.host
-    if text is None or cfg.host == "python" or (cfg.host == "auto" and text.steps < MIN_STEPS):
+def _chosen(
+    text: HostText, open_: Callable[[str], BoxedCall], python: BoxedCall, cfg: Config, trace: Trace
+) -> BoxedCall:
+    if cfg.host == "python" or (cfg.host == "auto" and text.steps < MIN_STEPS):
         return python
-    loader = HostLoader(text, library, code.constants, cfg, python)
+    loader = HostLoader(text.text, cfg, open_)
     if (call := loader.stored()) is not None:
         trace.decision(DecisionKind.HOST, trace.graph_name, "cpp", "found in the cache folder")
         return call

@@ -146,15 +146,13 @@ def build(code: Code, cfg: Config) -> list[object]:
 def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
-        call = _load(code, iter(built), cfg)
+        call = _load(code, iter(built), cfg, trace)
     parts = list(code.with_subgraphs())
     stats.record(
         kernels=sum(c.kernels for c in parts),
         library_calls=sum(c.library_calls for c in parts),
         compile_seconds=trace.seconds(),
     )
-    if code.device.type == "cpu":
-        call = hosts.with_cpp(code, call, built[0], cfg, trace)
     if code.recording is not None and cfg.cudagraphs:
         static = [k for k, original in enumerate(code.main_inputs) if original in job.static_inputs]
         facts = replay.CallFacts(tuple(static), len(code.main_inputs), job.user_outputs, job.kind == "backward")
@@ -162,22 +160,24 @@ def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job)
     return call
 
 
-def _load(code: Code, built: Iterator[Any], cfg: Config) -> BoxedCall:
+def _load(code: Code, built: Iterator[Any], cfg: Config, trace: Trace) -> BoxedCall:
     own = next(built)
     constants = dict(code.constants)
     for subgraph in code.subgraphs:
-        constants |= dict.fromkeys(subgraph.names, control_flow.unboxed(_load(subgraph.code, built, cfg)))
+        constants |= dict.fromkeys(subgraph.names, control_flow.unboxed(_load(subgraph.code, built, cfg, trace)))
     if code.device.type == "cuda":
-        return _load_cuda(code, own, constants, cfg)
-    return load(code.python, cfg, own, constants, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
+        return _load_cuda(code, own, constants, cfg, trace)
+    threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
+    return hosts.on_cpu(code, load(code.python, cfg, own, constants, threads), own, cfg, trace)
 
 
-def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config) -> BoxedCall:
+def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config, trace: Trace) -> BoxedCall:
     with torch_api.cuda_device(code.device), torch_api.real_tensors():
-        loaded: dict[int, object] = {}
+        loaded: dict[int, Callable[..., None]] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        return load(code.python, cfg, [loaded[id(c)] for c in cubins], constants)
+        kernels = [loaded[id(c)] for c in cubins]
+        return hosts.on_gpu(code, load(code.python, cfg, kernels, constants), kernels, cfg, trace)
 
 
 _loaded = 0

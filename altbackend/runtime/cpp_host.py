@@ -60,14 +60,17 @@ class CppHost:
         # the library stays mapped: a thread may still run it
         weakref.finalize(self, dll.alt_graph_delete, self.state).atexit = False
 
-    def use_gpu(self, launch: int, kernels: Sequence[tuple[int, int, int]], flag: int, device: int) -> None:
+    def use_gpu(self, launch: int, kernels: Sequence[tuple[int, int, int]], flag: torch.Tensor, device: int) -> None:
         """Give the program its kernels on a GPU: (function, threads, shared memory) of each, and their error flag.
+
+        The flag is a number in memory that the host and the GPU share.
 
         `launch`: the address of cuLaunchKernel.
         """
         numbers = [x for k in kernels for x in k]
         table = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
-        pointers = ctypes.c_void_p(launch), table, len(kernels), ctypes.c_void_p(flag)
+        self.flag = flag
+        pointers = ctypes.c_void_p(launch), table, len(kernels), ctypes.c_void_p(flag.data_ptr())
         self.dll.alt_graph_gpu(self.state, *pointers, device)
 
 

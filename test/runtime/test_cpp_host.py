@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ calls_in_cpp = 0
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the calls that a host program in C++ has finished."""
     global calls_in_cpp
     calls_in_cpp = 0
@@ -71,9 +71,14 @@ def test_a_call_runs_in_cpp_and_under_a_mode_in_python() -> None:
 def _inner(f: Callable[..., Any], *inputs: Any) -> Callable[[list[Any]], Any]:
     """Return the compiled graph of a function, without Dynamo and AOTAutograd around it."""
     found: list[Any] = []
-    whole = hosts.with_cpp
+    whole = hosts.on_cpu
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "with_cpp", lambda *args: found.append(whole(*args)) or found[-1])
+
+        def noted(*args: Any) -> Any:
+            found.append(whole(*args))
+            return found[-1]
+
+        patch.setattr(hosts, "on_cpu", noted)
         torch._dynamo.reset()
         f(*inputs)
     global calls_in_cpp
@@ -175,8 +180,7 @@ def test_threads_call_at_once() -> None:
 
     def work(k: int) -> None:
         for _ in range(50):
-            if not torch.allclose(f(*inputs[k]), mixed(*inputs[k]), atol=1e-5):
-                wrong.append(k)
+            wrong.extend([k] * (not torch.allclose(f(*inputs[k]), mixed(*inputs[k]), atol=1e-5)))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for t in threads:

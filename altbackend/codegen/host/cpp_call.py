@@ -139,6 +139,9 @@ def _dispatched(
     """Print a call through the dispatcher; its results lie on the stack."""
     stack = [values.on_stack(x, a.real_type) for a, x in given]
     returns = op._schema.returns
+    result_types = [argument_type(r) for r in returns]
+    if result_types != result_types[::-1]:  # torch_call_dispatcher reads the types of results in reverse order
+        raise values.refuse(f"results of the types {', '.join(result_types)}")
     room = [*stack, *["0"] * max(0, len(returns) - len(stack))] or ["0"]
     name = values.local(f"StableIValue @[] = {{{', '.join(room)}}};")
     overload = "" if op._overloadname == "default" else op._overloadname

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from ...compat.stable_abi import shim_of
 from ...errors import Unsupported
-from ...ir.loops import Extern, names_in, unbacked_symbols
+from ...ir.loops import Extern, Program, names_in, unbacked_symbols
 from ..cpp import print_cpp
 from . import cuda_program
 from .cpp_call import Calls
-from .cpp_program import Edges, PrintedHost, Printer, bind_numbers, comment, declare, library_call, set_pointer
+from .cpp_program import Edges, PrintedHost, Printer, allocate, bind_numbers, comment, library_call, set_pointer
 from .cpp_text import program_text
 from .cpp_values import dtype_text, ints, quoted
 from .cuda_program import CudaLaunch, CudaPlan
@@ -30,6 +33,18 @@ def print_program(planned: CudaPlan, name: str, edges: Edges) -> PrintedHost:
     outputs = _body(planned, state, calls)
     text = program_text(whole, name, state.w.body, reuse_memory=False, pointers=True)
     return PrintedHost(whole, text, tuple(calls.declarations()), outputs, len(planned.launches))
+
+
+def plan_of(p: Program, steps: Sequence[cuda_program.Step]) -> CudaPlan:
+    """Return the plan of a program in C++: calls write into a buffer where only that has a function in C."""
+
+    def writes_out(s: Extern) -> bool:
+        function, out = s.target, s.out_variant
+        if out is None or not s.outs[0] or not isinstance(function, torch._ops.OpOverload):
+            return False
+        return shim_of(function, on_gpu=True) is None and shim_of(out, on_gpu=True) is not None
+
+    return cuda_program.plan_of(p, steps, writes_out)
 
 
 def checked_lines(planned: CudaPlan) -> str:
@@ -99,11 +114,7 @@ def _launch(planned: CudaPlan, state: Printer, s: CudaLaunch, number: int) -> No
     for b in s.all_buffers:
         if b not in locations.fresh or b in state.declared:
             continue
-        buffer = planned.program.buffers[b]
-        declare(state, b)
-        geometry = f"{dtype_text(buffer.dtype)}, {ints(buffer.sizes)}, {ints(buffer.strides)}"
-        w.add(f"t_{b} = empty_on_gpu(frame.device, {geometry});")
-        set_pointer(state, b)
+        allocate(state, b)
         if any(q.name in s.kernel.zeroed for q, c in zip(s.params, s.buffers, strict=True) if c == b):
             w.add(f"zero(t_{b}.get());")
     (grid,) = s.kernel.grid

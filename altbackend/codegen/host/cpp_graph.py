@@ -23,7 +23,7 @@ from . import cpp_cuda
 from .cpp_library import number
 from .cpp_numbers import CTYPES
 from .cpp_program import AnyStep, Edges, PrintedHost, Printer, print_program
-from .cpp_values import dtype_text, ints, quoted, view_text
+from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import Launch, Step
 from .python_text import is_foreign
@@ -187,6 +187,8 @@ class _GraphEdges:
 
     def before(self, state: Printer, s: AnyStep) -> None:
         """Print that the call cannot be repeated, before a step that changes more than intermediates."""
+        if isinstance(s, Extern) and is_foreign(s.target):
+            raise Unsupported(named(s), "a custom operator, whose errors may be of any type of Python's")
         if effect_of(state.program, s):
             state.w.add("own.repeatable = false;")
 
@@ -225,7 +227,7 @@ def effect_of(p: Program, s: AnyStep) -> bool:
         return s.target is philox.philox_seeds or any(is_given(b) for b in writes(s))
     draws = torch.Tag.nondeterministic_seeded in s.target.tags
     writes_given = s.target._schema.is_mutable and any(is_given(v.buffer) for v in views(s))
-    return draws or is_foreign(s.target) or writes_given or any(is_given(b) for b in writes(s))
+    return draws or writes_given or any(is_given(b) for b in writes(s))
 
 
 def _require_integer(p: Program, name: str) -> None:

@@ -181,13 +181,14 @@ def declare(state: Printer, b: str) -> None:
         state.w.add(f"Tensor t_{b};")
 
 
-def _allocate(state: Printer, b: str) -> None:
-    """Allocate a buffer that is a tensor of its own."""
+def allocate(state: Printer, b: str) -> None:
+    """Print the allocation of a buffer that is a tensor of its own, once."""
     buffer = state.program.buffers[b]
     if b in state.declared:
         return
     declare(state, b)
-    state.w.add(f"t_{b} = empty({dtype_text(buffer.dtype)}, {ints(buffer.sizes)}, {ints(buffer.strides)});")
+    function = "empty(" if buffer.device.type == "cpu" else "empty_on_gpu(frame.device, "
+    state.w.add(f"t_{b} = {function}{dtype_text(buffer.dtype)}, {ints(buffer.sizes)}, {ints(buffer.strides)});")
     set_pointer(state, b)
 
 
@@ -203,7 +204,7 @@ def _segment(state: Printer, n: int, numbers: Sequence[int]) -> None:
     for s in launches:
         for q, b in zip(s.function.params, s.buffers, strict=True):
             if q.written and b in state.planned.locations.fresh:
-                _allocate(state, b)
+                allocate(state, b)
     for s in launches:
         state.w.add(f"// {s.kernel}: {comment(provenance(s.origins))}")
     state.w.add(f"segment{n}(P, S, max_threads, ws->error);")
@@ -230,7 +231,7 @@ def library_call(state: Printer, calls: Calls, s: Extern) -> bool:
         out = s.outs[0]
         assert out is not None
         if out in state.planned.locations.fresh:
-            _allocate(state, out)
+            allocate(state, out)
     _hoist(state, calls, s)
     w.add(f"{{  // {s.target}: {comment(provenance(s.origins))}")
     w.depth += 1

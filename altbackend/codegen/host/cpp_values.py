@@ -192,7 +192,7 @@ class Values:
             if x is None:
                 return ["nullptr", "0"]
             items, count = self.parameters(x, t[len("Optional[") : -1])
-            return ["&" + self.local(f"auto @ = {items};"), count]
+            return ["&" + self.local(f"const auto* @ = {items};"), count]
         if t.startswith("Optional["):
             return ["nullptr"] if x is None else ["&" + self.stored(x, t[len("Optional[") : -1])]
         if t.startswith("List["):

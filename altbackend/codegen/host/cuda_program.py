@@ -6,7 +6,7 @@ drops a tensor after its last use, and the allocator reuses its memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,9 +116,12 @@ def build(p: Program, steps: Sequence[Step], any_strides: bool = False, checked:
     return CudaHost(python, hints, len(planned.launches), len(steps) - len(planned.launches))
 
 
-def plan_of(p: Program, steps: Sequence[Step]) -> CudaPlan:
-    """Return what the printers of a host program need to know of its steps."""
-    steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
+def plan_of(p: Program, steps: Sequence[Step], writes_out: Callable[[Extern], bool] = lambda s: False) -> CudaPlan:
+    """Return what the printers of a host program need to know of its steps.
+
+    `writes_out`: whether a call with a variant that writes into a buffer takes that variant.
+    """
+    steps = [replace(s, out_variant=None) if isinstance(s, Extern) and not writes_out(s) else s for s in steps]
     launched = [s for s in steps if isinstance(s, CudaLaunch)]
     viewed = {o.buffer for o in p.outputs if isinstance(o, View)}
     viewed.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)

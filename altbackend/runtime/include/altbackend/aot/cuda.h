@@ -86,7 +86,7 @@ inline void check_flag(const Gpu& gpu, const char* lines) {
   volatile int32_t* const flag = gpu.flag;
   if (!*flag) return;
   *flag = 0;
-  throw Error{std::string("an earlier call met an index out of range in ") + lines, Error::index};
+  throw Error{std::string("an earlier call met an index out of range in ") + lines, Error::index, true};
 }
 
 }  // namespace alt::aot

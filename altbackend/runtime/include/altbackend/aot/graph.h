@@ -123,6 +123,7 @@ class LoadedGraph {
       succeeded = true;
     } catch (const Error& e) {
       error = e;
+      if (e.earlier) frame.repeatable = false;
     } catch (const std::exception& e) {
       error.text = e.what();
     } catch (...) {

@@ -22,6 +22,7 @@ struct Error {
   enum Kind { runtime, index };  // as Python raises it
   std::string text;
   Kind kind = runtime;
+  bool earlier = false;  // of an earlier call, so that repeating this one does not give it
 };
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
