@@ -301,9 +301,32 @@ def _cuda(
     s: Scheduled, cfg: Config, trace: Trace, job: Job, submit: Callable[[compile_cuda.Job], object] | None
 ) -> Code:
     """Print a Triton kernel for each launch, and one host program."""
+    p, steps = cuda_steps(s, cfg, trace, submit)
+    printed = cuda_program.build(p, steps, s.any_strides, cfg.size_asserts)
+    return Code(
+        s.device,
+        printed.python,
+        printed.kernels,
+        printed.library_calls,
+        jobs=tuple(job_of(s, k, hints) for k, hints in printed.launches),
+        constants=callables(steps, s.constants),
+        names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
+        recording=replay.facts(s.program),
+        host=_host_text(lambda c: _cuda_host(p, steps, cfg, c), s, cfg, trace, job),
+    )
+
+
+def job_of(s: Scheduled, kernel: print_triton.TritonKernel, aligned: Sequence[int]) -> compile_cuda.Job:
+    """Return the compilation of a kernel. `aligned`: the numbers of its pointers that are multiples of 16 bytes."""
     assert isinstance(s.ctx.device, Gpu)
-    p, capability, contract = s.program, s.ctx.device.capability, s.ctx.fast_math
-    unaligned = cuda_program.unaligned_in(p)
+    return compile_cuda.job_of(kernel, aligned, s.ctx.device.capability, s.ctx.fast_math)
+
+
+def cuda_steps(
+    s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None = None
+) -> tuple[Program, list[cuda_program.Step]]:
+    """Return the launches and library calls of a program on a GPU, and the program with the launches' workspaces."""
+    p, unaligned = s.program, cuda_program.unaligned_in(s.program)
     steps: list[cuda_program.Step] = []
     for step, emitted in _emitted(s, cfg, trace):
         first = len(steps)
@@ -320,19 +343,8 @@ def _cuda(
         for x in steps[first:]:
             if submit is not None and isinstance(x, cuda_program.CudaLaunch):
                 aligned = cuda_program.aligned_pointers(x, unaligned)
-                submit(compile_cuda.job_of(x.kernel, aligned, capability, contract))
-    printed = cuda_program.build(p, steps, s.any_strides, cfg.size_asserts)
-    return Code(
-        s.device,
-        printed.python,
-        printed.kernels,
-        printed.library_calls,
-        jobs=tuple(compile_cuda.job_of(k, hints, capability, contract) for k, hints in printed.launches),
-        constants=callables(steps, s.constants),
-        names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
-        recording=replay.facts(s.program),
-        host=_host_text(lambda c: _cuda_host(p, steps, cfg, c), s, cfg, trace, job),
-    )
+                submit(job_of(s, x.kernel, aligned))
+    return p, steps
 
 
 def _cuda_host(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from altbackend.compat import torch_api
 from altbackend.compile_pool import libraries
 from altbackend.config.resolve import resolve
 from altbackend.disk_cache.storage import open_store
+from altbackend.ir import expr as ex
+from altbackend.ir.expr import Index
 from altbackend.ir.loops import Extern, Program
 from altbackend.runtime.cpp_host import CppHost, HostForm, bound
 from test.graphs import Scheduled
 
-_Launch = ctypes.CFUNCTYPE(
+LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     *[ctypes.c_uint] * 7,
@@ -53,11 +55,11 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Callable[..., None], **opt
     assert file is not None
     path = Path(file.path)
 
-    @_Launch  # type: ignore[untyped-decorator]
+    @LAUNCH  # type: ignore[untyped-decorator]
     def fake(function: int, programs: int, *rest: Any) -> int:
         *_, stream, arguments, _ = rest
         assert stream == STREAM
-        _interpreted(p, planned.launches[function - 1], programs, arguments, launch)
+        interpret(p, planned.launches[function - 1], programs, arguments, launch)
         return 0
 
     form = HostForm(printed.inputs, printed.outputs, printed.constants)
@@ -73,16 +75,29 @@ def _no_python(args: list[Any]) -> Any:
     raise AssertionError("the program in C++ gave the call up")
 
 
-def _interpreted(
-    p: Program, s: cuda_program.CudaLaunch, programs: int, arguments: Any, launch: Callable[..., None]
+def interpret(
+    p: Program,
+    s: cuda_program.CudaLaunch,
+    programs: int,
+    arguments: Any,
+    launch: Callable[..., None],
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
-    buffers = [(b, p.buffers[b].dtype, p.buffers[b].extent) for b in s.buffers]
-    pointers = [_tensor(arguments[k], dtype, int(extent)) for k, (_, dtype, extent) in enumerate(buffers)]
+    """Run a launch from the addresses of its arguments. `sizes`: symbols that the kernel does not take."""
+    first = len(s.buffers) + s.kernel.checks
+    symbols = [ctypes.c_int64.from_address(arguments[first + n]).value for n in range(len(s.kernel.symbols))]
+    named = dict(zip(s.kernel.symbols, symbols, strict=True)) | (sizes or {})
+    buffers = [p.buffers[b] for b in s.buffers]
+    pointers = [_tensor(arguments[k], b.dtype, _count(b.extent, named)) for k, b in enumerate(buffers)]
     if s.kernel.checks:
         pointers.append(_tensor(arguments[len(buffers)], torch.int32, 1))
-    first = len(pointers)
-    symbols = [ctypes.c_int64.from_address(arguments[first + n]).value for n in range(len(s.kernel.symbols))]
     launch(s.kernel, pointers, symbols, programs)
+
+
+def _count(extent: Index, sizes: Mapping[str, int]) -> int:
+    if isinstance(extent, int):
+        return extent
+    return int(eval(ex.show(extent), {}, dict(sizes)))
 
 
 def _tensor(place: int, dtype: torch.dtype, count: int) -> torch.Tensor:

@@ -24,8 +24,9 @@ from ..debug.trace import Trace
 from ..disk_cache.folders import build_folder
 from ..disk_cache.storage import open_store
 from ..runtime import isa
-from . import text, weights
+from . import machine_code, text, weights
 from .capture import Captured, capture
+from .machine_code import Architecture
 from .programs import Programs, print_programs
 
 _numbers = itertools.count()
@@ -42,6 +43,7 @@ class Library:
     programs: Programs
     target: str
     storage: str
+    architectures: tuple[Architecture, ...] = ()
 
 
 def aot_compile(
@@ -84,7 +86,13 @@ def build(
 def _built(captured: Captured, programs: Programs, target: str, cfg: Config, trace: Trace) -> Library:
     block = weights.place([w.tensor for w in captured.weights])
     literals = weights.place(programs.literals)
-    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target)
+    on_gpu = programs.device.type == "cuda"
+    code = machine_code.NONE
+    if on_gpu:
+        target = "generic"  # the CPU runs the host program only
+        jobs = [job for part in programs.jobs.values() for job in part]
+        code = machine_code.build(jobs, machine_code.architectures(cfg, programs.device), cfg)
+    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target, code)
     host = text.model_text(content)
     trace.artifact("library.cpp", lambda: host, "output_code")
     units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
@@ -99,6 +107,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
             for part in ((block,) if cfg.aot_constants == "embedded" else ()) + (literals,):
                 for chunk in part.chunks():
                     file.write(chunk)
+            file.write(code.block)
         binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
     path = _output_path(binary, cfg)
     _replace(path, binary)
@@ -107,7 +116,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
         beside = path.with_name(text.weights_name(block))
         block.write(beside, header=True)
         files.append(beside)
-    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants)
+    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants, code.architectures)
 
 
 def _output_path(binary: bytes, cfg: Config) -> Path:

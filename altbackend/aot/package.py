@@ -72,13 +72,15 @@ def _write(
 def _entry(name: str, library: Library, programs: bool) -> manifest.Entry:
     description = text.describe(library.captured, library.programs)
     made = manifest.entry(library.path, library.files, library.target, library.storage, description)
-    return replace(made, program=f"{PROGRAMS}{name}.pt2" if programs else "")
+    found = [(a.capability, a.ptx) for a in library.architectures]
+    device = library.programs.device.type
+    return replace(made, device=device, architectures=found, program=f"{PROGRAMS}{name}.pt2" if programs else "")
 
 
 def _metadata(library: Library) -> Path:
     """Write what torch's loader reads: the device of the library."""
     path = library.path.with_name("model.wrapper_metadata.json")
-    path.write_text('{"AOTI_DEVICE_KEY": "cpu"}\n')
+    path.write_text(f'{{"AOTI_DEVICE_KEY": "{library.programs.device.type}"}}\n')
     return path
 
 

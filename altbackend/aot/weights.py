@@ -52,7 +52,7 @@ def place(tensors: Sequence[torch.Tensor]) -> Block:
     known: dict[tuple[object, ...], int] = {}
     end = 0
     for t in tensors:
-        if t.layout != torch.strided or t.device.type != "cpu":
+        if t.layout != torch.strided or t.device.type not in ("cpu", "cuda"):
             raise Unsupported(
                 f"a weight {tuple(t.shape)} on {t.device}", "its layout or device cannot lie in a library"
             )
@@ -93,4 +93,4 @@ def _content(t: torch.Tensor) -> bytes:
         return b""
     plain = t.detach().resolve_neg().resolve_conj()
     flat = plain.as_strided((n,), (1,), plain.storage_offset()).contiguous().view(torch.uint8)
-    return flat.numpy().tobytes()
+    return flat.cpu().numpy().tobytes()

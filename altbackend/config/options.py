@@ -165,6 +165,13 @@ class Config:
         "runtime",
         choices=("auto", "avx512", "avx2", "generic"),
     )
+    aot_architectures: str = _option(
+        "",
+        "the GPUs of an ahead-of-time library, for example `8.0+PTX;9.0`: machine code for each, and with `+PTX` text "
+        "that the driver compiles on newer GPUs; empty takes the GPU of the program; from 9.0 on, code runs on its own "
+        "architecture alone",
+        "runtime",
+    )
     aot_constants: str = _option(
         "embedded",
         "the place of a library's weights: `embedded` in it, `file` in a mapped file beside it, `external` nowhere: "

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from test import cpp_cuda_host, triton_run
+from test import cpp_cuda_host, cuda_host, triton_run
 
 T = torch.Tensor
 
@@ -29,7 +29,7 @@ def through_cpp(fn: Callable[..., Any], *inputs: T) -> tuple[Any, list[str]]:
         texts.append(text)
         return text, call
 
-    with patch.object(triton_run.cuda_host, "build", build):
+    with patch.object(cuda_host, "build", build):
         return triton_run.compiled(fn, host=True, capabilities=())(*inputs), texts
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_index_is_an_error_of_the_next_call() -> None:
         compiled.append(cpp_cuda_host.build(s, steps, launch)[1])
         return "", compiled[-1]
 
-    with patch.object(triton_run.cuda_host, "build", build):
+    with patch.object(cuda_host, "build", build):
         run = triton_run.compiled(f, host=True, capabilities=())
         torch.testing.assert_close(run(x, right), f(x, right))
         run(x, wrong)

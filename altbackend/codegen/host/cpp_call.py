@@ -64,7 +64,7 @@ class Calls:
         given = _arguments(self.planned, s, op)
         devices = devices_of(self.planned, s)
         shim = shim_of(op, on_gpu="cuda" in devices) if len(devices) < 2 else None
-        if shim is not None and not any(isinstance(x, complex) for _, x in given):
+        if shim is not None and not any(_changes_type(self.planned, s, a, x) for a, x in given):
             self.shims[shim.name] = shim
             self._shim(w, values, s, shim, given)
         else:
@@ -89,6 +89,21 @@ class Calls:
             kind: Kind = "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
             self.types[name] = kind
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
+
+
+def _changes_type(planned: LaunchPlan, s: Extern, argument: Any, x: Any) -> bool:
+    """Return whether a function of the stable ABI, whose numbers are all doubles, would see another number.
+
+    An integer beside tensors of integers decides the dtype of a result.
+    """
+    if isinstance(x, complex):
+        return True
+    if not argument_type(argument).endswith(("number", "number]")) or x is None or isinstance(x, float):
+        return False
+    buffers = planned.program.buffers
+    dtypes = [v.dtype or buffers[v.buffer].dtype for v in views(s)]
+    exact = isinstance(x, int) and abs(x) <= 2**53
+    return not exact or not all(d.is_floating_point or d.is_complex for d in dtypes)
 
 
 def devices_of(planned: LaunchPlan, s: Extern) -> set[str]:

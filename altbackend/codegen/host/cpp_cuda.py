@@ -22,8 +22,11 @@ from .python_text import is_foreign, provenance
 _SCRATCH = 2  # null pointers that end a kernel's arguments
 
 
-def print_program(planned: CudaPlan, name: str, edges: Edges) -> PrintedHost:
-    """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
+def print_program(planned: CudaPlan, name: str, edges: Edges, pointers: bool = True) -> PrintedHost:
+    """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
+
+    `pointers`: as in `cpp_program.print_program`.
+    """
     externs = tuple(s for s in planned.steps if isinstance(s, Extern))
     whole = LaunchPlan(planned.program, externs, planned.locations, [])
     state = Printer(whole, edges, used=frozenset(planned.used))
@@ -31,7 +34,7 @@ def print_program(planned: CudaPlan, name: str, edges: Edges) -> PrintedHost:
     if len({b.device for b in planned.program.buffers.values() if b.device.type == "cuda"}) != 1:
         raise Unsupported(None, "a program over several GPUs has no form in C++")
     outputs = _body(planned, state, calls)
-    text = program_text(whole, name, state.w.body, reuse_memory=False, pointers=True)
+    text = program_text(whole, name, state.w.body, reuse_memory=False, pointers=pointers)
     return PrintedHost(whole, text, tuple(calls.declarations()), outputs, len(planned.launches))
 
 

@@ -13,10 +13,12 @@ from ...ir.loops import HostNumber, Program, View, names_in
 from ...lowering.graph import Opaque
 from ...schedule.deps import Deps
 from ..cpp import print_cpp
-from . import cpp_inputs
+from ..triton.print_triton import TritonKernel
+from . import cpp_cuda, cpp_inputs, cuda_program
 from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_program import AnyStep, Printer, print_program
 from .cpp_values import quoted, view_text
+from .cuda_program import CudaPlan
 from .launch_plan import Step, cpp_text
 
 
@@ -43,6 +45,7 @@ class CppProgram:
     launches: int
     library_calls: int
     has_kernels: bool
+    on_gpu: tuple[tuple[TritonKernel, tuple[int, ...]], ...] = ()  # each launch, with its aligned pointers
 
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, user: UserInputs) -> CppProgram:
@@ -52,6 +55,14 @@ def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str,
     calls = len(host.planned.steps) - host.launches
     has_kernels = bool(host.planned.segments)
     return CppProgram(kernels, host.text, host.declarations, host.outputs, host.launches, calls, has_kernels)
+
+
+def build_cuda(planned: CudaPlan, name: str, user: UserInputs) -> CppProgram:
+    """Print a program for a GPU. Raise Unsupported like `build`."""
+    host = cpp_cuda.print_program(planned, name, _LibraryEdges(user), pointers=False)
+    calls = len(planned.steps) - host.launches
+    hints = cuda_program.aligned_launches(planned)
+    return CppProgram("", host.text, host.declarations, host.outputs, host.launches, calls, False, hints)
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,16 @@ def build(p: Program, steps: Sequence[Step], any_strides: bool = False, checked:
     `any_strides`: inputs may have other strides than were traced. `checked`: compare inputs with those traced.
     """
     planned = plan_of(p, steps)
-    unaligned = planned.written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
-    hints = tuple((s.kernel, aligned_pointers(s, unaligned)) for s in planned.launches)
+    hints = aligned_launches(planned)
     python = _file(planned, _body(planned, any_strides, checked and not any_strides))
     return CudaHost(python, hints, len(planned.launches), len(steps) - len(planned.launches))
+
+
+def aligned_launches(planned: CudaPlan) -> tuple[tuple[TritonKernel, tuple[int, ...]], ...]:
+    """Return the kernel of each launch with the numbers of its pointers that are multiples of 16 bytes."""
+    viewed = (o for s in planned.steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
+    unaligned = planned.written.union(viewed)
+    return tuple((s.kernel, aligned_pointers(s, unaligned)) for s in planned.launches)
 
 
 def plan_of(p: Program, steps: Sequence[Step], writes_out: Callable[[Extern], bool] = lambda s: False) -> CudaPlan:

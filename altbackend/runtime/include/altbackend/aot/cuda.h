@@ -43,10 +43,13 @@ template <class F> F gpu_function(const char* name) {
   return reinterpret_cast<F>(f);
 }
 
-inline Tensor empty_on_gpu(int device, Dtype t, Ints sizes, Ints strides) {
+inline Tensor empty_on_gpu(int device, Dtype t, int64_t rank, const int64_t* sizes, const int64_t* strides) {
   Tensor result;
-  check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.begin(), strides.begin(), code(t), gpu_type(), device, result.out()), "empty_strided");
+  check(aoti_torch_empty_strided(rank, sizes, strides, code(t), gpu_type(), device, result.out()), "empty_strided");
   return result;
+}
+inline Tensor empty_on_gpu(int device, Dtype t, Ints sizes, Ints strides) {
+  return empty_on_gpu(device, t, int64_t(sizes.size()), sizes.begin(), strides.begin());
 }
 
 inline void zero(Handle t) { check(aoti_torch_zero_(t), "zero_"); }

@@ -155,8 +155,15 @@ struct Frame {
   void* stream = nullptr;
 };
 
-inline std::vector<Tensor> run(const ProgramTable& program, Pool& pool, const std::vector<Handle>& inputs) {
-  Frame frame{pool, inputs, {}, threads()};
+// Where a call runs: on the CPU, or with the kernels of a GPU on one of its streams.
+struct Place {
+  const Gpu* gpu = nullptr;
+  int device = 0;
+  void* stream = nullptr;
+};
+
+inline std::vector<Tensor> run(const ProgramTable& program, Pool& pool, const std::vector<Handle>& inputs, const Place& at) {
+  Frame frame{pool, inputs, {}, threads(), at.gpu, at.device, at.stream};
   frame.out.resize(size_t(program.outputs));
   program.run(frame);
   return std::move(frame.out);
