@@ -86,7 +86,7 @@ def interpret(
     """Run a launch from the addresses of its arguments. `sizes`: symbols that the kernel does not take."""
     first = len(s.buffers) + s.kernel.checks
     symbols = [ctypes.c_int64.from_address(arguments[first + n]).value for n in range(len(s.kernel.symbols))]
-    named = dict(zip(s.kernel.symbols, symbols, strict=True)) | (sizes or {})
+    named = {**dict(zip(s.kernel.symbols, symbols, strict=True)), **(sizes or {})}
     buffers = [p.buffers[b] for b in s.buffers]
     pointers = [_tensor(arguments[k], b.dtype, _count(b.extent, named)) for k, b in enumerate(buffers)]
     if s.kernel.checks:
