@@ -49,8 +49,7 @@ def pointwise(x: Tensor) -> Tensor:
 
 def compiled(fn: Any, backend: str, **options: Any) -> Callable[[Tensor], Tensor]:
     torch._dynamo.reset()
-    named = {"options": options} if options else {}
-    call: Callable[[Tensor], Tensor] = torch.compile(fn, backend=found(backend), **named)
+    call: Callable[[Tensor], Tensor] = torch.compile(fn, backend=found(backend), options=options or None)
     return call
 
 

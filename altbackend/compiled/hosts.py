@@ -127,6 +127,9 @@ def _switching(loader: HostLoader, python: BoxedCall) -> BoxedCall:
 
     def use(call: BoxedCall) -> None:
         current[0] = call
+        release = vars(python).get("release")
+        if release is not None:  # the memory of intermediates, which the C++ program allocates itself
+            release()
 
     current: list[BoxedCall] = [counted]
 

@@ -68,7 +68,10 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
 
 
-INPUTS = {"static": [(2, 3, 32, 32)], "dynamic": [(2, 24, 64), (7, 100, 64), (1, 2, 64)]}
+INPUTS: dict[str, list[tuple[int, ...]]] = {
+    "static": [(2, 3, 32, 32)],
+    "dynamic": [(2, 24, 64), (7, 100, 64), (1, 2, 64)],
+}
 
 
 def test_packages_run_under_both_loaders_and_on_any_stream(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from altbackend.compile_pool import libraries
 from altbackend.compiled import hosts
-from altbackend.runtime import cpp_host
+from altbackend.runtime import cpp_host, host
 
 calls_in_cpp = 0
 
@@ -164,10 +164,10 @@ def test_random_numbers_equal_those_of_the_python_program() -> None:
 
     x = torch.randn(6, 6)
     results = []
-    for host in ("python", "cpp"):
+    for language in ("python", "cpp"):
         torch._dynamo.reset()
         torch.manual_seed(3)
-        results.append(torch.compile(f, backend="alt", options={"host": host})(x))
+        results.append(torch.compile(f, backend="alt", options={"host": language})(x))
     assert torch.equal(*results)
     assert calls_in_cpp == 1
 
@@ -197,7 +197,15 @@ def many_steps(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_auto_builds_in_the_background_and_switches() -> None:
+def test_auto_builds_in_the_background_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces: list[host.Workspaces] = []
+    make = host.Workspaces.__init__
+
+    def noted(self: host.Workspaces, *args: Any) -> None:
+        spaces.append(self)
+        make(self, *args)
+
+    monkeypatch.setattr(host.Workspaces, "__init__", noted)
     x = torch.rand(6, 6) / 3
     f = torch.compile(many_steps, backend="alt", options={"host": "auto"})
     for _ in range(hosts.CALLS_BEFORE_BUILD):
@@ -206,6 +214,8 @@ def test_auto_builds_in_the_background_and_switches() -> None:
     assert hosts.wait_until_built(60)
     torch.testing.assert_close(f(x), many_steps(x))
     assert calls_in_cpp == 1
+    assert spaces
+    assert not any(s.idle for s in spaces)  # the program in Python has given its memory back
     torch._dynamo.reset()
     f(x)  # another graph with the same program begins with it
     assert calls_in_cpp == 2
