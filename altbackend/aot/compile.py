@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,37 +104,41 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
     with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=room) as folder:
         embedded = Path(folder) / "block"
         with embedded.open("wb") as file:
-            for part in ((block,) if cfg.aot_constants == "embedded" else ()) + (literals,):
+            for part in ((block,) if content.before_literals else ()) + (literals,):
                 for chunk in part.chunks():
                     file.write(chunk)
             file.write(code.block)
         binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
-    path = _output_path(binary, cfg)
-    _replace(path, binary)
+    pieces = [binary]
+    appended: Iterable[bytes] = ()
+    if content.appended:
+        pieces.append(b"\0" * (-len(binary) % weights.AFTER_CODE))
+        appended = block.with_header()
+    path = _output_path(hashlib.sha256(binary + block.digest.encode()).hexdigest()[:40], cfg)
+    _replace(path, itertools.chain(pieces, appended))
     files = [path]
     if cfg.aot_constants == "file" and captured.weights:
         beside = path.with_name(text.weights_name(block))
-        block.write(beside, header=True)
+        block.write(beside)
         files.append(beside)
     return Library(path, tuple(files), captured, programs, target, cfg.aot_constants, code.architectures)
 
 
-def _output_path(binary: bytes, cfg: Config) -> Path:
-    """Return the path that the option names, else one by the content in the cache folder."""
+def _output_path(digest: str, cfg: Config) -> Path:
+    """Return the path that the option names, else one by the digest of the content in the cache folder."""
     if cfg.aot_output_path:
         path = Path(cfg.aot_output_path).expanduser()
         return path / "model.so" if path.is_dir() else path
-    digest = hashlib.sha256(binary).hexdigest()[:40]
     return open_store(cfg).folder / "aot" / "libraries" / digest / "model.so"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: Iterable[bytes]) -> None:
     """Write a file by renaming, so that a process which has mapped the old one keeps it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".altbackend-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(content)
         os.chmod(name, 0o755)
         os.replace(name, path)
     except BaseException:

@@ -19,6 +19,7 @@ from .weights import Block
 
 _HEADERS = ("checks.h", "dispatcher.h", "model.h", "numbers.h")
 LITERAL_TYPE = 3
+APPENDED = 1 << 20  # fewest bytes of weights that follow the code
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,12 @@ class Content:
     @property
     def before_literals(self) -> int:
         """Return the bytes of the embedded block that come before the literals."""
-        return self.weights.size if self.storage == "embedded" else 0
+        return self.weights.size if self.storage == "embedded" and not self.appended else 0
+
+    @property
+    def appended(self) -> bool:
+        """Return whether embedded weights follow the code in the library's file: linking would copy them often."""
+        return self.storage == "embedded" and self.weights.size >= APPENDED
 
 
 def model_text(content: Content) -> str:
@@ -164,7 +170,7 @@ def _model(content: Content) -> list[str]:
         "const Model model{",
         f"    {quoted(content.target)}, features,",
         f"    constants, {len(captured.weights)}, {len(programs.literals)},",
-        f"    Storage::{content.storage}, alt_block, {file},",
+        f"    Storage::{'appended' if content.appended else content.storage}, alt_block, {file},",
         f"    input_names, {len(captured.inputs)}, output_names, {len(programs.main.outputs)},",
         f"    {quoted(in_spec)},",
         f"    {quoted(out_spec)},",

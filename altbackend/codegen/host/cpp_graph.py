@@ -6,7 +6,7 @@ program. An error before the first effect on an input is not raised: Python runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ...schedule.deps import Deps
 from . import cpp_cuda
 from .cpp_library import number
 from .cpp_numbers import CTYPES
-from .cpp_program import AnyStep, Edges, PrintedHost, Printer, print_program
+from .cpp_program import AnyStep, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import Launch, Step
@@ -60,20 +60,21 @@ class Calling:
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
-    host = print_program(p, deps, steps, cfg, "graph", _edges(calling, cfg), pointers=True)
-    return _graph(host, cfg)
+    edges = _edges(p, calling, cfg)
+    return _graph(print_program(p, deps, steps, cfg, "graph", edges, pointers=True), edges, cfg)
 
 
 def build_cuda(planned: CudaPlan, cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program for a GPU. Raise Unsupported like `build`."""
-    return _graph(cpp_cuda.print_program(planned, "graph", _edges(calling, cfg)), cfg)
+    edges = _edges(planned.program, calling, cfg)
+    return _graph(cpp_cuda.print_program(planned, "graph", edges), edges, cfg)
 
 
-def _edges(calling: Calling, cfg: Config) -> Edges:
-    return _GraphEdges(calling, cfg.size_asserts and not calling.any_strides)
+def _edges(p: Program, calling: Calling, cfg: Config) -> _GraphEdges:
+    return _GraphEdges(_inputs(p), calling, cfg.size_asserts and not calling.any_strides)
 
 
-def _graph(host: PrintedHost, cfg: Config) -> GraphHost:
+def _graph(host: PrintedHost, edges: _GraphEdges, cfg: Config) -> GraphHost:
     p, segments, keep = host.planned.program, len(host.planned.segments), str(cfg.persistent_workspace).lower()
     lines = [
         *(f"#include <altbackend/aot/{h}>" for h in HEADERS),
@@ -89,21 +90,27 @@ def _graph(host: PrintedHost, cfg: Config) -> GraphHost:
         "ALT_GRAPH(alt::aot::the_graph)",
         "",
     ]
-    inputs = "".join(_kind(p, b, _used_names(p)) for b in p.inputs)
+    inputs = edges.given.letters
     calls = sum(isinstance(s, Extern) for s in host.planned.steps)
     # the kernels of a segment are one call on a CPU; on a GPU, each is a launch
     steps = calls + (segments or host.launches)
     return GraphHost("\n".join(lines), segments, steps, inputs, _constants(p), host.outputs)
 
 
-def _kind(p: Program, b: str, used: Set[str]) -> str:
-    if not _is_number(p, b):
-        return "t"
-    return "n" if b in used else "-"
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a program by kind. `letters`: see `GraphHost.inputs`."""
+
+    letters: str
+    tensors: tuple[str, ...]
+    numbers: tuple[str, ...]
 
 
-def _is_number(p: Program, b: str) -> bool:
-    return b not in p.buffers and b not in _opaque_inputs(p)
+def _inputs(p: Program) -> _Inputs:
+    opaque, used = _opaque_inputs(p), _used_names(p)
+    kinds = ["t" if b in p.buffers or b in opaque else "n" if b in used else "-" for b in p.inputs]
+    pairs = list(zip(p.inputs, kinds, strict=True))
+    return _Inputs("".join(kinds), tuple(b for b, k in pairs if k == "t"), tuple(b for b, k in pairs if k == "n"))
 
 
 def _opaque_inputs(p: Program) -> set[str]:
@@ -143,6 +150,7 @@ def _used_names(p: Program) -> set[str]:
 class _GraphEdges:
     """The edges of a compiled graph (`cpp_program.Edges`). `checked`: compare inputs with those that were traced."""
 
+    given: _Inputs
     calling: Calling
     checked: bool
 
@@ -150,7 +158,7 @@ class _GraphEdges:
         p, w = state.program, state.w
         w.add("auto& own = static_cast<GraphFrame&>(frame);")
         w.add("(void)own;")
-        tensors = [b for b in p.inputs if not _is_number(p, b)]
+        tensors = self.given.tensors
         for k, b in enumerate(tensors):
             if self.calling.any_strides and b in p.buffers and p.buffers[b].sizes:
                 w.add(f"const Borrowed g_{b}{{frame.in[{k}]}};")
@@ -169,9 +177,7 @@ class _GraphEdges:
     def _numbers(self, state: Printer) -> None:
         """Print names for the numbers among the inputs, and for the sizes of tensors."""
         p, w = state.program, state.w
-        used = _used_names(p)
-        numbers = [b for b in p.inputs if _kind(p, b, used) == "n"]
-        for k, b in enumerate(numbers):
+        for k, b in enumerate(self.given.numbers):
             _require_integer(p, b)
             if b not in state.types:
                 state.types[b] = "int"
@@ -193,9 +199,8 @@ class _GraphEdges:
             state.w.add("own.repeatable = false;")
 
     def drop_input(self, state: Printer, b: str) -> None:
-        tensors = [c for c in state.program.inputs if not _is_number(state.program, c)]
         if self.calling.drops and not self.calling.any_strides:
-            state.w.add(f"own.drop({tensors.index(b)});")
+            state.w.add(f"own.drop({self.given.tensors.index(b)});")
 
     def output(self, state: Printer, k: int, o: Any) -> str:
         w = state.w

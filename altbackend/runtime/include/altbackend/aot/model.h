@@ -16,7 +16,8 @@ struct Constant {
   bool on_gpu;
 };
 
-enum class Storage { embedded, file, external };
+// `appended`: in the file of the library after its code, which no linker has to copy.
+enum class Storage { embedded, appended, file, external };
 enum class From { constant, input, folded };
 
 // The source of one input of a program.

@@ -13,17 +13,21 @@
 
 namespace alt::aot {
 
+constexpr int64_t kWeightsAlign = 1 << 16;  // bytes: the largest page of a supported system
 constexpr int64_t kHeader = 64;  // bytes before the weights in a file: "ALTW0001" and the digest of the weights
 
-// A private mapping of the file of weights: pages are read when they are used, and writes stay in this process.
+// A private mapping of the weights at the end of a file: pages are read when they are used, and writes stay in this
+// process. `after_code`: the file is the library, and the weights lie after its code.
 class Mapping {
  public:
-  Mapping(const std::string& path, int64_t bytes, const char* digest) {
+  Mapping(const std::string& path, int64_t bytes, const char* digest, bool after_code) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) fail("the weights of the library are missing: cannot open %s; keep that file beside the library", path.c_str());
+    if (file < 0) fail("the weights of the library are missing: cannot open %s; %s", path.c_str(), after_code ? "keep the library there" : "keep that file beside the library");
     struct stat facts;
-    const bool right_size = fstat(file, &facts) == 0 && facts.st_size == bytes + kHeader;
-    if (right_size) data_ = mmap(nullptr, size_t(bytes + kHeader), PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    const bool readable = fstat(file, &facts) == 0;
+    const int64_t first = readable ? facts.st_size - bytes - kHeader : -1;
+    const bool right_size = after_code ? first > 0 && first % kWeightsAlign == 0 : first == 0;
+    if (right_size) data_ = mmap(nullptr, size_t(bytes + kHeader), PROT_READ | PROT_WRITE, MAP_PRIVATE, file, off_t(first));
     close(file);
     if (!right_size || data_ == MAP_FAILED) fail("%s does not hold the %" PRId64 " bytes of weights of the library", path.c_str(), bytes);
     bytes_ = bytes + kHeader;
@@ -89,10 +93,14 @@ struct Weights {
   }
 };
 
-inline std::string library_folder() {
+inline std::string library_path() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<const void*>(&model), &info) || !info.dli_fname) fail("the path of the library cannot be found");
-  const std::string path = info.dli_fname;
+  return info.dli_fname;
+}
+
+inline std::string library_folder() {
+  const std::string path = library_path();
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
@@ -114,8 +122,10 @@ inline std::shared_ptr<Weights> initial_weights(int device) {
   w->tensors.resize(size_t(total));
   auto* embedded = const_cast<unsigned char*>(model.embedded);
   std::shared_ptr<Mapping> mapping;
-  if (model.storage == Storage::file && model.constant_count) {
-    mapping = std::make_shared<Mapping>(library_folder() + "/" + model.weights_file, model.weights_bytes, model.weights_digest);
+  const bool appended = model.storage == Storage::appended;
+  if ((appended || model.storage == Storage::file) && model.constant_count) {
+    const std::string path = appended ? library_path() : library_folder() + "/" + model.weights_file;
+    mapping = std::make_shared<Mapping>(path, model.weights_bytes, model.weights_digest, appended);
     w->memory.push_back(mapping);
   }
   for (int k = 0; k < total; ++k) {
