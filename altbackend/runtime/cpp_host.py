@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .boxed import Args, BoxedCall, Values, boxed
+from .host import close_with
 
 # Handles of tensors for C++, and tensors of such handles. Each handle is a capsule that owns nothing.
 handles_of: Callable[[Any], list[Any]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
@@ -57,8 +58,9 @@ class CppHost:
         dll.alt_graph_call.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
         dll.alt_graph_call.restype = ctypes.py_object
         self.run, self.dll = dll.alt_graph_call, dll
-        # the library stays mapped: a thread may still run it
+        # nothing is deleted at exit, when threads may still run it
         weakref.finalize(self, dll.alt_graph_delete, self.state).atexit = False
+        close_with(dll)  # after the deletion, since that refers to `dll`
 
     def use_gpu(self, launch: int, kernels: Sequence[tuple[int, int, int]], flag: torch.Tensor, device: int) -> None:
         """Give the program its kernels on a GPU: (function, threads, shared memory) of each, and their error flag.
