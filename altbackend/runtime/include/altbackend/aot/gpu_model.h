@@ -38,6 +38,7 @@ struct GpuModel {
 
 // Functions of the CUDA driver; CUresult and handles are plain integers and pointers.
 struct Driver {
+  int (*cuInit)(unsigned);
   int (*cuCtxGetCurrent)(void**);
   int (*cuCtxSetCurrent)(void*);
   int (*cuCtxSynchronize)();
@@ -61,11 +62,12 @@ struct Driver {
       if (!f) fail("the CUDA driver has no %s: install a newer one", name);
     };
 #define ALT_FIND(name) find(name, #name)
-    ALT_FIND(cuCtxGetCurrent), ALT_FIND(cuCtxSetCurrent), ALT_FIND(cuCtxSynchronize);
+    ALT_FIND(cuInit), ALT_FIND(cuCtxGetCurrent), ALT_FIND(cuCtxSetCurrent), ALT_FIND(cuCtxSynchronize);
     ALT_FIND(cuDevicePrimaryCtxRetain), ALT_FIND(cuDeviceGetAttribute), ALT_FIND(cuDeviceGetName);
     ALT_FIND(cuModuleLoadData), ALT_FIND(cuModuleUnload), ALT_FIND(cuModuleGetFunction), ALT_FIND(cuFuncSetAttribute);
     ALT_FIND(cuLaunchKernel), ALT_FIND(cuMemHostAlloc), ALT_FIND(cuMemFreeHost), ALT_FIND(cuGetErrorString);
 #undef ALT_FIND
+    check(cuInit(0), "starting the driver");
   }
 
   static const Driver& get() {
