@@ -13,13 +13,13 @@ import torch
 from . import fx_passes
 from .autotune import products, tiles
 from .codegen.cpp import emit
-from .codegen.host import cpu_program, cuda_program, launch_plan
+from .codegen.host import cpp_cuda, cpp_graph, cpu_program, cuda_program, launch_plan
 from .codegen.triton import horizontal, print_triton
 from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
 from .compiled import replay, subgraphs
-from .compiled.artifact import Code
+from .compiled.artifact import Code, HostText
 from .compiled.load import Job, bind, bind_deferred
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
@@ -34,6 +34,7 @@ from .lowering.graph import lower_graph
 from .lowering.subgraphs import require_closed, require_functional
 from .runtime import multi_device
 from .runtime.boxed import Args, BoxedCall, Values, boxed
+from .runtime.cpp_host import HostForm
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
 from .schedule import horizontal_fusion, horizontal_split, kernel, split
@@ -180,7 +181,7 @@ def translate(
         )
     with trace.stage("codegen"):
         on_gpu = scheduled.device.type == "cuda"
-        code = _cuda(scheduled, cfg, trace, submit) if on_gpu else _cpu(scheduled, cfg)
+        code = _cuda(scheduled, cfg, trace, job, submit) if on_gpu else _cpu(scheduled, cfg, trace, job)
     code = replace(subgraphs.attach(code, inner), layouts=layouts)
     if frozen is None:
         return replace(code, main_inputs=tuple(range(len(program.inputs))))
@@ -283,8 +284,8 @@ class Scheduled:
     any_strides: bool
 
 
-def _cpu(s: Scheduled, cfg: Config) -> Code:
-    """Print one C++ library and one host program."""
+def _cpu(s: Scheduled, cfg: Config, trace: Trace, job: Job) -> Code:
+    """Print one C++ library and one host program, which may also have a form in C++."""
     steps = launches(s)
     printed = cpu_program.build(s.program, s.deps, steps, cfg, s.any_strides)
     return Code(
@@ -295,14 +296,55 @@ def _cpu(s: Scheduled, cfg: Config) -> Code:
         cpp=printed.cpp if printed.segments else "",
         constants=callables(steps, s.constants),
         names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
+        host=_host_text(lambda c: cpp_graph.build(s.program, s.deps, steps, cfg, c), s, cfg, trace, job),
     )
 
 
-def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None) -> Code:
+def _host_text(
+    build: Callable[[cpp_graph.Calling], cpp_graph.GraphHost], s: Scheduled, cfg: Config, trace: Trace, job: Job
+) -> HostText | None:
+    """Return the host program in C++; None if it is not wanted or has no such form, with the reason in the trace."""
+    if cfg.host == "python" or job.kind == "subgraph":
+        return None
+    try:
+        printed = build(cpp_graph.Calling(s.any_strides, drops=job.kind == "backward"))
+    except Unsupported as cause:
+        trace.decision(DecisionKind.HOST, trace.graph_name, "python", str(cause))
+        return None
+    form = HostForm(printed.inputs, printed.outputs, printed.constants)
+    return HostText(printed.text, form, printed.segments, printed.steps)
+
+
+def _cuda(
+    s: Scheduled, cfg: Config, trace: Trace, job: Job, submit: Callable[[compile_cuda.Job], object] | None
+) -> Code:
     """Print a Triton kernel for each launch, and one host program."""
+    p, steps = cuda_steps(s, cfg, trace, submit)
+    printed = cuda_program.build(p, steps, s.any_strides, cfg.size_asserts)
+    return Code(
+        s.device,
+        printed.python,
+        printed.kernels,
+        printed.library_calls,
+        jobs=tuple(job_of(s, k, hints) for k, hints in printed.launches),
+        constants=callables(steps, s.constants),
+        names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
+        recording=replay.facts(s.program),
+        host=_host_text(lambda c: _cuda_host(p, steps, cfg, c), s, cfg, trace, job),
+    )
+
+
+def job_of(s: Scheduled, kernel: print_triton.TritonKernel, aligned: Sequence[int]) -> compile_cuda.Job:
+    """Return the compilation of a kernel. `aligned`: the numbers of its pointers that are multiples of 16 bytes."""
     assert isinstance(s.ctx.device, Gpu)
-    p, capability, contract = s.program, s.ctx.device.capability, s.ctx.fast_math
-    unaligned = cuda_program.unaligned_in(p)
+    return compile_cuda.job_of(kernel, aligned, s.ctx.device.capability, s.ctx.fast_math)
+
+
+def cuda_steps(
+    s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cuda.Job], object] | None = None
+) -> tuple[Program, list[cuda_program.Step]]:
+    """Return the launches and library calls of a program on a GPU, and the program with the launches' workspaces."""
+    p, unaligned = s.program, cuda_program.unaligned_in(s.program)
     steps: list[cuda_program.Step] = []
     for step, emitted in _emitted(s, cfg, trace):
         first = len(steps)
@@ -319,18 +361,14 @@ def _cuda(s: Scheduled, cfg: Config, trace: Trace, submit: Callable[[compile_cud
         for x in steps[first:]:
             if submit is not None and isinstance(x, cuda_program.CudaLaunch):
                 aligned = cuda_program.aligned_pointers(x, unaligned)
-                submit(compile_cuda.job_of(x.kernel, aligned, capability, contract))
-    printed = cuda_program.build(p, steps, s.any_strides, cfg.size_asserts)
-    return Code(
-        s.device,
-        printed.python,
-        printed.kernels,
-        printed.library_calls,
-        jobs=tuple(compile_cuda.job_of(k, hints, capability, contract) for k, hints in printed.launches),
-        constants=callables(steps, s.constants),
-        names_lines=any(isinstance(x, cuda_program.CudaLaunch) and bool(x.kernel.checks) for x in steps),
-        recording=replay.facts(s.program),
-    )
+                submit(job_of(s, x.kernel, aligned))
+    return p, steps
+
+
+def _cuda_host(
+    p: Program, steps: Sequence[cuda_program.Step], cfg: Config, calling: cpp_graph.Calling
+) -> cpp_graph.GraphHost:
+    return cpp_graph.build_cuda(cpp_cuda.plan_of(p, steps), cfg, calling)
 
 
 def _emitted(s: Scheduled, cfg: Config, trace: Trace) -> Iterable[tuple[Step, list[Emitted] | TiledHorizontal]]:

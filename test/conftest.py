@@ -13,6 +13,7 @@ import torch
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
+_HOST = "ALTBACKEND_HOST"
 ROTATION = "ALTBACKEND_TEST_ROTATION"
 
 
@@ -20,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers of pytest-xdist inherit the folder and the day of the process that starts them."""
     os.environ.setdefault(ROTATION, str(int(time.time()) // 86400))
     os.environ.setdefault(_GRAPHS, "0")  # tests are about compiling; those of the cache switch it on
+    os.environ.setdefault(_HOST, "python")  # no compiler in the background; tests of hosts in C++ ask for them
     if _CACHE not in os.environ:
         os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")
 

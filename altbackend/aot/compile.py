@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from ..debug.trace import Trace
 from ..disk_cache.folders import build_folder
 from ..disk_cache.storage import open_store
 from ..runtime import isa
-from . import text, weights
+from . import machine_code, text, weights
 from .capture import Captured, capture
+from .machine_code import Architecture
 from .programs import Programs, print_programs
 
 _numbers = itertools.count()
@@ -42,6 +43,7 @@ class Library:
     programs: Programs
     target: str
     storage: str
+    architectures: tuple[Architecture, ...] = ()
 
 
 def aot_compile(
@@ -84,7 +86,13 @@ def build(
 def _built(captured: Captured, programs: Programs, target: str, cfg: Config, trace: Trace) -> Library:
     block = weights.place([w.tensor for w in captured.weights])
     literals = weights.place(programs.literals)
-    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target)
+    on_gpu = programs.device.type == "cuda"
+    code = machine_code.NONE
+    if on_gpu:
+        target = "generic"  # the CPU runs the host program only
+        jobs = [job for part in programs.jobs.values() for job in part]
+        code = machine_code.build(jobs, machine_code.architectures(cfg, programs.device), cfg)
+    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target, code)
     host = text.model_text(content)
     trace.artifact("library.cpp", lambda: host, "output_code")
     units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
@@ -96,36 +104,41 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
     with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=room) as folder:
         embedded = Path(folder) / "block"
         with embedded.open("wb") as file:
-            for part in ((block,) if cfg.aot_constants == "embedded" else ()) + (literals,):
+            for part in ((block,) if content.before_literals else ()) + (literals,):
                 for chunk in part.chunks():
                     file.write(chunk)
+            file.write(code.block)
         binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
-    path = _output_path(binary, cfg)
-    _replace(path, binary)
+    pieces = [binary]
+    appended: Iterable[bytes] = ()
+    if content.appended:
+        pieces.append(b"\0" * (-len(binary) % weights.AFTER_CODE))
+        appended = block.with_header()
+    path = _output_path(hashlib.sha256(binary + block.digest.encode()).hexdigest()[:40], cfg)
+    _replace(path, itertools.chain(pieces, appended))
     files = [path]
     if cfg.aot_constants == "file" and captured.weights:
         beside = path.with_name(text.weights_name(block))
-        block.write(beside, header=True)
+        block.write(beside)
         files.append(beside)
-    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants)
+    return Library(path, tuple(files), captured, programs, target, cfg.aot_constants, code.architectures)
 
 
-def _output_path(binary: bytes, cfg: Config) -> Path:
-    """Return the path that the option names, else one by the content in the cache folder."""
+def _output_path(digest: str, cfg: Config) -> Path:
+    """Return the path that the option names, else one by the digest of the content in the cache folder."""
     if cfg.aot_output_path:
         path = Path(cfg.aot_output_path).expanduser()
         return path / "model.so" if path.is_dir() else path
-    digest = hashlib.sha256(binary).hexdigest()[:40]
     return open_store(cfg).folder / "aot" / "libraries" / digest / "model.so"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: Iterable[bytes]) -> None:
     """Write a file by renaming, so that a process which has mapped the old one keeps it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".altbackend-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(content)
         os.chmod(name, 0o755)
         os.replace(name, path)
     except BaseException:

@@ -35,17 +35,26 @@ Rename = Callable[[str], str]
 class AotModel:
     """A loaded library: call it like the module that was compiled. Any number of threads may do so at once."""
 
-    def __init__(self, library: Path, shown: str) -> None:
+    def __init__(self, library: Path, shown: str, device: str = "") -> None:
         self.path = shown
         self.kept: tuple[torch.Tensor, ...] = ()  # weights that other models may share
         self._library = _opened(library)
         self.description = _description(library, self._library)
         try:
-            self._runner = Runner(library)
+            self._runner = Runner(library, device or self._default_device(shown))
         except (RuntimeError, OSError) as cause:
             raise BadPackage(shown, f"it cannot be loaded: {self._reason(cause)}", "compile the model again") from cause
         in_spec, out_spec = self._runner.specs()
         self._in_spec, self._out_spec = pytree.treespec_loads(in_spec), pytree.treespec_loads(out_spec)
+
+    def _default_device(self, shown: str) -> str:
+        """Return the device for which the library was made: the CPU, or torch's current GPU. Raise BadPackage."""
+        if self.description.get("device", "cpu") == "cpu":
+            return "cpu"
+        if not torch.cuda.is_available():
+            todo = "load it on a machine with a GPU, or compile the model for the CPU"
+            raise BadPackage(shown, "it was compiled for a GPU, and torch finds none here", todo)
+        return f"cuda:{torch.cuda.current_device()}"
 
     @property
     def weights(self) -> dict[str, tuple[str, tuple[int, ...]]]:

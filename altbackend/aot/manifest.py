@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
 from ..compat.stable_abi import TARGET
 from ..errors import BadPackage
 from ..runtime import isa
+from .machine_code import ONE_ALONE
 
 NAME = "alt/manifest.json"
 FORMAT = 1
@@ -23,7 +25,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of a package. `files`: name -> (bytes, sha256). `program`: the ExportedProgram beside it, or ""."""
+    """A model of a package. `files`: name -> (bytes, sha256). `program`: the ExportedProgram beside it, or "".
+
+    `architectures`: of GPUs, (compute capability, whether it is PTX).
+    """
 
     device: str
     machine: str
@@ -33,6 +38,7 @@ class Entry:
     files: dict[str, tuple[int, str]]
     program: str
     description: dict[str, Any]
+    architectures: Sequence[tuple[int, bool]] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def _require_form(path: Path, manifest: Any) -> None:
     if isinstance(manifest, dict) and manifest.get("format") not in (None, FORMAT):
         reason = f"its format is {manifest['format']}, and this version of altbackend reads format {FORMAT}"
         raise BadPackage(str(path), reason, "use the version that wrote it, or package the model again")
-    needed = {f: t for f, t in Entry.__annotations__.items() if f != "program"}
+    needed = {f: t for f, t in Entry.__annotations__.items() if f not in ("program", "architectures")}
     whole = isinstance(models, dict) and all(isinstance(m, dict) and needed.keys() <= m.keys() for m in models.values())
     if not whole or not models:
         raise BadPackage(str(path), "its manifest is damaged", "copy or package the file again")
@@ -118,8 +124,29 @@ def misfits(path: Path, model: str | None = None) -> list[Misfit]:
         elif missing := sorted(set(facts["features"]) - present if present else ()):
             reason = f"it was compiled for {facts['isa']}, and this CPU has no {', '.join(missing)}"
             out.append(Misfit(name, reason, _again(facts)))
+        if facts["device"] == "cuda" and (reason := _gpu_misfit(facts.get("architectures", ()))):
+            out.append(Misfit(name, reason, "compile it for this GPU: options={'aot_architectures': ...}"))
         out += _damaged(path, name, facts)
     return out
+
+
+def _gpu_misfit(architectures: Sequence[tuple[int, bool]]) -> str:
+    """Return why no GPU of this machine runs code for the architectures, or ""."""
+    shown = ", ".join(f"{c // 10}.{c % 10}{' as PTX' * ptx}" for c, ptx in architectures)
+    if not torch.cuda.is_available():
+        return f"it was compiled for GPUs of architecture {shown}, and torch finds no GPU here"
+    here = sorted({10 * a + b for a, b in map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))})
+    if any(runs_on(c, ptx, gpu) for c, ptx in architectures for gpu in here):
+        return ""
+    found = ", ".join(f"{c // 10}.{c % 10}" for c in here)
+    return f"it was compiled for GPUs of architecture {shown}, and the GPUs here are {found}"
+
+
+def runs_on(capability: int, ptx: bool, gpu: int) -> bool:
+    """Return whether code for an architecture runs on a GPU; the library decides by the same rule (`gpu_model.h`)."""
+    if capability >= ONE_ALONE:
+        return capability == gpu
+    return capability <= gpu and (ptx or capability // 10 == gpu // 10)
 
 
 def _again(facts: dict[str, Any]) -> str:

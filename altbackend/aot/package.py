@@ -62,7 +62,7 @@ def _write(
     path: Path, models: Mapping[str, ExportedProgram], made: Mapping[str, Library], share: bool, programs: bool
 ) -> None:
     entries = {name: _entry(name, library, programs) for name, library in made.items()}
-    files = {name: [*map(str, library.files), str(_metadata(library))] for name, library in made.items()}
+    files = {name: [*map(str, (*library.files, *_metadata(library)))] for name, library in made.items()}
     shared = {name: {w.name: w.tensor for w in library.captured.weights} for name, library in made.items()}
     pt2.write_package(path, files, shared if share else {}, {manifest.NAME: manifest.dumps(entries)})
     if programs:
@@ -72,14 +72,17 @@ def _write(
 def _entry(name: str, library: Library, programs: bool) -> manifest.Entry:
     description = text.describe(library.captured, library.programs)
     made = manifest.entry(library.path, library.files, library.target, library.storage, description)
-    return replace(made, program=f"{PROGRAMS}{name}.pt2" if programs else "")
+    found = [(a.capability, a.ptx) for a in library.architectures]
+    device = library.programs.device.type
+    return replace(made, device=device, architectures=found, program=f"{PROGRAMS}{name}.pt2" if programs else "")
 
 
-def _metadata(library: Library) -> Path:
-    """Write what torch's loader reads: the device of the library."""
-    path = library.path.with_name("model.wrapper_metadata.json")
-    path.write_text('{"AOTI_DEVICE_KEY": "cpu"}\n')
-    return path
+def _metadata(library: Library) -> tuple[Path, Path]:
+    """Write what torch's loader reads: the device of the library, in a file that torch 2.11 finds by that of a text."""
+    path, source = (library.path.with_name(f"model.wrapper{end}") for end in ("_metadata.json", ".cpp"))
+    source.write_text("// The library beside this file is compiled already.\n")
+    path.write_text(f'{{"AOTI_DEVICE_KEY": "{library.programs.device.type}"}}\n')
+    return path, source
 
 
 def _append_programs(path: Path, models: Mapping[str, ExportedProgram]) -> None:

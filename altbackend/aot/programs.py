@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .. import fx_passes, pipeline
-from ..codegen.host import cpp_program
-from ..codegen.host.cpp_program import CppProgram, UserInputs
-from ..compiled.load import Job
+from ..codegen.host import cpp_cuda, cpp_library
+from ..codegen.host.cpp_library import CppProgram, UserInputs
+from ..compile_pool.cuda import Job
+from ..compiled import load
 from ..config.options import Config
 from ..debug.trace import Trace
 from ..errors import Unsupported
@@ -30,24 +31,25 @@ class Programs:
     fold: CppProgram | None
     fold_sources: tuple[Source, ...]
     literals: tuple[torch.Tensor, ...]
+    device: torch.device = torch.device("cpu")
+    jobs: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)  # of a GPU's launches: "main", "fold"
 
 
 def print_programs(captured: Captured, cfg: Config, trace: Trace) -> Programs:
-    """Compile a captured graph for a CPU to C++ text. Changes the graph. Raise Unsupported."""
+    """Compile a captured graph to C++ text. Changes the graph. Raise Unsupported."""
     count = len(captured.weights)
     static = tuple(k for k, w in enumerate(captured.weights) if not w.written)
     gm = captured.graph
     fx_passes.before_joint(gm, cfg, trace)
     fx_passes.after_joint(gm, cfg, trace)
-    scheduled, split = pipeline.schedule_graph(gm, cfg, trace, Job("inference", static))
-    _require_cpu(scheduled.device)
+    scheduled, split = pipeline.schedule_graph(gm, cfg, trace, load.Job("inference", static))
     literals: list[torch.Tensor] = []
     fold, fold_sources = None, tuple[Source, ...]()
     graph_inputs = range(count + len(captured.inputs))
     sources: list[Source] = [_source(k, count) for k in (split.inputs if split else graph_inputs)]
     if split is not None:
         own = Trace(f"{trace.graph_name}_weights", cfg)
-        inner, _ = pipeline.schedule_graph(split.prologue, cfg, own, Job("inference"))
+        inner, _ = pipeline.schedule_graph(split.prologue, cfg, own, load.Job("inference"))
         inner, more = _with_literals(inner, count + len(literals), literals)
         fold_sources = (*(("constant", k) for k in split.watched), *more)
         fold = _print(inner, cfg, "fold", UserInputs({}, {}))
@@ -61,22 +63,23 @@ def print_programs(captured: Captured, cfg: Config, trace: Trace) -> Programs:
     }
     user = UserInputs(named, captured.ranges, captured.conditions)
     main = _print(scheduled, cfg, "main_program", user)
-    return Programs(main, (*sources, *more), fold, fold_sources, tuple(literals))
+    jobs = {"main": _jobs(scheduled, main), "fold": _jobs(scheduled, fold)}
+    return Programs(main, (*sources, *more), fold, fold_sources, tuple(literals), scheduled.device, jobs)
 
 
 def _source(k: int, weights: int) -> Source:
     return ("constant", k) if k < weights else ("input", k - weights)
 
 
-def _require_cpu(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise Unsupported(
-            f"a graph on {device}", "ahead-of-time libraries are made for the CPU", todo="move it to the CPU"
-        )
+def _jobs(s: pipeline.Scheduled, program: CppProgram | None) -> tuple[Job, ...]:
+    return tuple(pipeline.job_of(s, kernel, aligned) for kernel, aligned in (program.on_gpu if program else ()))
 
 
 def _print(s: pipeline.Scheduled, cfg: Config, name: str, user: UserInputs) -> CppProgram:
-    return cpp_program.build(s.program, s.deps, pipeline.launches(s), cfg, name, user)
+    if s.device.type == "cuda":
+        program, steps = pipeline.cuda_steps(s, cfg, Trace(name, cfg))
+        return cpp_library.build_cuda(cpp_cuda.plan_of(program, steps), name, user)
+    return cpp_library.build(s.program, s.deps, pipeline.launches(s), cfg, name, user)
 
 
 def _with_literals(

@@ -13,18 +13,20 @@ from ..codegen.host.cpp_values import DTYPES, quoted
 from ..errors import BadGraph
 from ..runtime import isa
 from .capture import Captured
+from .machine_code import NONE, MachineCode
 from .programs import Programs, Source
 from .weights import Block
 
 _HEADERS = ("checks.h", "dispatcher.h", "model.h", "numbers.h")
 LITERAL_TYPE = 3
+APPENDED = 1 << 20  # fewest bytes of weights that follow the code
 
 
 @dataclass(frozen=True)
 class Content:
     """The contents of a library besides code. `storage`: the option `aot_constants`. `target`: the instruction set.
 
-    The library embeds the literals, with embedded weights before them.
+    The library embeds the literals, with embedded weights before them, and after them the machine code for GPUs.
     """
 
     captured: Captured
@@ -33,11 +35,22 @@ class Content:
     literals: Block
     storage: str
     target: str
+    code: MachineCode = NONE
+
+    @property
+    def before_code(self) -> int:
+        """Return the bytes of the embedded block that come before the machine code."""
+        return self.before_literals + self.literals.size
 
     @property
     def before_literals(self) -> int:
         """Return the bytes of the embedded block that come before the literals."""
-        return self.weights.size if self.storage == "embedded" else 0
+        return self.weights.size if self.storage == "embedded" and not self.appended else 0
+
+    @property
+    def appended(self) -> bool:
+        """Return whether embedded weights follow the code in the library's file: linking would copy them often."""
+        return self.storage == "embedded" and self.weights.size >= APPENDED
 
 
 def model_text(content: Content) -> str:
@@ -61,6 +74,7 @@ def model_text(content: Content) -> str:
         *_names("features", isa.required_features(content.target)),
         *_sources("main_sources", programs.main_sources),
         *_sources("fold_sources", programs.fold_sources),
+        *_gpu(content),
         "",
         *_model(content),
         "}  // namespace alt::aot",
@@ -93,6 +107,7 @@ def describe(captured: Captured, programs: Programs) -> dict[str, Any]:
         ],
         "inputs": [[leaf.name, *(x if isinstance(x, str) else list(x) for x in leaf.form)] for leaf in captured.inputs],
         "outputs": list(programs.main.outputs),
+        "device": programs.device.type,
         "ranges": {s: list(r) for s, r in captured.ranges.items()},
         "weights": {w.name: [str(w.tensor.dtype), list(w.tensor.shape)] for w in captured.weights},
         "same": _tied(captured),
@@ -130,9 +145,10 @@ def _constants(content: Content) -> list[str]:
         t = p.tensor
         for what, xs in (("sizes", t.shape), ("strides", t.stride())):
             arrays.append(f"static const int64_t {what}{k}[] = {{{', '.join(map(str, xs)) or '0'}}};")
-        facts = f"{t.dim()}, sizes{k}, strides{k}, {offset}, {p.size}, {kind}, {str(written).lower()}"
+        flags = f"{str(written).lower()}, {str(t.device.type == 'cuda').lower()}"
+        facts = f"{t.dim()}, sizes{k}, strides{k}, {offset}, {p.size}, {kind}, {flags}"
         table.append(f"    {{{quoted(name)}, Dtype::{DTYPES[t.dtype]}, {facts}}},")
-    end = '    {"", Dtype::uint8, 0, nullptr, nullptr, 0, 0, 0, false},'
+    end = '    {"", Dtype::uint8, 0, nullptr, nullptr, 0, 0, 0, false, false},'
     return [*arrays, "static const Constant constants[] = {", *table, end, "};"]
 
 
@@ -154,13 +170,37 @@ def _model(content: Content) -> list[str]:
         "const Model model{",
         f"    {quoted(content.target)}, features,",
         f"    constants, {len(captured.weights)}, {len(programs.literals)},",
-        f"    Storage::{content.storage}, alt_block, {file},",
+        f"    Storage::{'appended' if content.appended else content.storage}, alt_block, {file},",
         f"    input_names, {len(captured.inputs)}, output_names, {len(programs.main.outputs)},",
         f"    {quoted(in_spec)},",
         f"    {quoted(out_spec)},",
         f"    {quoted(description)},",
         f"    &main_program_table, main_sources, {'&fold_table' if programs.fold else 'nullptr'}, fold_sources,",
+        f"    {'&gpu_model' if programs.device.type == 'cuda' else 'nullptr'},",
         "};",
+    ]
+
+
+def _gpu(content: Content) -> list[str]:
+    """Return the tables of a GPU's kernels: places in the block, and one row for each launch."""
+    code, jobs = content.code, content.programs.jobs
+    if content.programs.device.type != "cuda":
+        return []
+    number = {job: n for n, job in enumerate(code.places)}
+    lines = []
+    for n, places in enumerate(code.places.values()):
+        rows = ", ".join(f"{{{content.before_code + offset}, {shared}}}" for offset, shared in places)
+        lines.append(f"static const Image images{n}[] = {{{rows}}};")
+    for name in ("main", "fold"):
+        rows = ", ".join(f"{{{quoted(j.name)}, {32 * j.warps}, images{number[j]}}}" for j in jobs[name])
+        lines.append(f"static const KernelImages {name}_kernels[] = {{{rows or '{}'}}};")
+    rows = ", ".join(f"{{{a.capability}, {str(a.ptx).lower()}}}" for a in code.architectures)
+    shown = quoted(", ".join(map(str, code.architectures)))
+    programs = ", ".join(f"{{{name}_kernels, {len(jobs[name])}}}" for name in ("main", "fold"))
+    return [
+        *lines,
+        f"static const Architecture architectures[] = {{{rows}}};",
+        f"static const GpuModel gpu_model{{architectures, {len(code.architectures)}, {shown}, {programs}}};",
     ]
 
 

@@ -14,6 +14,7 @@ from ..errors import Unsupported
 ALIGN = 64  # bytes
 HEADER = 64  # bytes before the weights in a file of their own
 MAGIC = b"ALTW0001"
+AFTER_CODE = 1 << 16  # alignment in bytes of weights that follow code: the largest page of a supported system
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,15 @@ class Block:
         """Yield the bytes of the block in order."""
         yield from _chunks(self.tensors, self.size)
 
-    def write(self, path: Path, header: bool) -> None:
-        """Write the block to a file, with the header of a file of weights or without one."""
+    def with_header(self) -> Iterator[bytes]:
+        """Yield the bytes of a file of weights: the header, then the block."""
+        yield (MAGIC + self.digest.encode()).ljust(HEADER, b"\0")
+        yield from self.chunks()
+
+    def write(self, path: Path) -> None:
+        """Write a file of weights."""
         with path.open("wb") as file:
-            if header:
-                file.write((MAGIC + self.digest.encode()).ljust(HEADER, b"\0"))
-            for chunk in self.chunks():
-                file.write(chunk)
+            file.writelines(self.with_header())
 
 
 def place(tensors: Sequence[torch.Tensor]) -> Block:
@@ -52,7 +55,7 @@ def place(tensors: Sequence[torch.Tensor]) -> Block:
     known: dict[tuple[object, ...], int] = {}
     end = 0
     for t in tensors:
-        if t.layout != torch.strided or t.device.type != "cpu":
+        if t.layout != torch.strided or t.device.type not in ("cpu", "cuda"):
             raise Unsupported(
                 f"a weight {tuple(t.shape)} on {t.device}", "its layout or device cannot lie in a library"
             )
@@ -93,4 +96,4 @@ def _content(t: torch.Tensor) -> bytes:
         return b""
     plain = t.detach().resolve_neg().resolve_conj()
     flat = plain.as_strided((n,), (1,), plain.storage_offset()).contiguous().view(torch.uint8)
-    return flat.numpy().tobytes()
+    return flat.cpu().numpy().tobytes()

@@ -33,12 +33,14 @@ def write_package(
 
 
 class Runner:
-    """Runs a library through torch's own runner of the container interface."""
+    """Runs a library through torch's own runner of the container interface, on "cpu" or on a GPU, "cuda:0"."""
 
     def __init__(self, library: Path, device: str = "cpu") -> None:
         aoti: Any = torch._C._aoti
-        self.runner = aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-        assert device == "cpu"
+        if device == "cpu":
+            self.runner = aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+        else:
+            self.runner = aoti.AOTIModelContainerRunnerCuda(str(library), 1, device)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the model on its tensor inputs. Raise RuntimeError."""

@@ -18,7 +18,9 @@ TARGET = (2, 11)  # libraries run under this version of torch and all later ones
 TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 INCLUDE = Path(torch.__file__).parent / "include"
 LIBRARIES = Path(torch.__file__).parent / "lib"
-_HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "generated/c_shim_aten.h")
+_HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "generated/c_shim_aten.h", "generated/c_shim_cuda.h")
+_CPU = ("aoti_torch_cpu_", "aoti_torch_cpu_mkldnn_", "aoti_torch_aten_")
+_CUDA = ("aoti_torch_cuda_", "aoti_torch_aten_")
 _DECLARATION = re.compile(r"AOTI_TORCH_EXPORT\s+AOTITorchError\s+(aoti_torch_\w+)\s*\(([^;]*)\)\s*;")
 _GATE = re.compile(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)_0(.*?)#endif", re.DOTALL)
 
@@ -101,7 +103,15 @@ class Shim:
 
     @property
     def declaration(self) -> str:
-        """Return the C++ declaration."""
+        """Return the C++ declaration. A function for GPUs is looked up in its first call: not every torch has it."""
+        if self.name.startswith(_CUDA[0]):
+            names = [f"a{k}" for k in range(len(self.parameters))]
+            typed = ", ".join(f"{t} {a}" for t, a in zip(self.parameters, names, strict=True))
+            stem = self.name.removeprefix(_CUDA[0])
+            found = f"alt::aot::gpu_function<AOTITorchError (*)({', '.join(self.parameters)})>"
+            name = f'"aoti_torch_" ALT_TEXT(ALT_GPU) "_{stem}"'
+            body = f"static const auto f = {found}({name}); return f({', '.join(names)});"
+            return f"static AOTITorchError {self.name}({typed}) {{ {body} }}"
         return f'extern "C" AOTITorchError {self.name}({", ".join(self.parameters)});'
 
 
@@ -124,8 +134,8 @@ def _type_of(parameter: str) -> str:
     return " ".join(words[:-1])
 
 
-def shim_of(op: torch._ops.OpOverload) -> Shim | None:
-    """Return the function that computes an operator on a CPU, if its declaration is the one expected."""
+def shim_of(op: torch._ops.OpOverload, on_gpu: bool = False) -> Shim | None:
+    """Return the function that computes an operator on a CPU or GPU, if its declaration is the one expected."""
     schema = op._schema
     base = schema.name.split("::")[1]
     stem = base if op._overloadname == "default" else f"{base}_{op._overloadname}"
@@ -134,7 +144,7 @@ def shim_of(op: torch._ops.OpOverload) -> Shim | None:
         return None
     if base.endswith("_") and op._overloadname != "default":  # the mark of writing in place comes last
         stem = f"{base[:-1]}_{op._overloadname}_"
-    for prefix in ("aoti_torch_cpu_", "aoti_torch_cpu_mkldnn_", "aoti_torch_aten_"):
+    for prefix in _CUDA if on_gpu else _CPU:
         name = prefix + stem
         found = _declared().get(name)
         if found == expected and (prefix != "aoti_torch_cpu_mkldnn_" or schema.name.startswith("mkldnn::")):

@@ -33,8 +33,9 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
         target=target("cuda", job["capability"], 32),
         options={"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]},
     )
+    code = kernel.asm["ptx"].encode() if job.get("ptx") else kernel.asm["cubin"]
     return {
-        "cubin": base64.b64encode(kernel.asm["cubin"]).decode(),
+        "cubin": base64.b64encode(code).decode(),
         "shared": kernel.metadata.shared,
         "name": job["name"],
     }

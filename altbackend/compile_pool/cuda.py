@@ -29,7 +29,7 @@ class Job:
     """The input of a kernel's compilation. `aligned`: indices of the pointers that are multiples of 16.
 
     `contract`: whether a product and the sum that takes it may be rounded once. `name` is the function's name,
-    which does not distinguish jobs.
+    which does not distinguish jobs. `ptx`: return text in place of machine code.
     """
 
     source: str
@@ -41,10 +41,12 @@ class Job:
     capability: int
     name: str = field(default="kernel", compare=False, repr=False)
     contract: bool = True
+    ptx: bool = field(default=False, repr=False)
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(repr((self, triton_version())).encode()).hexdigest()[:40]
+        identity = repr((self, triton_version())) + "ptx" * self.ptx
+        return hashlib.sha256(identity.encode()).hexdigest()[:40]
 
 
 def job_of(kernel: TritonKernel, aligned: Sequence[int], capability: int, contract: bool = True) -> Job:
@@ -177,4 +179,5 @@ def _request(job: Job) -> dict[str, object]:
         "stages": job.stages,
         "capability": job.capability,
         "contract": job.contract,
+        "ptx": job.ptx,
     }

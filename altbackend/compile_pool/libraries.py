@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,28 @@ def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Conf
         torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", f"-Wl,--version-script={folder}/exports"]
         _run([[compiler, "-shared", *map(str, objects), "-o", str(built), *torch_library]], cfg)
         return built.read_bytes()
+
+
+def host_name(text: str) -> str:
+    """Return the name in the store of the library of a graph's host program, which fits every CPU and compiler."""
+    digest = hashlib.sha256("\0".join([text, *_HOST, _headers(), torch.__version__]).encode()).hexdigest()[:40]
+    return f"host/{digest[:2]}/{digest}.so"
+
+
+def build_host(text: str, cfg: Config, low_priority: bool) -> None:
+    """Build the library of a graph's host program and store it. Raise CompilerMissing, CompilerFailed or OSError.
+
+    `low_priority`: other processes run first.
+    """
+    store = open_store(cfg)
+    with tempfile.TemporaryDirectory(prefix="altbackend-host-", dir=build_folder(store.folder)) as folder:
+        source, built = Path(folder) / "host.cpp", Path(folder) / "host.so"
+        source.write_text(text)
+        nice = ["nice", "-n", "15"] if low_priority and shutil.which("nice") else []
+        paths = [str(source), "-o", str(built), f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s"]
+        flags = (*_HOST, stable_abi.TARGET_FLAG, f"-I{isa.INCLUDE_DIR}", f"-I{stable_abi.INCLUDE}")
+        _run([[*nice, cpp.find_compiler(cfg.cxx), *flags, "-shared", *paths]], cfg)
+        store.write(host_name(text), built.read_bytes())
 
 
 def _flags(unit: Unit, target: str) -> tuple[str, ...]:

@@ -9,8 +9,19 @@ from typing import Any
 import torch
 
 from ..compile_pool.cuda import Job
+from ..runtime.cpp_host import HostForm
 from ..runtime.layouts import Layouts
 from .replay import Facts
+
+
+@dataclass(frozen=True)
+class HostText:
+    """A host program in C++. `steps`: its runs of kernels and library calls; of the former there are `segments`."""
+
+    text: str
+    form: HostForm
+    segments: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Code:
 
     `weight_prologue`, if any, takes the graph's inputs numbered `prologue_inputs`. The host program takes the inputs
     numbered `main_inputs`, then the results of the prologue. `subgraphs` are called by library calls. `layouts`
-    holds the traced strides of parameters where torch does not guard them.
+    holds the traced strides of parameters where torch does not guard them. `host` is the host program in C++, if any.
     """
 
     device: torch.device
@@ -40,6 +51,7 @@ class Code:
     weight_prologue: torch.fx.GraphModule | None = None
     subgraphs: tuple[Subgraph, ...] = ()
     layouts: Layouts = ()
+    host: HostText | None = None
 
     def with_subgraphs(self) -> Iterator[Code]:
         """Yield this code and that of all subgraphs, nested ones included."""

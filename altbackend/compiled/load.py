@@ -27,7 +27,7 @@ from ..runtime.boxed import BoxedCall, Values, boxed
 from ..runtime.cuda_graphs import ALL
 from ..runtime.frozen import Frozen
 from ..runtime.page_guard import NotGuardable
-from . import bytecode, freezing, replay
+from . import bytecode, freezing, hosts, replay
 from .artifact import Code
 from .deferred import DeferredBuild, build_at_first_call
 
@@ -143,10 +143,10 @@ def build(code: Code, cfg: Config) -> list[object]:
     ]
 
 
-def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
+def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
-        call = _load(code, iter(built), cfg)
+        call = _load(code, iter(built), cfg, trace)
     parts = list(code.with_subgraphs())
     stats.record(
         kernels=sum(c.kernels for c in parts),
@@ -160,22 +160,24 @@ def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: J
     return call
 
 
-def _load(code: Code, built: Iterator[Any], cfg: Config) -> BoxedCall:
+def _load(code: Code, built: Iterator[Any], cfg: Config, trace: Trace) -> BoxedCall:
     own = next(built)
     constants = dict(code.constants)
     for subgraph in code.subgraphs:
-        constants |= dict.fromkeys(subgraph.names, control_flow.unboxed(_load(subgraph.code, built, cfg)))
+        constants |= dict.fromkeys(subgraph.names, control_flow.unboxed(_load(subgraph.code, built, cfg, trace)))
     if code.device.type == "cuda":
-        return _load_cuda(code, own, constants, cfg)
-    return load(code.python, cfg, own, constants, torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads)
+        return _load_cuda(code, own, constants, cfg, trace)
+    threads = torch.get_num_threads if cfg.threads == 0 else lambda: cfg.threads
+    return hosts.on_cpu(code, load(code.python, cfg, own, constants, threads), own, cfg, trace)
 
 
-def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config) -> BoxedCall:
+def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config, trace: Trace) -> BoxedCall:
     with torch_api.cuda_device(code.device), torch_api.real_tensors():
-        loaded: dict[int, object] = {}
+        loaded: dict[int, Callable[..., None]] = {}
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
-        return load(code.python, cfg, [loaded[id(c)] for c in cubins], constants)
+        kernels = [loaded[id(c)] for c in cubins]
+        return hosts.on_gpu(code, load(code.python, cfg, kernels, constants), kernels, cfg, trace)
 
 
 _loaded = 0

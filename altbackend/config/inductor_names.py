@@ -57,6 +57,10 @@ def _true_or_default(value: object) -> bool | None:
     return True if value else None
 
 
+def _cpp_or_default(value: object) -> str | None:
+    return "cpp" if value else None
+
+
 def _threads(value: object) -> Any:
     return 0 if value == -1 else value
 
@@ -165,7 +169,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "cpp.simdlen": Renamed("isa", "512 avx512, 256 avx2, any other generic, None auto", _isa_from_bits),
         "cpp.cxx": Renamed("cxx", "the last name of a tuple", _compiler),
         "cpp.min_chunk_size": Renamed("parallel_threshold", "same meaning"),
-        "cpp_wrapper": _BUILD,
+        "cpp_wrapper": Renamed("host", "True means `cpp`", _cpp_or_default),
         "worker_start_method": Renamed("worker_start", "`fork` means `subprocess`: nothing is forked", _start),
         "triton.unique_kernel_names": _BUILD,
         "triton.cudagraph_trees": Ignored("`cudagraphs` alone decides"),

@@ -151,6 +151,14 @@ class Config:
         16384, "fewest elements for which a kernel uses several threads", "code", limits=(0, None)
     )
     threads: int = _option(0, "threads of a CPU kernel; 0 means torch.get_num_threads()", "runtime", limits=(0, None))
+    host: str = _option(
+        "auto",
+        "the language of the program that allocates, launches and calls libraries: `python`; `cpp`, built before the "
+        "first call; `auto`, Python first, and C++ once a graph of several steps was called a few times and the "
+        "C++ program was built in the background; what has no form in C++ stays in Python (docs/aot.md)",
+        "code",
+        choices=("auto", "python", "cpp"),
+    )
     isa: str = _option(
         "auto",
         "vector instructions of CPU kernels; `auto` takes the widest this machine has",
@@ -196,6 +204,13 @@ class Config:
         "every CPU of the architecture; the library refuses a CPU without them",
         "runtime",
         choices=("auto", "avx512", "avx2", "generic"),
+    )
+    aot_architectures: str = _option(
+        "",
+        "the GPUs of an ahead-of-time library, for example `8.0+PTX;9.0`: machine code for each, and with `+PTX` text "
+        "that the driver compiles on newer GPUs; empty takes the GPU of the program; from 9.0 on, code runs on its own "
+        "architecture alone",
+        "runtime",
     )
     aot_constants: str = _option(
         "embedded",

@@ -60,6 +60,7 @@ class DecisionKind(str, Enum):
     FREEZING = "freezing"
     FUSION = "fusion"
     GRAPH = "graph"
+    HOST = "host program"
     KERNEL = "kernel"
     LAYOUT = "layout"
     LOWERING = "lowering"

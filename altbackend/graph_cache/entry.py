@@ -10,8 +10,9 @@ import torch
 from torch.fx import GraphModule
 
 from ..compile_pool.cuda import Job
-from ..compiled.artifact import Code, Subgraph
+from ..compiled.artifact import Code, HostText, Subgraph
 from ..compiled.replay import Facts
+from ..runtime.cpp_host import HostForm
 from . import small_constants
 from .json_values import NotCacheable, decode, decode_calls, encode, encode_calls
 from .key import resolve
@@ -51,6 +52,7 @@ def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
         "prologue_inputs": code.prologue_inputs,
         "weight_prologue": None if code.weight_prologue is None else encode_calls(code.weight_prologue),
         "layouts": code.layouts,
+        "host": None if code.host is None else asdict(code.host),
         "subgraphs": [{"names": s.names, "code": write(s.code, paths)} for s in code.subgraphs],
     }
 
@@ -81,6 +83,7 @@ def _read(stored: Any, gm: GraphModule) -> Code:
         None if stored["weight_prologue"] is None else decode_calls(stored["weight_prologue"]),
         tuple(Subgraph(tuple(map(_text, s["names"])), _read(s["code"], gm)) for s in stored["subgraphs"]),
         tuple((_number(k), tuple(map(_number, strides)), _of(bool, w)) for k, strides, w in stored["layouts"]),
+        None if stored["host"] is None else _read_host(stored["host"]),
     )
 
 
@@ -134,6 +137,13 @@ def _read_jobs(stored: Any, launches: Any) -> tuple[Job, ...]:
 def _read_facts(stored: Any) -> Facts:
     written = tuple(map(_number, stored["written"]))
     return Facts(_text(stored["refusal"]), written, _of(bool, stored["sized"]), _number(stored["device"]))
+
+
+def _read_host(stored: Any) -> HostText:
+    form = stored["form"]
+    outputs, constants = (tuple(map(_text, form[k])) for k in ("outputs", "constants"))
+    steps = _number(stored["segments"]), _number(stored["steps"])
+    return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants), *steps)
 
 
 def _of(kind: type, x: Any) -> Any:

@@ -71,7 +71,8 @@ def bind_context(device: int) -> None:
 def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
     """Return a function `launch(programs, stream, arguments)` on the current device. Errors call the kernel `name`.
 
-    Raise RuntimeError if the driver refuses the code.
+    Its attribute `kernel` holds the driver's function, the threads per program, and the bytes of shared memory. Raise
+    RuntimeError if the driver refuses the code.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     driver = _driver()
@@ -88,7 +89,13 @@ def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
             if status:
                 _check(status, f"launching {name}")
 
+    vars(launch)["kernel"] = (function.value or 0, threads, shared)
     return launch
+
+
+def launch_address() -> int:
+    """Return the address of the driver's function that launches kernels. Raise OSError without a driver."""
+    return ctypes.cast(_driver().cuLaunchKernel, ctypes.c_void_p).value or 0
 
 
 Argument = tuple[str, int]  # ("p", slot of a pointer) or ("s", number of a size)

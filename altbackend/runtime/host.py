@@ -105,15 +105,19 @@ class Library:
     def __init__(self, path: str) -> None:
         self.path = path
         self.dll = ctypes.CDLL(path)
-        if _dlclose is not None:
-            # segments refer to `dll`; nothing is closed at exit, when threads may still run it
-            weakref.finalize(self.dll, _dlclose, self.dll._handle).atexit = False
+        close_with(self.dll)  # segments refer to `dll`
 
     def fn(self, name: str) -> object:
         f = getattr(self.dll, name)
         f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         f.restype = None
         return f
+
+
+def close_with(dll: ctypes.CDLL) -> None:
+    """Close a library when nothing refers to `dll` any more. At exit it stays open, since threads may still run it."""
+    if _dlclose is not None:
+        weakref.finalize(dll, _dlclose, dll._handle).atexit = False
 
 
 def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

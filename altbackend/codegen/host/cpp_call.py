@@ -11,8 +11,8 @@ import torch
 
 from ...compat.stable_abi import Shim, argument_type, shim_of
 from ...errors import Unsupported
-from ...ir.loops import Extern, HostNumber
-from ...runtime import checks
+from ...ir.loops import Extern, HostNumber, View, views
+from ...runtime import checks, philox
 from ...runtime import ops as runtime_ops
 from ..lines import Lines
 from .cpp_numbers import CTYPES, Kind, translate
@@ -34,11 +34,15 @@ _ITEM_TYPES = {
 
 @dataclass
 class Calls:
-    """The library calls of a program: the functions that they need, and the types of the numbers that they give."""
+    """The library calls of a program: the functions that they need, and the types of the numbers that they give.
+
+    `hoisted`: views of inputs that were made for several calls, with their handles.
+    """
 
     planned: LaunchPlan
     types: MutableMapping[str, Kind]
     shims: dict[str, Shim] = field(default_factory=dict)
+    hoisted: dict[View, str] = field(default_factory=dict)
 
     def declarations(self) -> list[str]:
         """Return the declarations of the called functions, in a fixed order."""
@@ -46,7 +50,7 @@ class Calls:
 
     def print(self, w: Lines, s: Extern, target: Any) -> None:
         """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
-        values = Values(self.planned, w, self.types, s)
+        values = Values(self.planned, w, self.types, s, self.hoisted)
         if target is _ITEM:
             self._item(w, values, s)
         elif isinstance(target, torch._ops.OpOverload):
@@ -58,8 +62,9 @@ class Calls:
 
     def _operator(self, w: Lines, values: Values, s: Extern, op: torch._ops.OpOverload) -> None:
         given = _arguments(self.planned, s, op)
-        shim = shim_of(op)
-        if shim is not None and not any(isinstance(x, complex) for _, x in given):
+        devices = devices_of(self.planned, s)
+        shim = shim_of(op, on_gpu="cuda" in devices) if len(devices) < 2 else None
+        if shim is not None and not any(_changes_type(self.planned, s, a, x) for a, x in given):
             self.shims[shim.name] = shim
             self._shim(w, values, s, shim, given)
         else:
@@ -84,6 +89,28 @@ class Calls:
             kind: Kind = "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
             self.types[name] = kind
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
+
+
+def _changes_type(planned: LaunchPlan, s: Extern, argument: Any, x: Any) -> bool:
+    """Return whether a function of the stable ABI, whose numbers are all doubles, would see another number.
+
+    An integer beside tensors of integers decides the dtype of a result.
+    """
+    if isinstance(x, complex):
+        return True
+    if not argument_type(argument).endswith(("number", "number]")) or x is None or isinstance(x, float):
+        return False
+    buffers = planned.program.buffers
+    dtypes = [v.dtype or buffers[v.buffer].dtype for v in views(s)]
+    exact = isinstance(x, int) and abs(x) <= 2**53
+    return not exact or not all(d.is_floating_point or d.is_complex for d in dtypes)
+
+
+def devices_of(planned: LaunchPlan, s: Extern) -> set[str]:
+    """Return the types of devices on which a call's tensors lie."""
+    buffers = planned.program.buffers
+    names = [*(v.buffer for v in views(s)), *(o for o in s.outs if o in buffers and o is not None)]
+    return {buffers[b].device.type for b in names}
 
 
 def result_kinds(s: Extern) -> dict[str, Kind]:
@@ -127,6 +154,9 @@ def _dispatched(
     """Print a call through the dispatcher; its results lie on the stack."""
     stack = [values.on_stack(x, a.real_type) for a, x in given]
     returns = op._schema.returns
+    result_types = [argument_type(r) for r in returns]
+    if result_types != result_types[::-1]:  # torch_call_dispatcher reads the types of results in reverse order
+        raise values.refuse(f"results of the types {', '.join(result_types)}")
     room = [*stack, *["0"] * max(0, len(returns) - len(stack))] or ["0"]
     name = values.local(f"StableIValue @[] = {{{', '.join(room)}}};")
     overload = "" if op._overloadname == "default" else op._overloadname
@@ -172,10 +202,26 @@ def _strided_copy(w: Lines, values: Values, s: Extern) -> None:
 def _require(w: Lines, values: Values, s: Extern) -> None:
     holds, message = s.args
     text = translate(str(holds), values.types)[0] if isinstance(holds, HostNumber) else str(bool(holds)).lower()
-    w.add(f"py::require({text}, {quoted(str(message))});")
+    check = "require_index" if s.target is checks.require_index else "require"
+    w.add(f"py::{check}({text}, {quoted(str(message))});")
+
+
+def _seeds(w: Lines, values: Values, s: Extern) -> None:
+    """Print the draw of the seeds of random numbers, two integers each, by the operator that Python calls."""
+    count, device = s.args
+    place = ", ".join(values.device(device))
+    arguments = f"on_stack(INT64_MIN), on_stack(INT64_MAX), list({{on_stack(int64_t({count})), on_stack(int64_t(2))}})"
+    more = f"some(code_on_stack(code(Dtype::int64))), nothing(), some(device_on_stack({place})), nothing()"
+    w.add(f"StableIValue drawn[] = {{{arguments}, {more}}};")
+    w.add('call("aten::randint", "low", drawn);')
+    w.add("const Tensor seeds = tensor_from(drawn[0]);")
+    for k, o in enumerate(s.outs):
+        if o is not None:
+            w.add(f"t_{o} = view(seeds.get(), {{2}}, {{1}}, {2 * k});")
 
 
 _OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
+    philox.philox_seeds: _seeds,
     runtime_ops.as_strided: _as_strided,
     runtime_ops.strided_copy: _strided_copy,
     checks.require: _require,

@@ -28,7 +28,8 @@ def bind(p: Program, w: Lines, named: Named, ranges: Ranges) -> list[str]:
         number, name = named[b]
         buffer = p.buffers[b]
         w.add(f"const Input in_{b}{{t_{b}.get(), {number}, {quoted(name)}}};")
-        w.add(f"check_input(in_{b}, {dtype_text(buffer.dtype)}, {len(buffer.sizes)});")
+        on_gpu = ", frame.device" if buffer.device.type == "cuda" else ""
+        w.add(f"check_input(in_{b}, {dtype_text(buffer.dtype)}, {len(buffer.sizes)}{on_gpu});")
     meanings = dict(_bind_symbols(p, w, tensors, ranges))
     missing = {a.key for b in tensors for n in p.buffers[b].sizes for a in ex.syms_of(n)} - set(meanings)
     if missing:

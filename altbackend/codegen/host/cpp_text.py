@@ -9,15 +9,18 @@ from .cpp_values import dtype_text, int64, ints
 from .launch_plan import LaunchPlan, segment_head
 
 
-def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memory: bool) -> str:
-    """Return the namespace `name` with the functions of a program, and `<name>_table`, which refers to them."""
+def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memory: bool, pointers: bool) -> str:
+    """Return the namespace `name` with the functions of a program, and `<name>_table`, which refers to them.
+
+    `pointers`: the functions of segments are pointers that the loader sets.
+    """
     locations, p = planned.locations, planned.program
     symbols = [f"  const int64_t {s} = S[{k}]; (void){s};" for k, s in enumerate(locations.layout)]
     sizes = f"{len(locations.slots)}, {len(locations.symbols)}, {locations.layout_symbols}, {len(p.inputs)}"
     functions = f"{name}::plan_memory, {name}::run_once"
     lines = [
         f"namespace {name} {{",
-        *(f"{segment_head(n)};" for n in range(len(planned.segments))),
+        *_segments(len(planned.segments), pointers),
         "",
         "static void plan_memory(const int64_t* S, Layout& layout) {",
         "  (void)S;",
@@ -35,6 +38,14 @@ def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memo
         "",
     ]
     return "\n".join(lines)
+
+
+def _segments(count: int, pointers: bool) -> list[str]:
+    if not pointers:
+        return [f"{segment_head(n)};" for n in range(count)]
+    heads = (segment_head(n).replace(f"segment{n}", f"(*segment{n})") for n in range(count))
+    table = ", ".join(f"(void**)&segment{n}" for n in range(count))
+    return [*(f"static {head};" for head in heads), f"static void** const segments[] = {{{table or 'nullptr'}}};"]
 
 
 def _blocks(planned: LaunchPlan) -> list[str]:

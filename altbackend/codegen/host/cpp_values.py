@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ DTYPES: dict[torch.dtype, str] = {
         *("float8_e4m3fnuz", "float8_e5m2fnuz"),
     )
 }
+NOTHING: Mapping[View, str] = MappingProxyType({})
 _LAYOUTS = {torch.strided: "strided", torch.sparse_coo: "sparse_coo", torch.sparse_csr: "sparse_csr"}
 _FORMATS = {
     torch.contiguous_format: "contiguous_format",
@@ -67,11 +69,13 @@ def named(s: Extern) -> str:
 class Values:
     """Prints the values of one call into the lines of its block.
 
-    `types`: those of the numbers of the program.
+    `types`: those of the numbers of the program. `hoisted`: views that were made before, with their handles.
     """
 
-    def __init__(self, planned: LaunchPlan, w: Lines, types: Types, call: Extern) -> None:
-        self.planned, self.w, self.types, self.call = planned, w, types, call
+    def __init__(
+        self, planned: LaunchPlan, w: Lines, types: Types, call: Extern, hoisted: Mapping[View, str] = NOTHING
+    ) -> None:
+        self.planned, self.w, self.types, self.call, self.hoisted = planned, w, types, call, hoisted
         self.counter = 0
 
     def refuse(self, what: str) -> Unsupported:
@@ -98,6 +102,8 @@ class Values:
             raise self.refuse(f"the argument {x!r} as a tensor")
         if x in self.planned.locations.windows:
             return f"ws->views[{self.planned.locations.windows[x]}].get()"
+        if x in self.hoisted:
+            return self.hoisted[x]
         made = view_text(self.planned, x)
         return tensor(x.buffer) if made is None else self.local(f"const Tensor @ = {made};") + ".get()"
 
@@ -139,9 +145,13 @@ class Values:
 
     def device(self, x: Any) -> tuple[str, str]:
         """Return the codes of a device: its type and its index."""
-        if not isinstance(x, (torch.device, str)) or torch.device(x).type != "cpu":
-            raise self.refuse(f"the device {x}")
-        return "aoti_torch_device_type_cpu()", "0"
+        device = torch.device(x) if isinstance(x, (torch.device, str)) else None
+        if device is not None and device.type == "cpu":
+            return "aoti_torch_device_type_cpu()", "0"
+        own = {b.device for b in self.planned.program.buffers.values() if b.device.type == "cuda"}
+        if device is not None and device.type == "cuda" and own <= {device, torch.device("cuda", device.index or 0)}:
+            return "gpu_type()", "frame.device"
+        raise self.refuse(f"the device {x}")
 
     # --- the dispatcher's stack --------------------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class Values:
             if x is None:
                 return ["nullptr", "0"]
             items, count = self.parameters(x, t[len("Optional[") : -1])
-            return ["&" + self.local(f"auto @ = {items};"), count]
+            return ["&" + self.local(f"const auto* @ = {items};"), count]
         if t.startswith("Optional["):
             return ["nullptr"] if x is None else ["&" + self.stored(x, t[len("Optional[") : -1])]
         if t.startswith("List["):
@@ -232,3 +242,10 @@ def view_text(planned: LaunchPlan, v: View) -> str | None:
     if v.sizes == b.sizes and same and v.offset == 0:
         return None
     return f"view({tensor(v.buffer)}, {ints(v.sizes)}, {ints(v.strides)}, {int64(v.offset)})"
+
+
+def hoisted_views(planned: LaunchPlan, s: Extern, wanted: Set[View]) -> dict[View, str]:
+    """Return those views of a call that are in `wanted`, with the C++ texts that make them."""
+    taken = [v for v in dict.fromkeys(views(s)) if v in wanted and v not in planned.locations.windows]
+    made = {v: view_text(planned, v) for v in taken}
+    return {v: text for v, text in made.items() if text is not None}

@@ -6,7 +6,7 @@ drops a tensor after its last use, and the allocator reuses its memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,7 +87,7 @@ def launches(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class CudaPlan:
     """A program's steps, its launches, and the locations of its buffers. `flagged`: some kernel checks positions.
 
     `written`: inputs that a step writes. `viewed`: buffers of which results or arguments are views, so that these must
@@ -109,18 +109,32 @@ def build(p: Program, steps: Sequence[Step], any_strides: bool = False, checked:
 
     `any_strides`: inputs may have other strides than were traced. `checked`: compare inputs with those traced.
     """
-    steps = [replace(s, out_variant=None) if isinstance(s, Extern) else s for s in steps]
+    planned = plan_of(p, steps)
+    hints = aligned_launches(planned)
+    python = _file(planned, _body(planned, any_strides, checked and not any_strides))
+    return CudaHost(python, hints, len(planned.launches), len(steps) - len(planned.launches))
+
+
+def aligned_launches(planned: CudaPlan) -> tuple[tuple[TritonKernel, tuple[int, ...]], ...]:
+    """Return the kernel of each launch with the numbers of its pointers that are multiples of 16 bytes."""
+    viewed = (o for s in planned.steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
+    unaligned = planned.written.union(viewed)
+    return tuple((s.kernel, aligned_pointers(s, unaligned)) for s in planned.launches)
+
+
+def plan_of(p: Program, steps: Sequence[Step], writes_out: Callable[[Extern], bool] = lambda s: False) -> CudaPlan:
+    """Return what the printers of a host program need to know of its steps.
+
+    `writes_out`: whether a call with a variant that writes into a buffer takes that variant.
+    """
+    steps = [replace(s, out_variant=None) if isinstance(s, Extern) and not writes_out(s) else s for s in steps]
     launched = [s for s in steps if isinstance(s, CudaLaunch)]
     viewed = {o.buffer for o in p.outputs if isinstance(o, View)}
     viewed.update(b for s in steps if isinstance(s, Extern) for b in s.aliases)
     used = {o.buffer for o in p.outputs if isinstance(o, View)}
     used.update(b for s in steps for b in (s.buffers if isinstance(s, CudaLaunch) else reads(s)))
     flagged = any(s.kernel.checks for s in launched)
-    planned = _Plan(p, steps, launched, _locate(p, steps), flagged, written_inputs(p, steps), viewed, used)
-    unaligned = planned.written.union(o for s in steps if isinstance(s, Extern) and s.aliases for o in s.outs if o)
-    hints = tuple((s.kernel, aligned_pointers(s, unaligned)) for s in launched)
-    python = _file(planned, _body(planned, any_strides, checked and not any_strides))
-    return CudaHost(python, hints, len(launched), len(steps) - len(launched))
+    return CudaPlan(p, steps, launched, _locate(p, steps), flagged, written_inputs(p, steps), viewed, used)
 
 
 def aligned_pointers(s: CudaLaunch, unaligned: Set[str]) -> tuple[int, ...]:
@@ -158,7 +172,7 @@ def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
     return {b for b in written if b in p.buffers and p.buffers[b].kind == "input"}
 
 
-def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
+def last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
     """Return for each step the buffers that no later step needs; storage shared with a library result lives on."""
     last: dict[str, int] = {}
     for k, s in enumerate(steps):
@@ -175,10 +189,10 @@ def _last_uses(p: Program, steps: Sequence[Step]) -> dict[int, list[str]]:
 # --- the lines of a call ---------------------------------------------------------------------------------------------
 
 
-def _body(planned: _Plan, any_strides: bool, checked: bool) -> HostLines:
+def _body(planned: CudaPlan, any_strides: bool, checked: bool) -> HostLines:
     w, p = HostLines(), planned.program
     _prologue(w, planned, any_strides, checked)
-    last = _last_uses(p, planned.steps)
+    last = last_uses(p, planned.steps)
     number = 0
     for k, s in enumerate(planned.steps):
         if isinstance(s, CudaLaunch):
@@ -193,7 +207,7 @@ def _body(planned: _Plan, any_strides: bool, checked: bool) -> HostLines:
     return w
 
 
-def _prologue(w: HostLines, planned: _Plan, any_strides: bool, checked: bool) -> None:
+def _prologue(w: HostLines, planned: CudaPlan, any_strides: bool, checked: bool) -> None:
     p, locations = planned.program, planned.locations
     open_call(w, p)
     if planned.flagged:
@@ -217,14 +231,14 @@ def _prologue(w: HostLines, planned: _Plan, any_strides: bool, checked: bool) ->
         w.add(f"P[{locations.slots[b]}] = {tensor}.data_ptr()")
 
 
-def _copy_to_gpu(w: HostLines, planned: _Plan, b: str) -> None:
+def _copy_to_gpu(w: HostLines, planned: CudaPlan, b: str) -> None:
     """Print the copy of a CPU tensor that kernels read, often a single number."""
     allocation = f"empty_cuda({geometry_text(planned.program, b)}, {planned.program.buffers[b].dtype})"
     w.add(f"{b}_there = {allocation}.copy_({b}, True)")
     w.add(f"P[{planned.locations.slots[b]}] = {b}_there.data_ptr()")
 
 
-def _launch(w: HostLines, planned: _Plan, s: CudaLaunch, number: int) -> None:
+def _launch(w: HostLines, planned: CudaPlan, s: CudaLaunch, number: int) -> None:
     p, locations = planned.program, planned.locations
     for b in s.all_buffers:
         if b in locations.fresh and b not in w.targets:
@@ -237,7 +251,7 @@ def _launch(w: HostLines, planned: _Plan, s: CudaLaunch, number: int) -> None:
     w.add(f"kernel{number}({ex.show(grid)}, stream, L[{number}])  # {provenance(s.origins)}")
 
 
-def _extern(w: HostLines, planned: _Plan, s: Extern) -> None:
+def _extern(w: HostLines, planned: CudaPlan, s: Extern) -> None:
     p, locations = planned.program, planned.locations
     function, args = call_text(w, p, locations, s.target, s)
     w.add(f"{results_text(s)} = {function}({', '.join(args)})  # {provenance(s.origins)}")
@@ -272,7 +286,7 @@ def _arguments(s: CudaLaunch, locations: Locations, flag: int) -> str:
     return repr(tuple(arguments))
 
 
-def _file(planned: _Plan, w: HostLines) -> str:
+def _file(planned: CudaPlan, w: HostLines) -> str:
     p, locations, launched = planned.program, planned.locations, planned.launches
     flag = len(locations.slots)
     checks = sorted({o.line for s in launched if s.kernel.checks for o in s.origins if o.line})

@@ -52,6 +52,7 @@ def file_text(planned: LaunchPlan, cfg: Config, w: HostLines, source: str) -> st
         "    def call(args):",
         *w.body,
         "",
+        "    call.release = spaces.idle.clear  # for a program in C++ that takes over",
         "    return call",
         "",
         "",

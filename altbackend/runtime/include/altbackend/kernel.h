@@ -1,6 +1,7 @@
 // Helpers of generated kernels besides scalar functions: rows per thread, scratch memory, checked indices.
 #pragma once
 #include "cpu.h"
+#include "index.h"
 
 // A long text is compiled as ALT_UNITS parallel units; unit ALT_UNIT contains every ALT_UNITS-th piece.
 #ifndef ALT_UNITS
@@ -101,10 +102,5 @@ template <class T> ALT_FN T nonzero(T x, int64_t* error) {
   }
   return x;
 }
-
-ALT_FN int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) & ((a < 0) != (b < 0))); }
-ALT_FN int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
-ALT_FN int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-ALT_FN int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 }  // namespace alt

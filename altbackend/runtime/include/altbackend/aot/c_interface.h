@@ -71,7 +71,8 @@ __attribute__((visibility("default"))) int32_t altbackend_run(altbackend_model* 
       }
     } owned_in{in}, owned_out{out};
     for (size_t k = 0; k < input_count; ++k) in.push_back(alt::aot::over(inputs[k]).release());
-    reinterpret_cast<Container*>(m)->run(in.data(), in.size(), out.data(), out.size());
+    auto& container = *reinterpret_cast<Container*>(m);
+    container.run(in.data(), in.size(), out.data(), out.size(), container.current());
     for (size_t k = 0; k < output_count; ++k) outputs[k] = alt::aot::described(alt::aot::Tensor(std::exchange(out[k], nullptr)));
   });
 }

@@ -1,5 +1,6 @@
 // Checks of the inputs of a call. Each error names the input, the dimension, the expected and the actual value.
 #pragma once
+#include "cuda.h"
 #include "dispatcher.h"
 
 namespace alt::aot {
@@ -10,14 +11,23 @@ struct Input {
   const char* name;
 };
 
-inline void check_input(const Input& x, Dtype dtype, int64_t rank) {
+inline void check_device(const Input& x, int gpu) {
+  int32_t type = 0, index = 0;
+  check(aoti_torch_get_device_type(x.handle, &type), "device");
+  check(aoti_torch_get_device_index(x.handle, &index), "device");
+  if (gpu < 0 && type != aoti_torch_device_type_cpu())
+    fail("input %d (%s) is on another device; the library was compiled for the CPU: move the tensor there", x.number, x.name);
+  if (gpu >= 0 && (type != gpu_type() || (index >= 0 && index != gpu)))
+    fail("input %d (%s) is not on GPU %d, for which the library was loaded: move the tensor there", x.number, x.name, gpu);
+}
+
+// `gpu`: the number of the GPU on which the input must be, or -1 for the CPU.
+inline void check_input(const Input& x, Dtype dtype, int64_t rank, int gpu = -1) {
   bool defined = false;
   if (x.handle) check(aoti_torch_is_defined(x.handle, &defined), "is_defined");
   if (!defined) fail("input %d (%s) is no tensor", x.number, x.name);
-  int32_t device = 0, layout = 0;
-  check(aoti_torch_get_device_type(x.handle, &device), "device");
-  if (device != aoti_torch_device_type_cpu())
-    fail("input %d (%s) is on another device; the library was compiled for the CPU: move the tensor there", x.number, x.name);
+  int32_t layout = 0;
+  check_device(x, gpu);
   check(aoti_torch_get_layout(x.handle, &layout), "layout");
   if (layout != aoti_torch_layout_strided()) fail("input %d (%s) is no strided tensor", x.number, x.name);
   if (dtype_of(x.handle) != code(dtype))

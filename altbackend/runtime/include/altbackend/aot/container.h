@@ -8,14 +8,15 @@ namespace alt::aot {
 class Container {
  public:
   explicit Container(const char* device) : main_pool_(*model.main), fold_pool_(model.fold ? *model.fold : *model.main) {
-    if (std::string(device ? device : "").rfind("cpu", 0) != 0) fail("the library was compiled for the CPU, not for %s", device ? device : "no device");
+    choose_device(device ? device : "no device");
     check_cpu();
-    active_ = initial_weights();
-    if (active_->is_bound()) without_gradients([&] { active_->fold(fold_pool_); });
+    on_device(current(), [&](const Place&) { active_ = initial_weights(device_); });
+    if (active_->is_bound()) fold(*active_);
   }
 
   // Runs the model. The handles of `inputs` are taken over, whether the call succeeds or not.
-  void run(Handle* inputs, size_t input_count, Handle* outputs, size_t output_count) {
+  // On a GPU, the call is enqueued on `stream`, null for the default one.
+  void run(Handle* inputs, size_t input_count, Handle* outputs, size_t output_count, void* stream) {
     std::vector<Tensor> owned;
     for (size_t k = 0; inputs && k < input_count; ++k) owned.emplace_back(std::exchange(inputs[k], nullptr));
     if (input_count != size_t(model.input_count) || (input_count && !inputs))
@@ -26,9 +27,10 @@ class Container {
     for (const Tensor& t : owned) handles.push_back(t.get());
     const auto weights = active();
     std::vector<Tensor> results;
-    without_gradients([&] {
-      weights->fold(fold_pool_);
-      results = alt::aot::run(*model.main, main_pool_, weights->handles(*model.main, model.main_sources, handles.data()));
+    if (!weights->is_folded.load(std::memory_order_acquire)) fold(*weights);
+    on_device(stream, [&](Place at) {
+      at.gpu = main_gpu_ ? &main_gpu_->gpu() : nullptr;
+      results = alt::aot::run(*model.main, main_pool_, weights->handles(*model.main, model.main_sources, handles.data()), at);
     });
     for (size_t k = 0; k < output_count; ++k) outputs[k] = results[k].release();
   }
@@ -51,7 +53,7 @@ class Container {
     for (const auto& [name, handle] : pairs) {
       const int number = find(name_of(name));
       if (number < 0) fail("the library has no weight %s", name_of(name).c_str());
-      without_gradients([&, h = handle] { bind(*fresh, number, h, shared); });
+      on_device(current(), [&, h = handle](const Place&) { bind(*fresh, number, h, shared); });
       given[size_t(number)] = true;
     }
     for (size_t k = 0; all && k < given.size(); ++k)
@@ -67,22 +69,24 @@ class Container {
     std::memcpy(copy.get(), weights, size_t(model.weights_bytes));
     auto fresh = std::make_shared<Weights>(*active());
     fresh->memory.push_back(copy);
-    for (int k = 0; k < model.constant_count; ++k)
-      fresh->tensors[size_t(k)] = constant_over(model.constants[k], static_cast<unsigned char*>(copy.get()));
+    on_device(current(), [&](const Place&) {
+      for (int k = 0; k < model.constant_count; ++k)
+        fresh->tensors[size_t(k)] = constant_over(model.constants[k], static_cast<unsigned char*>(copy.get()), device_);
+    });
     publish(fresh, false);
   }
 
   void fold(bool inactive) {
     const auto w = set(inactive);
     if (!w) fail("there is no inactive set of weights; update it first");
-    without_gradients([&] { w->fold(fold_pool_); });
+    fold(*w);
   }
 
   void swap() {
     std::lock_guard<std::mutex> updating(updating_);
     const auto next = set(true);
     if (!next) fail("there is no inactive set of weights to swap in; update it first");
-    if (next->is_bound()) without_gradients([&] { next->fold(fold_pool_); });  // before calls wait for it
+    if (next->is_bound()) fold(*next);  // before calls wait for it
     std::lock_guard<std::mutex> guard(mutex_);
     std::swap(active_, inactive_);
   }
@@ -107,8 +111,39 @@ class Container {
     return model.constants[number];
   }
 
+  // The stream on which torch works in this thread; null on the CPU.
+  void* current() const { return model.gpu ? current_stream(device_) : nullptr; }
+
  private:
+  void choose_device(const std::string& device) {
+    const std::string name = model.gpu ? ALT_TEXT(ALT_GPU) : "cpu", shown = model.gpu ? "a GPU" : "the CPU";
+    if (device.rfind(name, 0) != 0) fail("the library was compiled for %s, not for %s", shown.c_str(), device.c_str());
+    if (!model.gpu) return;
+    const size_t colon = device.find(':');
+    device_ = colon == std::string::npos ? current_device() : std::atoi(device.c_str() + colon + 1);
+    Driver::get().bind_context(device_);
+    main_gpu_ = std::make_unique<LoadedKernels>(*model.gpu, model.gpu->main, model.embedded, device_);
+    if (model.fold) fold_gpu_ = std::make_unique<LoadedKernels>(*model.gpu, model.gpu->fold, model.embedded, device_);
+  }
+
+  // Calls f with gradients disabled, and on a GPU with the stream as torch's current one.
+  template <class F> void on_device(void* stream, F&& f) {
+    without_gradients([&] {
+      if (!model.gpu) return f(Place{});
+      const OnGpu guard(device_, stream);
+      f(Place{nullptr, device_, stream});
+    });
+  }
+
+  void fold(Weights& w) {
+    on_device(current(), [&](Place at) {
+      at.gpu = fold_gpu_ ? &fold_gpu_->gpu() : nullptr;
+      w.fold(fold_pool_, at);
+    });
+  }
+
   void publish(const std::shared_ptr<Weights>& fresh, bool inactive) {
+    if (model.gpu) Driver::get().check(Driver::get().cuCtxSynchronize(), "copying weights");  // other streams read them
     std::lock_guard<std::mutex> guard(mutex_);
     (inactive ? inactive_ : active_) = fresh;
   }
@@ -140,6 +175,8 @@ class Container {
   }
 
   Pool main_pool_, fold_pool_;
+  std::unique_ptr<LoadedKernels> main_gpu_, fold_gpu_;
+  int device_ = 0;
   std::mutex mutex_, updating_;
   std::shared_ptr<Weights> active_, inactive_;
 };

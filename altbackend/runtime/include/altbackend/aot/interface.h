@@ -81,11 +81,11 @@ ALT_EXPORT AOTInductorModelContainerCreateWithExternalConstants(Container** resu
 ALT_EXPORT AOTInductorModelContainerDelete(Container* c) {
   return guarded([&] { delete c; });
 }
-ALT_EXPORT AOTInductorModelContainerRun(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void*, void*) {
-  return guarded([&] { given(c).run(in, inputs, out, outputs); });
+ALT_EXPORT AOTInductorModelContainerRun(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
+  return guarded([&] { given(c).run(in, inputs, out, outputs, stream); });
 }
-ALT_EXPORT AOTInductorModelContainerRunSingleThreaded(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void*, void*) {
-  return guarded([&] { given(c).run(in, inputs, out, outputs); });
+ALT_EXPORT AOTInductorModelContainerRunSingleThreaded(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
+  return guarded([&] { given(c).run(in, inputs, out, outputs, stream); });
 }
 
 // --- inputs and outputs ------------------------------------------------------------------------------------------

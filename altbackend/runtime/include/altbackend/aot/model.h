@@ -1,6 +1,6 @@
 // A compiled model as data: the tables that a generated library defines and the container reads.
 #pragma once
-#include "workspace.h"
+#include "gpu_model.h"
 
 namespace alt::aot {
 
@@ -13,9 +13,11 @@ struct Constant {
   int64_t offset, bytes;  // in the block of weights
   int32_t type;           // as the loaders number them: 1 parameter, 2 buffer, 3 tensor constant
   bool written;           // the program writes it in place
+  bool on_gpu;
 };
 
-enum class Storage { embedded, file, external };
+// `appended`: in the file of the library after its code, which no linker has to copy.
+enum class Storage { embedded, appended, file, external };
 enum class From { constant, input, folded };
 
 // The source of one input of a program.
@@ -43,6 +45,7 @@ struct Model {
   const Source* main_sources;
   const ProgramTable* fold;  // computes what depends on weights alone; null if nothing does
   const Source* fold_sources;
+  const GpuModel* gpu;  // null for the CPU
 };
 
 // Defined by the generated text.

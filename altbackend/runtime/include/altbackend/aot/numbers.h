@@ -71,4 +71,8 @@ inline void require(bool holds, const char* message) {
   if (!holds) fail("%s", message);
 }
 
+inline void require_index(bool holds, const char* message) {
+  if (!holds) throw Error{message, Error::index};
+}
+
 }  // namespace alt::aot::py

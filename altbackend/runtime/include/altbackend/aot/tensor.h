@@ -2,6 +2,8 @@
 #pragma once
 #include <torch/csrc/stable/c/shim.h>
 
+#include "../index.h"
+
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -17,7 +19,10 @@ namespace alt::aot {
 
 // An error of one call; the exported functions catch it and keep its text for the caller.
 struct Error {
+  enum Kind { runtime, index };  // as Python raises it
   std::string text;
+  Kind kind = runtime;
+  bool earlier = false;  // of an earlier call, so that repeating this one does not give it
 };
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
@@ -212,13 +217,17 @@ inline Tensor clone(Handle t) {
 
 inline void copy_into(Handle target, Handle source) { check(aoti_torch_copy_(target, source, 0), "copy_"); }
 
-// A copy with the given strides.
-inline Tensor strided_copy(Handle t, Ints strides) {
+// A copy with the given strides, on the same device.
+inline Tensor strided_copy(Handle t, int64_t rank, const int64_t* strides) {
   Tensor result;
-  check(aoti_torch_empty_strided(dim_of(t), sizes_of(t), strides.begin(), dtype_of(t), aoti_torch_device_type_cpu(), 0, result.out()), "empty_strided");
+  int32_t type = 0, index = 0;
+  check(aoti_torch_get_device_type(t, &type), "device_type");
+  check(aoti_torch_get_device_index(t, &index), "device_index");
+  check(aoti_torch_empty_strided(rank, sizes_of(t), strides, dtype_of(t), type, index, result.out()), "empty_strided");
   copy_into(result.get(), t);
   return result;
 }
+inline Tensor strided_copy(Handle t, Ints strides) { return strided_copy(t, dim_of(t), strides.begin()); }
 
 // torch.as_strided; the offset counts from the first element of `t`, and the window must lie within its elements.
 inline Tensor as_strided(Handle t, Ints sizes, Ints strides, int64_t offset) {
@@ -293,7 +302,12 @@ inline void check_kernel(int64_t* error, const char* lines) {
   if (__builtin_expect(code == 0, 1)) return;
   error[0] = 0;
   if (code == 2) fail("ZeroDivisionError in %s", lines);
-  fail("index %" PRId64 " is out of bounds for a dimension of size %" PRId64 " in %s", error[1], error[2], lines);
+  try {
+    fail("index %" PRId64 " is out of bounds for a dimension of size %" PRId64 " in %s", error[1], error[2], lines);
+  } catch (Error& e) {
+    e.kind = code == 1 ? Error::index : Error::runtime;
+    throw;
+  }
 }
 
 }  // namespace alt::aot

@@ -13,17 +13,21 @@
 
 namespace alt::aot {
 
+constexpr int64_t kWeightsAlign = 1 << 16;  // bytes: the largest page of a supported system
 constexpr int64_t kHeader = 64;  // bytes before the weights in a file: "ALTW0001" and the digest of the weights
 
-// A private mapping of the file of weights: pages are read when they are used, and writes stay in this process.
+// A private mapping of the weights at the end of a file: pages are read when they are used, and writes stay in this
+// process. `after_code`: the file is the library, and the weights lie after its code.
 class Mapping {
  public:
-  Mapping(const std::string& path, int64_t bytes, const char* digest) {
+  Mapping(const std::string& path, int64_t bytes, const char* digest, bool after_code) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) fail("the weights of the library are missing: cannot open %s; keep that file beside the library", path.c_str());
+    if (file < 0) fail("the weights of the library are missing: cannot open %s; %s", path.c_str(), after_code ? "keep the library there" : "keep that file beside the library");
     struct stat facts;
-    const bool right_size = fstat(file, &facts) == 0 && facts.st_size == bytes + kHeader;
-    if (right_size) data_ = mmap(nullptr, size_t(bytes + kHeader), PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    const bool readable = fstat(file, &facts) == 0;
+    const int64_t first = readable ? facts.st_size - bytes - kHeader : -1;
+    const bool right_size = after_code ? first > 0 && first % kWeightsAlign == 0 : first == 0;
+    if (right_size) data_ = mmap(nullptr, size_t(bytes + kHeader), PROT_READ | PROT_WRITE, MAP_PRIVATE, file, off_t(first));
     close(file);
     if (!right_size || data_ == MAP_FAILED) fail("%s does not hold the %" PRId64 " bytes of weights of the library", path.c_str(), bytes);
     bytes_ = bytes + kHeader;
@@ -49,9 +53,13 @@ struct Weights {
   std::vector<Tensor> folded;
   std::mutex folding;
   std::atomic<bool> is_folded{false};
+  int device = 0;
 
-  Weights() = default;
-  Weights(const Weights& other) : tensors(other.tensors), memory(other.memory) {}
+  explicit Weights(int on_device) : device(on_device) {}
+  Weights(const Weights& other) : tensors(other.tensors), memory(other.memory), device(other.device) {}
+  ~Weights() {
+    if (model.gpu) Driver::get().cuCtxSynchronize();  // kernels of a finished call may still read it
+  }
 
   Handle at(int number) const {
     if (!tensors[size_t(number)])
@@ -69,11 +77,12 @@ struct Weights {
   }
 
   // Computes everything that depends on weights alone, once.
-  void fold(Pool& pool) {
+  void fold(Pool& pool, const Place& at) {
     if (is_folded.load(std::memory_order_acquire)) return;
     std::lock_guard<std::mutex> guard(folding);
     if (is_folded.load(std::memory_order_relaxed)) return;
-    if (model.fold) folded = run(*model.fold, pool, handles(*model.fold, model.fold_sources, nullptr));
+    if (model.fold) folded = run(*model.fold, pool, handles(*model.fold, model.fold_sources, nullptr), at);
+    if (model.gpu) Driver::get().check(Driver::get().cuCtxSynchronize(), "folding weights");  // other streams read them
     is_folded.store(true, std::memory_order_release);
   }
 
@@ -84,48 +93,60 @@ struct Weights {
   }
 };
 
-inline std::string library_folder() {
+inline std::string library_path() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<const void*>(&model), &info) || !info.dli_fname) fail("the path of the library cannot be found");
-  const std::string path = info.dli_fname;
+  return info.dli_fname;
+}
+
+inline std::string library_folder() {
+  const std::string path = library_path();
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-inline std::shared_ptr<Tensor> constant_over(const Constant& c, unsigned char* weights) {
+inline std::shared_ptr<Tensor> constant_over(const Constant& c, unsigned char* weights, int device) {
   Tensor t = over(weights + c.offset, c.dtype, c.rank, c.sizes, c.strides);
+  if (c.on_gpu) {
+    Tensor there = empty_on_gpu(device, c.dtype, c.rank, c.sizes, c.strides);
+    copy_into(there.get(), t.get());
+    return std::make_shared<Tensor>(std::move(there));
+  }
   return std::make_shared<Tensor>(c.written ? clone(t.get()) : std::move(t));
 }
 
 // The weights as they were compiled; with external weights, only the literals have values.
-inline std::shared_ptr<Weights> initial_weights() {
-  auto w = std::make_shared<Weights>();
+inline std::shared_ptr<Weights> initial_weights(int device) {
+  auto w = std::make_shared<Weights>(device);
   const int total = model.constant_count + model.literal_count;
   w->tensors.resize(size_t(total));
   auto* embedded = const_cast<unsigned char*>(model.embedded);
   std::shared_ptr<Mapping> mapping;
-  if (model.storage == Storage::file && model.constant_count) {
-    mapping = std::make_shared<Mapping>(library_folder() + "/" + model.weights_file, model.weights_bytes, model.weights_digest);
+  const bool appended = model.storage == Storage::appended;
+  if ((appended || model.storage == Storage::file) && model.constant_count) {
+    const std::string path = appended ? library_path() : library_folder() + "/" + model.weights_file;
+    mapping = std::make_shared<Mapping>(path, model.weights_bytes, model.weights_digest, appended);
     w->memory.push_back(mapping);
   }
   for (int k = 0; k < total; ++k) {
     const bool literal = k >= model.constant_count;
     if (literal || model.storage == Storage::embedded)
-      w->tensors[size_t(k)] = constant_over(model.constants[k], embedded);
+      w->tensors[size_t(k)] = constant_over(model.constants[k], embedded, device);
     else if (mapping)
-      w->tensors[size_t(k)] = constant_over(model.constants[k], mapping->weights());
+      w->tensors[size_t(k)] = constant_over(model.constants[k], mapping->weights(), device);
   }
   return w;
 }
 
 // Checks a new value of a weight against the one that the library was compiled for.
-inline void check_weight(const Constant& c, Handle t) {
+inline void check_weight(const Constant& c, Handle t, bool shared) {
   bool defined = false;
   if (t) check(aoti_torch_is_defined(t, &defined), "is_defined");
   if (!defined) fail("the new value of weight %s is no tensor", c.name);
   int32_t device = 0;
   check(aoti_torch_get_device_type(t, &device), "device");
-  if (device != aoti_torch_device_type_cpu()) fail("the new value of weight %s is on another device than the CPU", c.name);
+  if (!c.on_gpu && device != aoti_torch_device_type_cpu()) fail("the new value of weight %s is on another device than the CPU", c.name);
+  if (c.on_gpu && shared && device != gpu_type()) fail("the new value of weight %s is not on the GPU: move it there, or copy it instead", c.name);
   if (dtype_of(t) != code(c.dtype))
     fail("the new value of weight %s is %s; the library was compiled for %s", c.name, dtype_name(dtype_of(t)), row(c.dtype).name);
   const int64_t rank = dim_of(t);
@@ -138,14 +159,15 @@ inline void check_weight(const Constant& c, Handle t) {
 // Replaces one weight. `shared`: use the caller's memory, which then must have the compiled strides; else copy.
 inline void bind(Weights& w, int number, Handle t, bool shared) {
   const Constant& c = model.constants[number];
-  check_weight(c, t);
+  check_weight(c, t, shared);
   if (shared) {
     if (!same_strides(c.sizes, strides_of(t), c.strides, c.rank))
       fail("weight %s has strides %s; memory that is shared must have %s: copy it instead", c.name, text(strides_of(t), c.rank).c_str(), text(c.strides, c.rank).c_str());
     w.tensors[size_t(number)] = std::make_shared<Tensor>(share(t));
     return;
   }
-  auto copy = std::make_shared<Tensor>(empty(c.dtype, c.rank, c.sizes, c.strides));
+  auto copy = std::make_shared<Tensor>(
+      c.on_gpu ? empty_on_gpu(w.device, c.dtype, c.rank, c.sizes, c.strides) : empty(c.dtype, c.rank, c.sizes, c.strides));
   copy_into(copy->get(), t);
   w.tensors[size_t(number)] = std::move(copy);
 }

@@ -94,7 +94,7 @@ struct Workspace {
 // The idle workspaces of a program, by the sizes that decide their layout. Every running call takes its own.
 class Pool {
  public:
-  explicit Pool(const ProgramTable& program) : program_(program) {}
+  explicit Pool(const ProgramTable& program, bool keep = true) : program_(program), keep_(keep) {}
 
   std::unique_ptr<Workspace> take(Ints symbols) {
     std::vector<int64_t> key(symbols);
@@ -111,6 +111,7 @@ class Pool {
   }
 
   void give(std::unique_ptr<Workspace> ws) {
+    if (!keep_) return;
     std::lock_guard<std::mutex> guard(mutex_);
     if (idle_.size() >= kMostSizes && !idle_.count(ws->key)) idle_.erase(idle_.begin());
     auto& waiting = idle_[ws->key];
@@ -120,6 +121,7 @@ class Pool {
  private:
   static constexpr size_t kMostSizes = 8, kMostIdle = 16;
   const ProgramTable& program_;
+  const bool keep_;
   std::mutex mutex_;
   std::map<std::vector<int64_t>, std::vector<std::unique_ptr<Workspace>>> idle_;
 };
@@ -140,15 +142,28 @@ class Lease {
   std::unique_ptr<Workspace> workspace_;
 };
 
+struct Gpu;
+
 // One call: its inputs (owned by the caller of the program) and its results.
 struct Frame {
   Pool& pool;
   const std::vector<Handle>& in;
   std::vector<Tensor> out;
+  int threads;               // of kernels on the CPU
+  const Gpu* gpu = nullptr;  // of a program for one
+  int device = 0;
+  void* stream = nullptr;
 };
 
-inline std::vector<Tensor> run(const ProgramTable& program, Pool& pool, const std::vector<Handle>& inputs) {
-  Frame frame{pool, inputs, {}};
+// Where a call runs: on the CPU, or with the kernels of a GPU on one of its streams.
+struct Place {
+  const Gpu* gpu = nullptr;
+  int device = 0;
+  void* stream = nullptr;
+};
+
+inline std::vector<Tensor> run(const ProgramTable& program, Pool& pool, const std::vector<Handle>& inputs, const Place& at) {
+  Frame frame{pool, inputs, {}, threads(), at.gpu, at.device, at.stream};
   frame.out.resize(size_t(program.outputs));
   program.run(frame);
   return std::move(frame.out);
