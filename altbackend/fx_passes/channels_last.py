@@ -17,7 +17,7 @@ from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
 from .context import Context
-from .graph import ANY_LAYOUT, aten, insert, is_call, propagate, update, val
+from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -53,6 +53,8 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     """
     convolutions = {n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and _suits(n, device)}
     copies = 0
+    if device == "gpu":
+        _mark_any_layout(gm, convolutions)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
         if _saved_bytes(members, constant) <= _copied_bytes(region, members, device):
@@ -62,6 +64,22 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
                 _rearrange_weight(gm, n, constant)
             copies += _rearrange_input(gm, n)
     return copies
+
+
+# Operators whose kernels write a result in any layout, though torch's meta functions give a contiguous one.
+_ANY_LAYOUT = words("_softmax _log_softmax native_group_norm")
+
+
+def _mark_any_layout(gm: GraphModule, convolutions: set[Node]) -> None:
+    """Mark the calls of `_ANY_LAYOUT` from which a path of operators that keep the layout leads to a convolution."""
+    leading: set[Node] = set()
+    for n in reversed(gm.graph.nodes):
+        if any(u in leading or (u in convolutions and u.args[0] is n) for u in n.users):
+            marked = n.op == "call_function" and operator_name(n.target) in _ANY_LAYOUT
+            if marked:
+                n.meta[KEEPS_LAYOUT] = True
+            if marked or _keeps_layout(n):
+                leading.add(n)
 
 
 def _rearrange_input(gm: GraphModule, n: Node) -> bool:
@@ -115,27 +133,28 @@ def _keeps_layout(n: Node) -> bool:
     first = fake[0] if isinstance(fake, (tuple, list)) and fake else fake
     if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *_FORMATS):
         return False
-    if is_tagged(n.target) or operator_name(n.target) in _KEEPING:
-        return True
-    return first.device.type == "cuda" and operator_name(n.target) in ANY_LAYOUT
+    return is_tagged(n.target) or operator_name(n.target) in _KEEPING or n.meta.get(KEEPS_LAYOUT, False)
 
 
 # The library copies images that are not channels-last into a layout of its own and back, and the weight too.
 _PER_WEIGHT = 1
+FEW_CHANNELS = 4  # of 16 bits, for which the library's channels-last kernels are no faster
 
 
 def _gain(n: Node) -> int:
     """Return how many times the bytes of its images a convolution saves channels-last.
 
-    Measured with TF32 on an H100: windows of one element gain nothing there, and groups of channels lose (0.12 against
-    0.24 ms for 64 images of 64 channels in 4 groups). Depthwise convolutions are kernels of ours, or gain.
+    Measured on an H100: with TF32 windows of one element gain nothing, nor do few channels of 16 bits; groups of
+    channels lose (0.12 against 0.24 ms for 64 images of 64 channels in 4 groups). Depthwise convolutions of images are
+    kernels of ours, or gain.
     """
-    w, groups = val(n.args[1]), n.args[8]
-    if val(n).dtype != torch.float32 or val(n).device.type != "cuda":
+    w, groups, channels = val(n.args[1]), n.args[8], val(n.args[0]).shape[1]
+    if val(n).device.type != "cuda":
         return 1
-    if groups != 1 and groups != val(n.args[0]).shape[1]:
+    if groups not in (1, channels):
         return -1
-    return 0 if all(k == 1 for k in w.shape[2:]) else 1
+    gains = not all(k == 1 for k in w.shape[2:]) if val(n).dtype == torch.float32 else channels > FEW_CHANNELS
+    return int(gains)
 
 
 def _bytes(x: torch.Tensor) -> int:
@@ -211,7 +230,8 @@ def _suits_joint(n: Node) -> bool:
     backward = n.target is aten.convolution_backward.default
     x, transposed = val(n.args[1 if backward else 0]), bool(n.args[7 if backward else 6])
     fast = x.dtype in _LOW or (x.dtype == torch.float32 and torch_api.allows_tf32_convolutions())
-    return fast and _faster_on_gpu(x, transposed) and all(isinstance(s, int) for s in x.shape)
+    whole = bool(n.args[9 if backward else 8] == 1)
+    return fast and _faster_on_gpu(x, transposed, whole) and all(isinstance(s, int) for s in x.shape)
 
 
 def _suits(n: Node, device: str) -> bool:
@@ -221,16 +241,17 @@ def _suits(n: Node, device: str) -> bool:
     if any(not isinstance(s, int) and s.node.hint is None for s in x.shape):  # data decides it
         return False
     if device == "gpu":
-        return _faster_on_gpu(x, transposed) and all(isinstance(s, int) for s in x.shape)
+        return _faster_on_gpu(x, transposed, bool(n.args[8] == 1)) and all(isinstance(s, int) for s in x.shape)
     return x.dim() in _FORMATS
 
 
-def _faster_on_gpu(x: torch.Tensor, transposed: bool) -> bool:
+def _faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
     """Return whether convolutions of an operand like `x` have a channels-last kernel that is faster.
 
-    Volumes of float32 have one for transposed convolutions alone (measured on an H100).
+    `whole`: the channels are one group. Volumes of float32 have one for transposed convolutions alone, and volumes in
+    groups have none (measured on an H100: a depthwise one of bfloat16 took five times as long).
     """
-    return x.dim() == 4 or (x.dim() == 5 and (transposed or x.dtype in _LOW))
+    return x.dim() == 4 or (x.dim() == 5 and whole and (transposed or x.dtype in _LOW))
 
 
 def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:

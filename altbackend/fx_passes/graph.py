@@ -10,7 +10,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..aten.mutates import is_mutable
-from ..aten.name import operator_name, words
 from ..aten.random import is_random
 from ..compat import torch_api
 
@@ -172,17 +171,16 @@ def _recomputed(n: Node) -> Any:
         return fake_call(n)
 
 
-# Operators whose kernels write a result in any layout, though torch's meta functions give a contiguous one.
-ANY_LAYOUT = words("_softmax _log_softmax native_group_norm cumsum cumprod logcumsumexp")
+KEEPS_LAYOUT = "keeps_layout"  # metadata of a call whose result is channels-last if its first argument is
 
 
 def like_argument(n: Node, fake: Any) -> Any:
-    """Return the fake value of a call channels-last where its first argument is, and a kernel of a GPU computes it.
+    """Return the fake value of a call, channels-last where its first argument is and a pass has marked the call.
 
     The image then stays channels-last until a convolution after the call.
     """
     x = val(n.args[0]) if n.args else None
-    if operator_name(n.target) not in ANY_LAYOUT or not isinstance(x, torch.Tensor) or x.device.type != "cuda":
+    if not n.meta.get(KEEPS_LAYOUT) or not isinstance(x, torch.Tensor):
         return fake
     first, *rest = fake if isinstance(fake, (tuple, list)) else (fake,)
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}

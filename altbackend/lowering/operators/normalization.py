@@ -19,7 +19,7 @@ from ..registry import lowers
 from ..tensor import Dims, Size, Tensor, axes, expand, points
 from .pieces import Cut, Ends, cut_of, inside, split_of
 from .pointwise import finish
-from .reduction import as_number, count, drop_dims, norm_dims, reduce, result_of, shared, shared_of_groups
+from .reduction import as_number, count, drop_dims, norm_dims, reduce, result_of, shared_as_read, shared_of_groups
 
 MOST_FLOPS = 64  # float additions that two kernels compute rather than one stores their result and the other reads it
 
@@ -179,7 +179,7 @@ def _variance(
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     reduced_dims = norm_dims(dims, len(x.sizes))
     own = recomputed(x, acc) if is_cut(ctx, x, reduced_dims) else None
-    x = own or shared(ctx, x, acc)
+    x = own or shared_as_read(ctx, x, acc)
     mu, m2 = statistics(ctx, x, reduced_dims, acc)
     n = as_number(count(x, reduced_dims), m2.dtype)
     free = n if not correction else s.binary("maximum", s.sub(n, float(correction)), 0.0)

@@ -125,8 +125,13 @@ def shared_of_groups(ctx: Ctx, x: Tensor, groups: Index, dtype: torch.dtype) -> 
     """
     numel = ex.prod(x.sizes)
     few = isinstance(groups, int) and isinstance(numel, int) and groups < FEW_GROUPS and numel >= groups * LARGE_GROUP
+    return shared_as_read(ctx, x, dtype) if few else shared(ctx, x, dtype)
+
+
+def shared_as_read(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` for reductions with few results: on a GPU stored as its main operand lies, so that rows follow it."""
     order = slowest_first(x, x.value)
-    if not ctx.gpu or not few or order == sorted(order) or not reads_every_dim(x):
+    if not ctx.gpu or order == sorted(order) or not reads_every_dim(x):
         return shared(ctx, x, dtype)
     stored = shared(ctx, permuted(x, order), dtype)
     return permuted(stored, [order.index(d) for d in range(len(order))])
@@ -247,7 +252,7 @@ def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         reduced_dims = norm_dims(dim, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, dim is not None, as_index_error=True)
-        _, at = extremum_position(ctx, op, shared(ctx, x, x.dtype), reduced_dims)
+        _, at = extremum_position(ctx, op, shared_as_read(ctx, x, x.dtype), reduced_dims)
         at = drop_dims(at, reduced_dims, keepdim)
         return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
 
@@ -264,7 +269,7 @@ def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
         _require_elements(ctx, x, reduced_dims, True)
         best, at = (
             drop_dims(t, reduced_dims, keepdim)
-            for t in extremum_position(ctx, op, shared(ctx, x, x.dtype), reduced_dims)
+            for t in extremum_position(ctx, op, shared_as_read(ctx, x, x.dtype), reduced_dims)
         )
         return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
             at.sizes, torch.int64, va.cast(at.value, torch.int64)

@@ -26,6 +26,7 @@ from .rule import Edge, Proposal, Rule, Table
 MOST_OPERATORS = 400  # Triton's time grows with their square: 1,000 in one kernel take it a minute
 REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
 RESIDENT = 4  # programs of long rows that a multiprocessor runs at the same time, of 16 warps each
+LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
 SECTOR = 32  # bytes of the smallest memory access
 SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
@@ -106,6 +107,18 @@ def _without_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 def _totals_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     if _has_long_rows(fusion, proposal) and any(q.kind is Kind.CROSS_ROW for q in proposal.mapped):
         return Refusal("totals over rows need rows that fit in registers")
+    return None
+
+
+def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse one total over all rows beside reductions of columns: a persistent program would take single columns."""
+    group = proposal.group
+    if group.rows == 1 or not any(q.kind is Kind.CROSS_ROW and q.results == 1 for q in proposal.mapped):
+        return None
+    reduced = [q for q in proposal.mapped if q.kind is Kind.IN_ROW and q.points != 1]
+    large = any(not isinstance(n := ex.mul(group.rows, q.points), int) or n >= LARGE for q in reduced)
+    if large and rows_are_neighbours(reduced):
+        return Refusal("a total over all rows needs rows that are contiguous in memory")
     return None
 
 
@@ -220,6 +233,7 @@ GPU = Table(
         Rule("tiles express every node", _tiles),
         Rule("kernels without rows are points and totals", _without_rows),
         Rule("totals over rows need short rows", _totals_of_long_rows),
+        Rule("totals over rows need rows, not columns", _totals_of_columns),
         Rule("rows fill the device", _enough_rows),
         Rule("nodes are contiguous in the same direction", _same_direction),
         Rule("long rows are read in whole sectors", _whole_sectors),
