@@ -57,12 +57,12 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
         _mark_any_layout(gm, convolutions)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
-        if _saved_bytes(members, constant) <= _copied_bytes(region, members, device):
+        if _saved_bytes(members, constant, device) <= _copied_bytes(region, members, device):
             continue
         for n in members:
             if device == "gpu":
                 _rearrange_weight(gm, n, constant)
-            copies += _rearrange_input(gm, n)
+            copies += _rearrange_input(gm, n, set(region) if device == "gpu" else set())
     return copies
 
 
@@ -82,15 +82,28 @@ def _mark_any_layout(gm: GraphModule, convolutions: set[Node]) -> None:
                 leading.add(n)
 
 
-def _rearrange_input(gm: GraphModule, n: Node) -> bool:
+def _rearrange_input(gm: GraphModule, n: Node, region: set[Node]) -> bool:
+    """Copy the image of a convolution to channels-last; return whether it was not. Others in the region read the copy.
+
+    So do permutations to rows of points, which are views of the copy: products in place of convolutions read them.
+    """
     x = n.args[0]
     assert isinstance(x, Node)
     if is_channels_last(val(x)):
         return False
-    moved = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": _FORMATS[val(x).dim()]})
-    n.replace_input_with(x, moved)
+    readers = {n, *(u for u in x.users if u in region or (region and _gives_rows_of_points(u)))}
+    first = next(m for m in gm.graph.nodes if m in readers)
+    moved = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": _FORMATS[val(x).dim()]})
+    for u in readers:
+        u.replace_input_with(x, moved)
     propagate(gm, [moved])
     return True
+
+
+def _gives_rows_of_points(n: Node) -> bool:
+    """Return whether a call moves the channels of an image last."""
+    rank = val(n.args[0]).dim() if is_call(n, aten.permute.default) else 0
+    return rank in _FORMATS and list(n.args[1]) == [0, *range(2, rank), 1]  # type: ignore[arg-type]
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------
@@ -141,7 +154,7 @@ _PER_WEIGHT = 1
 FEW_CHANNELS = 4  # of 16 bits, for which the library's channels-last kernels are no faster
 
 
-def _gain(n: Node) -> int:
+def _gain_on_gpu(n: Node) -> int:
     """Return how many times the bytes of its images a convolution saves channels-last.
 
     Measured on an H100: with TF32 windows of one element gain nothing, nor do few channels of 16 bits; groups of
@@ -149,8 +162,6 @@ def _gain(n: Node) -> int:
     kernels of ours, or gain.
     """
     w, groups, channels = val(n.args[1]), n.args[8], val(n.args[0]).shape[1]
-    if val(n).device.type != "cuda":
-        return 1
     if groups not in (1, channels):
         return -1
     gains = not all(k == 1 for k in w.shape[2:]) if val(n).dtype == torch.float32 else channels > FEW_CHANNELS
@@ -164,11 +175,11 @@ def _bytes(x: torch.Tensor) -> int:
     return total
 
 
-def _saved_bytes(convolutions: Iterable[Node], constant: set[Node]) -> int:
+def _saved_bytes(convolutions: Iterable[Node], constant: set[Node], device: str) -> int:
     """Return the bytes that the library copies in each call unless the convolutions run channels-last."""
     saved = 0
     for n in convolutions:
-        saved += _gain(n) * (_bytes(val(n.args[0])) + _bytes(val(n)))
+        saved += (_gain_on_gpu(n) if device == "gpu" else 1) * (_bytes(val(n.args[0])) + _bytes(val(n)))
         saved += _PER_WEIGHT * _bytes(val(n.args[1])) * (n.args[1] in constant)
     return saved
 

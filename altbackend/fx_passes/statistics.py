@@ -22,13 +22,15 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def expose(gm: GraphModule) -> int:
-    """Rewrite log-softmaxes and batch normalisations in training; return their number."""
+    """Rewrite log-softmaxes, and batch and group normalisations by their own statistics; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
         if is_call(n, aten._log_softmax.default):
             count += _log_softmax(gm, n)
         elif is_call(n, aten._native_batch_norm_legit_functional.default) and n.args[5] is True:
             count += _batch_norm(gm, n)
+        elif is_call(n, aten.native_group_norm.default):
+            count += _group_norm(gm, n)
         elif is_call(n, aten.native_batch_norm_backward.default) and n.args[7] is True:
             n.update_arg(3, None)  # a backward with batch statistics does not read the running ones
             n.update_arg(4, None)
@@ -83,31 +85,63 @@ def _log_softmax(gm: GraphModule, n: Node) -> bool:
 
 def _batch_norm(gm: GraphModule, n: Node) -> bool:
     # (x - mean) / std * weight + bias
-    x, weight, bias = n.args[:3]
-    results = {u.args[1]: u for u in n.users if u.target is operator.getitem}
-    out, mean, _ = val(n)[:3]
-    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
-    if 0 not in results or mean.dtype != wide or out.dim() < 2:
+    results = _results(gm, n)
+    out = val(n)[0]
+    if results is None or out.dim() < 2:
         return False
-    assert isinstance(x, Node)
+    after = _After(gm, max(results.values(), key=list(gm.graph.nodes).index))
+    shape = [1, -1] + [1] * (out.dim() - 2)
+    mean, rstd = (after.call(aten.view.default, results[k], shape) for k in (1, 2))
+    return _take_over(results[0], _normalised(after, n, mean, rstd))
+
+
+def _group_norm(gm: GraphModule, n: Node) -> bool:
+    # (x - mean of the group) / std of the group * weight + bias
+    results = _results(gm, n)
+    out, groups = val(n)[0], n.args[6]
+    if results is None or not all(isinstance(k, int) for k in out.shape) or out.numel() == 0:
+        return False
+    after = _After(gm, max(results.values(), key=list(gm.graph.nodes).index))
+    batch, channels = out.shape[:2]
+
+    def of_channels(v: Node) -> Node:
+        v = after.call(aten.unsqueeze.default, v, 2)
+        v = after.call(aten.expand.default, v, [batch, groups, channels // groups])
+        return after.call(aten.reshape.default, v, [batch, channels] + [1] * (out.dim() - 2))
+
+    return _take_over(results[0], _normalised(after, n, of_channels(results[1]), of_channels(results[2])))
+
+
+def _results(gm: GraphModule, n: Node) -> dict[Any, Node] | None:
+    """Return the results of a normalisation: output, mean, inverse deviation. None if the statistics are rounded."""
+    results = {u.args[1]: u for u in n.users if u.target is operator.getitem}
+    out, mean = val(n)[:2]
+    if 0 not in results or mean.dtype != _wide(out.dtype):
+        return None
     for k in (1, 2):
         if k not in results:
             with gm.graph.inserting_after(n):
                 results[k] = gm.graph.call_function(operator.getitem, (n, k))
             results[k].meta["val"] = val(n)[k]
-    after = _After(gm, max(results.values(), key=list(gm.graph.nodes).index))
-    shape = [1, -1] + [1] * (out.dim() - 2)
+    return results
 
-    def channels(v: Node) -> Node:
-        return after.call(aten.view.default, after.cast(v, wide), shape)
 
-    y = after.call(aten.sub.Tensor, after.cast(x, wide), channels(results[1]))
-    y = after.call(aten.mul.Tensor, y, channels(results[2]))
-    if isinstance(weight, Node):
-        y = after.call(aten.mul.Tensor, y, channels(weight))
-    if isinstance(bias, Node):
-        y = after.call(aten.add.Tensor, y, channels(bias))
-    return _take_over(results[0], after.cast(y, out.dtype))
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _normalised(after: _After, n: Node, mean: Node, rstd: Node) -> Node:
+    """Insert the pointwise operators of a normalisation whose statistics have the shape of channels."""
+    x, weight, bias = n.args[:3]
+    dtype = val(n)[0].dtype
+    assert isinstance(x, Node)
+    shape = [1, -1] + [1] * (val(x).dim() - 2)
+    y = after.call(aten.sub.Tensor, after.cast(x, _wide(dtype)), mean)
+    y = after.call(aten.mul.Tensor, y, rstd)
+    for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
+        if isinstance(parameter, Node):
+            y = after.call(op, y, after.call(aten.view.default, after.cast(parameter, _wide(dtype)), shape))
+    return after.cast(y, dtype)
 
 
 def _take_over(old: Node, new: Node) -> bool:

@@ -1,0 +1,66 @@
+"""Channels-last regions of a GPU: which convolutions gain, and that all readers of a region share one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule
+
+from altbackend.fx_passes import channels_last
+from test.fx_passes.test_cuda_inference import traced
+
+T = torch.Tensor
+aten = torch.ops.aten
+
+
+def rearranged(fn: Callable[..., T], *inputs: T) -> tuple[GraphModule, int]:
+    """Return the graph of an inference on a GPU, of which all inputs but the first are constant, and the copies."""
+    gm = traced(fn, *inputs)
+    want = gm(*inputs)
+    _, *weights = gm.graph.find_nodes(op="placeholder")
+    count = channels_last.rearrange(gm, set(weights), "gpu")
+    gm.recompile()
+    assert torch.allclose(gm(*inputs), want, rtol=2e-2, atol=2e-2)
+    return gm, count
+
+
+def test_readers_in_a_region_share_the_copy() -> None:
+    def fn(x: T, w: T, v: T, u: T) -> T:
+        pooled = F.conv2d(F.max_pool2d(x, 3, 1, 1), v, padding=1)
+        rows = (x.permute(0, 2, 3, 1).reshape(-1, 16) @ u).reshape(2, 12, 12, 16).permute(0, 3, 1, 2)
+        return torch.cat([F.conv2d(x, w, padding=1).relu(), pooled.relu(), rows], 1).amax((2, 3))
+
+    x, w, v = torch.randn(2, 16, 12, 12), torch.randn(16, 16, 3, 3), torch.randn(16, 16, 3, 3)
+    gm, _ = rearranged(fn, x, w, v, torch.randn(16, 16))
+    image = gm.graph.find_nodes(op="placeholder")[0]
+    (copy,) = image.users
+    assert copy.target is aten.clone.default
+    assert {u.target for u in copy.users} >= {aten.convolution.default, aten.permute.default}
+
+
+def convolution(transposed: bool, rank: int, groups: int) -> Callable[[T, T], T]:
+    name = f"conv_transpose{rank}d" if transposed else f"conv{rank}d"
+    return lambda x, w: getattr(F, name)(x, w, groups=groups).relu()
+
+
+@pytest.mark.parametrize(("dtype", "transposed", "rank", "groups", "channels", "moves"), [
+    (torch.float32, False, 2, 1, 16, True),
+    (torch.float32, True, 2, 1, 16, True),
+    (torch.bfloat16, True, 2, 1, 16, True),
+    (torch.bfloat16, False, 2, 1, 3, False),  # few channels
+    (torch.float32, False, 2, 4, 16, False),  # groups
+    (torch.float32, False, 3, 1, 16, False),
+    (torch.float32, True, 3, 1, 16, True),
+    (torch.bfloat16, False, 3, 1, 16, True),
+    (torch.bfloat16, False, 3, 16, 16, False),  # a depthwise volume
+])  # fmt: skip
+def test_convolutions_that_gain(
+    dtype: torch.dtype, transposed: bool, rank: int, groups: int, channels: int, moves: bool
+) -> None:
+    x = torch.randn(2, channels, *[8] * rank).to(dtype)
+    w = (torch.randn(channels, channels // groups, *[3] * rank) / 9).to(dtype)
+    _, count = rearranged(convolution(transposed, rank, groups), x, w)
+    assert bool(count) == moves
