@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from test import cpp_cuda_host, cuda_host, triton_run
+from test.torch_versions import no_check_of_custom_operators
 
 T = torch.Tensor
 
 
 @pytest.fixture(autouse=True)
-def without_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_modes() -> Iterator[None]:
     """No dispatch mode checks custom operators in the first call: a program in Python would run under it."""
-    monkeypatch.setattr(torch._functorch.config, "check_custom_op_aliasing", False, raising=False)
+    with no_check_of_custom_operators():
+        yield
 
 
 def through_cpp(fn: Callable[..., Any], *inputs: T) -> tuple[Any, list[str]]:

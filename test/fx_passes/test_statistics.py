@@ -1,4 +1,4 @@
-"""Normalisations of joint graphs in parts: statistics that a backward saves, and pointwise operators that it repeats."""
+"""Normalisations of joint graphs in parts: a backward saves the statistics, and repeats pointwise operators."""
 
 from __future__ import annotations
 

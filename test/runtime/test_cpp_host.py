@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from altbackend.compile_pool import libraries
 from altbackend.compiled import hosts
 from altbackend.runtime import cpp_host, host
+from test.torch_versions import no_check_of_custom_operators
 
 calls_in_cpp = 0
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Count the calls that a host program in C++ has finished."""
     global calls_in_cpp
     calls_in_cpp = 0
-    # without the check of custom operators, which runs in the first call and is a dispatch mode
-    monkeypatch.setattr(torch._functorch.config, "check_custom_op_aliasing", False, raising=False)
     whole = cpp_host._results
 
     def results(form: cpp_host.HostForm) -> Callable[[list[Any]], Any]:
@@ -38,7 +37,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return counting
 
     monkeypatch.setattr(cpp_host, "_results", results)
-    return
+    with no_check_of_custom_operators():
+        yield
 
 
 def in_cpp(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
