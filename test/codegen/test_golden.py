@@ -498,6 +498,7 @@ def bind(library, const, num_threads):
         spaces.give(ws)
         return (view(buf7, (6,), (1,), 0),)
 
+    call.release = spaces.idle.clear  # for a program in C++ that takes over
     return call
 
 
