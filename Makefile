@@ -19,7 +19,7 @@ demo:
 
 test:
 	@PYTHON="$(PYTHON)" sh tools/venv.sh triton,test
-	$(PY) -m pytest -n 2 $(ARGS) test
+	$(PY) -m pytest -n 3 $(ARGS) test  # more than cores: tests wait for compilers and other processes
 
 lint:
 	@PYTHON="$(PYTHON)" sh tools/venv.sh triton,test lint

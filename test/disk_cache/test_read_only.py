@@ -181,7 +181,6 @@ find "$TMPDIR" -name "*.so"
     [
         ("ro", "it cannot be written (Read-only file system)", 0),
         ("noexec", "it is on a file system mounted noexec", 1),
-        ("ro,noexec", "it cannot be written (Read-only file system)", 1),
     ],
 )
 def test_a_process_finds_what_a_mount_holds(tmp_path: Path, mount: str, reason: str, copies: int) -> None:
