@@ -17,9 +17,10 @@ demo:
 	@PYTHON="$(PYTHON)" sh tools/venv.sh triton,test
 	$(PY) -m altbackend demo $(ARGS)
 
+# Three workers on two cores: tests wait for compilers and for other processes.
 test:
 	@PYTHON="$(PYTHON)" sh tools/venv.sh triton,test
-	$(PY) -m pytest -n 3 $(ARGS) test  # more than cores: tests wait for compilers and other processes
+	$(PY) -m pytest -n 3 $(ARGS) test
 
 lint:
 	@PYTHON="$(PYTHON)" sh tools/venv.sh triton,test lint
