@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from filelock import FileLock
 
 from altbackend.debug.trace import Trace
 from test.compare import as_list
@@ -211,6 +214,22 @@ def everywhere(where: str, folder: Path) -> Everywhere:
     found = torch.load(file, weights_only=True)
     noted[WAYS[2]] = {name: value_ for name, (value_, _) in found.items()}
     return Everywhere(noted, {name: verdicts for name, (_, verdicts) in found.items()})
+
+
+def once(where: str, factory: pytest.TempPathFactory) -> Everywhere:
+    """`everywhere` for all workers of a test run: the first one computes it, and the others read its file."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / where.replace(":", "-")
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        file = folder / "everywhere.pickle"
+        if not file.exists():
+            (folder / "kept").mkdir()
+            found = everywhere(where, folder / "kept")
+            file.write_bytes(pickle.dumps(found))
+            return found
+        shared: Everywhere = pickle.loads(file.read_bytes())
+        return shared
 
 
 def programs_of(where: str) -> list[Program]:

@@ -85,7 +85,7 @@ PROGRAMS = [
 def noted(tmp_path_factory: pytest.TempPathFactory) -> ways.Everywhere:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        return ways.everywhere(f"{HERE}:PROGRAMS", tmp_path_factory.mktemp("kept"))
+        return ways.once(f"{HERE}:PROGRAMS", tmp_path_factory)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)

@@ -118,7 +118,7 @@ PROGRAMS += [
 
 @pytest.fixture(scope="module")
 def noted(tmp_path_factory: pytest.TempPathFactory) -> ways.Everywhere:
-    return ways.everywhere(f"{HERE}:PROGRAMS", tmp_path_factory.mktemp("kept"))
+    return ways.once(f"{HERE}:PROGRAMS", tmp_path_factory)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
