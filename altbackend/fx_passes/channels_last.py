@@ -149,17 +149,15 @@ def _keeps_layout(n: Node) -> bool:
     return is_tagged(n.target) or operator_name(n.target) in _KEEPING or n.meta.get(KEEPS_LAYOUT, False)
 
 
-# The library copies images that are not channels-last into a layout of its own and back, and the weight too.
-_PER_WEIGHT = 1
 FEW_CHANNELS = 4  # of 16 bits, for which the library's channels-last kernels are no faster
 
 
 def _gain_on_gpu(n: Node) -> int:
     """Return how many times the bytes of its images a convolution saves channels-last.
 
-    Measured on an H100: with TF32 windows of one element gain nothing, nor do few channels of 16 bits; groups of
-    channels lose (0.12 against 0.24 ms for 64 images of 64 channels in 4 groups). Depthwise convolutions of images are
-    kernels of ours, or gain.
+    Measured on an H100. With TF32, windows of one element gain nothing. Few channels of 16 bits gain nothing either.
+    Groups of channels lose: 0.24 ms instead of 0.12 for 64 images of 64 channels in 4 groups. Depthwise convolutions of
+    images gain.
     """
     w, groups, channels = val(n.args[1]), n.args[8], val(n.args[0]).shape[1]
     if groups not in (1, channels):
@@ -176,11 +174,14 @@ def _bytes(x: torch.Tensor) -> int:
 
 
 def _saved_bytes(convolutions: Iterable[Node], constant: set[Node], device: str) -> int:
-    """Return the bytes that the library copies in each call unless the convolutions run channels-last."""
+    """Return the bytes that the library copies in each call unless the convolutions run channels-last.
+
+    It copies images into a layout of its own and back, and weights too.
+    """
     saved = 0
     for n in convolutions:
         saved += (_gain_on_gpu(n) if device == "gpu" else 1) * (_bytes(val(n.args[0])) + _bytes(val(n)))
-        saved += _PER_WEIGHT * _bytes(val(n.args[1])) * (n.args[1] in constant)
+        saved += _bytes(val(n.args[1])) * (n.args[1] in constant)
     return saved
 
 
@@ -259,8 +260,8 @@ def _suits(n: Node, device: str) -> bool:
 def _faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
     """Return whether convolutions of an operand like `x` have a channels-last kernel that is faster.
 
-    `whole`: the channels are one group. Volumes of float32 have one for transposed convolutions alone, and volumes in
-    groups have none (measured on an H100: a depthwise one of bfloat16 took five times as long).
+    `whole`: the channels are one group. Volumes of float32 have such a kernel for transposed convolutions alone.
+    Volumes in groups have none: on an H100 a depthwise one of bfloat16 took five times as long.
     """
     return x.dim() == 4 or (x.dim() == 5 and whole and (transposed or x.dtype in _LOW))
 

@@ -14,8 +14,9 @@ from ...ir.loops import Reduction
 from ...ir.value import Value
 from ...schedule.tiling.gpu.online_position import OnlinePosition
 from ..cpp.ast import Let, name
-from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, row_points, shape_of, store
-from .tile_ast import Accumulator, Comment, TileLoop
+from .one_pass import emit_points, over_blocks
+from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, shape_of, store
+from .tile_ast import Accumulator, Comment
 from .totals import provenance
 
 TILE = frozenset({"x", "r"})
@@ -34,20 +35,8 @@ def emit_online_position(e: Emitter, scope: Scope, one_pass: OnlinePosition) -> 
     """Emit the extremum and its position, block after block; a last partial block is masked."""
     n = row_length(e, one_pass.extremum)
     row_axis(e, scope, n)
-    block = e.blocks.rblocks[n]
     run = _start(e, scope, one_pass, n)
-    full = n - n % block if isinstance(n, int) else 0
-    if full or not isinstance(n, int):
-        inner = Scope(scope, "r")
-        row_points(e, inner, n, "base", full=bool(full))
-        _turn(e, inner, one_pass, run)
-        e.note(n)
-        scope.body.append(TileLoop("base", "0", full or n, e.blocks.name_of(n), tuple(inner.body)))
-    if isinstance(n, int) and full < n:
-        inner = Scope(scope, "r")
-        row_points(e, inner, n, str(full))
-        _turn(e, inner, one_pass, run)
-        scope.body.extend(inner.body)
+    over_blocks(e, scope, n, lambda inner: _turn(e, inner, one_pass, run))
     _finish(e, scope, one_pass, run)
 
 
@@ -69,11 +58,7 @@ def _start(e: Emitter, scope: Scope, one_pass: OnlinePosition, n: Index) -> Runn
 
 def _turn(e: Emitter, inner: Scope, one_pass: OnlinePosition, run: Running) -> None:
     """Emit the update by one block of the row."""
-    for q in one_pass.points:
-        mapped = e.writers[q.node.out] = on_tile(e, inner, q)
-        if q.node.out in e.kernel.stored:
-            inner.body.append(Comment(provenance(q)))
-            store(e, inner, mapped, bind(e, inner, mapped.value))
+    emit_points(e, inner, one_pass.points)
     inner.body.append(Comment(provenance(one_pass.least)))
     extremum = on_tile(e, inner, one_pass.extremum)
     value = fill_block(e, inner, extremum, bind(e, inner, extremum.value), run.op)

@@ -17,8 +17,9 @@ from ...ir.ops import LOW_PRECISION
 from ...ir.value import Value
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
 from ..cpp.ast import Let, name
-from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, row_points, shape_of, store
-from .tile_ast import Accumulator, Comment, Shape, TileLoop
+from .one_pass import emit_points, over_blocks
+from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, shape_of, store
+from .tile_ast import Accumulator, Comment, Shape
 from .totals import provenance
 
 LOAD_BYTES = 16  # one load of a thread
@@ -47,20 +48,8 @@ def emit_online_softmax(e: Emitter, scope: Scope, softmax: OnlineSoftmax) -> Non
     """
     n = row_length(e, softmax.maximum)
     row_axis(e, scope, n)
-    block = e.blocks.rblocks[n]
     run = _start(e, scope, softmax, n)
-    full = n - n % block if isinstance(n, int) else 0
-    if full or not isinstance(n, int):
-        inner = Scope(scope, "r")
-        row_points(e, inner, n, "base", full=bool(full))
-        _turn(e, inner, softmax, run)
-        e.note(n)
-        scope.body.append(TileLoop("base", "0", full or n, e.blocks.name_of(n), tuple(inner.body)))
-    if isinstance(n, int) and full < n:
-        inner = Scope(scope, "r")
-        row_points(e, inner, n, str(full))
-        _turn(e, inner, softmax, run)
-        scope.body.extend(inner.body)
+    over_blocks(e, scope, n, lambda inner: _turn(e, inner, softmax, run))
     _finish(e, scope, softmax, run)
 
 
@@ -98,11 +87,7 @@ def _width(softmax: OnlineSoftmax) -> int:
 
 def _turn(e: Emitter, inner: Scope, softmax: OnlineSoftmax, run: Running) -> None:
     """Emit the update by one block of the row."""
-    for q in softmax.points:
-        mapped = e.writers[q.node.out] = on_tile(e, inner, q)
-        if q.node.out in e.kernel.stored:
-            inner.body.append(Comment(provenance(q)))
-            store(e, inner, mapped, bind(e, inner, mapped.value))
+    emit_points(e, inner, softmax.points)
     inner.body.append(Comment(provenance(softmax.maximum)))
     maximum = on_tile(e, inner, softmax.maximum)
     value = fill_block(e, inner, maximum, bind(e, inner, maximum.value), "max")

@@ -206,7 +206,7 @@ def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = 
     return label
 
 
-def _joined(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
+def _broadcast_let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
     """Define a new name for `v`, whose tile has `axes` and those of its operands: loads may be broadcast."""
     return let(e, scope, v, axes.union(*(e.axes.get(a, frozenset()) for a in v.args)), prefix)
 
@@ -240,31 +240,31 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             other = bind(e, scope, v.args[2], conds)
             if cond.attr in e.zeros.get(inside, ()) and _is_zero(other):
                 return inside
-            return _joined(e, scope, va.make("where", (cond, inside, other), v.dtype), axes)
+            return _broadcast_let(e, scope, va.make("where", (cond, inside, other), v.dtype), axes)
         case "index":
             position = _resolved(e, scope, v.attr, conds)[0]
-            return _joined(e, scope, va.make("tile_index", (), v.dtype, position), axes)
+            return _broadcast_let(e, scope, va.make("tile_index", (), v.dtype, position), axes)
         case "wrap_index":
             return _checked_position(e, scope, v, conds)
         case "cast":
             if (product := _unrounded(e, v)) is not None:
                 return bind(e, scope, product)
-            return _joined(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
+            return _broadcast_let(e, scope, va.make("cast", (bind(e, scope, v.args[0], conds),), v.dtype), axes)
         case "philox_uniform" if (quads := _quads(e, v)) is not None:
             seed = bind(e, scope, v.args[0], conds)
-            return _joined(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
+            return _broadcast_let(e, scope, va.make("philox_quads", (seed,), v.dtype, quads), axes)
         case "narrowed":
-            return _joined(e, scope, v, axes)
+            return _broadcast_let(e, scope, v, axes)
         case "eq" | "ne" if (pair := _narrow_position(e, v)) is not None:
             compared, number = pair
             narrow = va.make("narrowed", (bind(e, scope, number, conds),), torch.int32, compared.attr)
             e.axes[narrow] = axes_of(e, number)
-            return _joined(e, scope, va.make(v.op, (compared, bind(e, scope, narrow)), torch.bool), axes)
+            return _broadcast_let(e, scope, va.make(v.op, (compared, bind(e, scope, narrow)), torch.bool), axes)
         case "lt" | "le" | "gt" | "ge" | "eq" | "ne" if (narrow_v := _narrow_comparison(e, v)) is not None:
-            return _joined(e, scope, narrow_v, axes)
+            return _broadcast_let(e, scope, narrow_v, axes)
         case "truediv" if e.tiled.low_precision and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
-            return _joined(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
+            return _broadcast_let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(FAST_MATH):
         pass
@@ -272,7 +272,7 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         raise unsupported(op, f"it has no Triton form for {str(kind).removeprefix('torch.')}")
     elif e.tiled.low_precision and kind == torch.float32 and OPS[op].triton_fast:
         op = FAST_MATH + op
-    return _joined(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
+    return _broadcast_let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:
@@ -454,8 +454,8 @@ def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ..
     size, _ = _resolved(e, scope, v.attr, conds)
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     position = bind(e, scope, v.args[0], conds)
-    wrapped = _joined(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
-    inside = _joined(e, scope, va.make("inside", (wrapped,), torch.bool, size), axes_of(e, v), "inside")
+    wrapped = _broadcast_let(e, scope, va.make("wrapped", (position,), torch.int64, size), axes_of(e, v))
+    inside = _broadcast_let(e, scope, va.make("inside", (wrapped,), torch.bool, size), axes_of(e, v), "inside")
     e.guards[wrapped] = inside
     e.checks = True
     atoms = set(v.vars).union(*(c.vars for c in conds))
@@ -463,7 +463,7 @@ def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ..
     masks += [n.attr for c in conds if (n := bind(e, scope, c)).op == "name"]
     row = next((ex.size_of(a) for a in atoms if a.key != "x"), None)
     outside = va.make("logical_not", (inside,), torch.bool)
-    flag = _joined(e, scope, outside, axes_of(e, v), "outside")
+    flag = _broadcast_let(e, scope, outside, axes_of(e, v), "outside")
     shape = shape_of(e, axes | e.axes[flag], row)
     scope.body.append(TileStore("error", 0, va.const(1, torch.int32), (*masks, flag.attr), shape))
     return wrapped

@@ -36,8 +36,10 @@ def _of_pieces(
     ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, corrected: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Return the moments by way of pieces; None where rows are not cut. `corrected`: see `moments_of_pieces`."""
+    if not ctx.gpu:
+        return None
     split = split_of(x)
-    cut = cut_of(ctx, split.tensor, split.dims(dims))
+    cut = cut_of(split.tensor, split.dims(dims))
     if cut is None:
         return None
     last = (len(cut.tensor.sizes) - 1,)
@@ -50,8 +52,10 @@ def _of_pieces(
 
 def is_cut(ctx: Ctx, x: Tensor, dims: tuple[int, ...]) -> bool:
     """Return whether `moments` cuts rows into pieces."""
+    if not ctx.gpu:
+        return False
     split = split_of(x)
-    return cut_of(ctx, split.tensor, split.dims(dims)) is not None
+    return cut_of(split.tensor, split.dims(dims)) is not None
 
 
 def _moments_of_rows(

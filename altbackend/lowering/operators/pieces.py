@@ -18,7 +18,6 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.value import Value
-from ..context import Ctx
 from ..tensor import Tensor, axes, points
 from .reduction import slowest_first
 
@@ -99,9 +98,9 @@ def _chain(index: Index, a: Atom, n: Index) -> tuple[Index, ...]:
     return (n // min(divisors), min(divisors)) if isinstance(n, int) and divisors else (n,)
 
 
-def cut_of(ctx: Ctx, x: Tensor, dims: tuple[int, ...]) -> Cut | None:
+def cut_of(x: Tensor, dims: tuple[int, ...]) -> Cut | None:
     """Return `x` cut for a reduction over `dims`; None where one kernel is as good."""
-    if not ctx.gpu or not all(isinstance(n, int) for n in x.sizes) or math.prod(_static(x.sizes)) < LARGE:
+    if not all(isinstance(n, int) for n in x.sizes) or math.prod(_static(x.sizes)) < LARGE:
         return None
     order = [k for k in slowest_first(x, x.value) if x.sizes[k] != 1]
     if not order or not any(ex.coefficient(i, axes(x.sizes)[order[-1]]) == 1 for _, i in va.loads(x.value)):
