@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..aten.mutates import writes
 from ..aten.view import aliased_arguments, declares_alias
-from .graph import Purity, drop_dead, val
+from .graph import Purity, ancestors, drop_dead, val
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def split(gm: GraphModule, static: Sequence[int]) -> Split | None:
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     prologue = Graph()
     copies: dict[Node, Node] = {}
-    needed = _closure(border)
+    needed = ancestors(*border)
     for n in gm.graph.nodes:
         if n in needed:
             copies[n] = prologue.node_copy(n, lambda a: copies[a])
@@ -128,14 +128,3 @@ def _returned(gm: GraphModule) -> set[Node]:
 def _heavy(n: Node, constant: set[Node]) -> bool:
     """Return whether any call between the parameters and `n` computes, i.e. is not a view."""
     return worth(n) or any(_heavy(a, constant) for a in n.all_input_nodes if a.op == "call_function")
-
-
-def _closure(roots: Sequence[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    stack = list(roots)
-    while stack:
-        n = stack.pop()
-        if n not in seen:
-            seen.add(n)
-            stack.extend(n.all_input_nodes)
-    return seen

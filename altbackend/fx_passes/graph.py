@@ -234,10 +234,10 @@ def stable_sort(gm: GraphModule) -> None:
         raise RuntimeError(f"{next(iter(waiting))} is needed before it is computed")
 
 
-def ancestors(n: Node) -> set[Node]:
-    """Return a node and all nodes that it depends on."""
+def ancestors(*nodes: Node) -> set[Node]:
+    """Return nodes and all nodes that they depend on."""
     seen: set[Node] = set()
-    stack = [n]
+    stack = [*nodes]
     while stack:
         m = stack.pop()
         if m not in seen:
