@@ -143,7 +143,8 @@ def _read_host(stored: Any) -> HostText:
     form = stored["form"]
     outputs, constants = (tuple(map(_text, form[k])) for k in ("outputs", "constants"))
     steps = _number(stored["segments"]), _number(stored["steps"])
-    return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants), *steps)
+    donated = tuple(map(_number, form["donated"]))
+    return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants, donated), *steps)
 
 
 def _of(kind: type, x: Any) -> Any:
