@@ -179,7 +179,8 @@ def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Co
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
         kernels = [loaded[id(c)] for c in cubins]
-        return hosts.on_gpu(code, load(code.python, cfg, kernels, constants), kernels, cfg, trace)
+        python = load(code.python, cfg, kernels, constants, code.device.index or 0)
+        return hosts.on_gpu(code, python, kernels, cfg, trace)
 
 
 _loaded = 0

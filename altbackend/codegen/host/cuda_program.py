@@ -309,7 +309,6 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
     p, locations, launched = planned.program, planned.locations, planned.launches
     flag = len(locations.slots)
     checks = sorted({o.line for s in launched if s.kernel.checks for o in s.origins if o.line})
-    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda").index or 0
     fixed = {locations.slots[b]: f"const[{b!r}]" for b in locations.slots if p.buffers[b].kind == "const"}
     fixed |= {flag: "flag"} if planned.flagged else {}
     fixed_text = ", ".join(f"{slot}: {text}" for slot, text in fixed.items())
@@ -326,11 +325,9 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
         *promise_imports(p),
         *owned_import(locations.takes),
         "",
-        f"DEVICE = {device}",
         "",
-        "",
-        "def bind(kernels, const):",
-        '    """`kernels`: one launch function per launch, in order; `const`: constants by name."""',
+        "def bind(kernels, const, DEVICE):",
+        '    """`kernels`: one launch function per launch, in order; `const`: constants by name; `DEVICE`: the GPU."""',
         *([f"    flag = ErrorFlag({checks!r})"] if planned.flagged else []),
         "    launches = [",
         *(f"        {text},  # SOURCE{n}" for text, n in zip(arguments, numbers, strict=True)),

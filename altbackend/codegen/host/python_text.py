@@ -202,6 +202,8 @@ def _argument(p: Program, locations: Locations, x: Any) -> str:
             return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
         case float() if x != x or x in (float("inf"), float("-inf")):
             return f'float("{x}")'
+        case torch.device() if x.type == "cuda" and {x} == _gpus(p):
+            return 'torch.device("cuda", DEVICE)'
         case torch.device():
             return f"torch.device({str(x)!r})"
         case torch._ops.OpOverload():  # an argument of a higher-order operator
@@ -210,6 +212,10 @@ def _argument(p: Program, locations: Locations, x: Any) -> str:
             return f"torch.ops.higher_order.{x._name}"
         case _:
             return repr(x)
+
+
+def _gpus(p: Program) -> set[torch.device]:
+    return {b.device for b in p.buffers.values() if b.device.type == "cuda"}
 
 
 def argument_view(p: Program, locations: Locations, v: View) -> str:
