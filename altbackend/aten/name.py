@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-
 CACHED_OPERATORS = 4096  # schemas are slow to read, and every pass asks about every node
 
 
