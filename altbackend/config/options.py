@@ -102,6 +102,13 @@ class Config:
         "code",
         choices=("auto", "guarded", True, False),
     )
+    freezing_discard_parameters: bool = _option(
+        False,
+        "free the memory of parameters and buffers that a graph of inference has packed or folded; every other use of "
+        "the module's parameters is then an error that says so. Needs `freezing` other than `False`, and then caches "
+        "as `freezing=True` does; such graphs are traced in every process",
+        "code",
+    )
     size_asserts: bool = _option(
         False,
         "check the dtype, sizes, strides and storage of every input of every graph at each call, backwards included; "
