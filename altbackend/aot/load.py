@@ -110,6 +110,13 @@ class AotModel:
         """
         self._bind(weights, inactive=False, complete=True, shared=True, rename=rename)
 
+    def current_weights(self) -> dict[str, torch.Tensor]:
+        """Return copies of the weights that calls use now, by name. Raise BadCall."""
+        try:
+            return {name: t.detach().clone() for name, t in self._runner.weights().items()}
+        except RuntimeError as cause:
+            raise BadCall(self.path, self._reason(cause)) from cause
+
     def swap_weights(self) -> None:
         """Make the inactive set of weights the active one. Calls that are running keep theirs. Raise BadCall."""
         try:

@@ -36,6 +36,7 @@ class Content:
     storage: str
     target: str
     code: MachineCode = NONE
+    is_object: bool = False  # an object file, which has no place after its code
 
     @property
     def before_code(self) -> int:
@@ -50,7 +51,7 @@ class Content:
     @property
     def appended(self) -> bool:
         """Return whether embedded weights follow the code in the library's file: linking would copy them often."""
-        return self.storage == "embedded" and self.weights.size >= APPENDED
+        return self.storage == "embedded" and self.weights.size >= APPENDED and not self.is_object
 
 
 def model_text(content: Content) -> str:

@@ -226,6 +226,19 @@ class Config:
         "runtime",
         choices=("embedded", "file", "external"),
     )
+    aot_format: str = _option(
+        "shared",
+        "the file of an ahead-of-time library: `shared` for loaders, or `object`, one object file (.o) to be linked "
+        "into a program together with libtorch_cpu.so",
+        "runtime",
+        choices=("shared", "object"),
+    )
+    aot_prefix: str = _option(
+        "",
+        "text before every name that an ahead-of-time library exports, so that several can be linked into one program; "
+        "loaders look for the names without it",
+        "runtime",
+    )
     aot_output_path: str = _option(
         "", "path of the library; empty takes a name from its content, in the cache folder", "runtime"
     )

@@ -93,7 +93,7 @@ def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[A
 def fake_call(n: Node) -> Any:
     """Return the fake value of a call, computed from those of its arguments."""
     args = torch.fx.node.map_arg(n.args, val)
-    known = None if n.kwargs else fake_values.of_call(n.target, args)  # type: ignore[arg-type]
+    known = None if n.kwargs else fake_values.of_call(n.target, args)
     if known is not None:
         return known
     kwargs = torch.fx.node.map_arg(n.kwargs, val)

@@ -91,7 +91,11 @@ class Splice:
 
 def _value(traced: Node, copy: Node) -> Any:
     """Return the fake value of a copied call. Its arguments have the geometry of those that were traced."""
-    known = None if declares_alias(traced.target) else fake_values.another(val(traced), [val(a) for a in copy.all_input_nodes])
+    known = (
+        None
+        if declares_alias(traced.target)
+        else fake_values.another(val(traced), [val(a) for a in copy.all_input_nodes])
+    )
     return fake_call(copy) if known is None else known
 
 
