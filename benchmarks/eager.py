@@ -10,6 +10,8 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -49,6 +51,8 @@ def _i(*sizes: int) -> T:
 
 
 _X = (6, 8)
+_CONVOLUTION: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+_PLACE = {"dtype": torch.int64, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
 CASES = (
     # one tensor, several dtypes and layouts
     Case(aten.gelu.default, lambda: [_r(*_X)]),
@@ -100,8 +104,6 @@ CASES = (
     Case(aten.mul.out, lambda: [_r(*_X), _r(8)], lambda: {"out": torch.empty(_X)}),
     Case(aten.add_.Tensor, lambda: [_r(*_X), _r(*_X)], label="in place"),
 )
-_CONVOLUTION = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-_PLACE = {"dtype": torch.int64, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
 
 
 def stored(case: Case) -> str:
@@ -114,7 +116,7 @@ def stored(case: Case) -> str:
     except Exception as cause:  # torch.export raises errors of many types
         return f"{type(cause).__name__}: {str(cause).splitlines()[0]}"
     want = pytree.tree_leaves(case.op(*copies[0], **copies[1]))
-    got = Runner(path).run([x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, T)])
+    got = Runner(Path(path)).run([x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, T)])
     return difference(got, want)
 
 
@@ -173,14 +175,18 @@ def look_ups(rounds: int) -> None:
     for name, (case, call) in some.items():
         args, kwargs = _made(case)
         what = f"{case.op._schema.name}.{case.op._overloadname}"
-        before = eager._loaded.get((what, eager._forms(args, kwargs)))
-        assert before is not None, f"{name} is not compiled"
-        look = _microseconds(lambda a=args, k=kwargs, w=what: eager._loaded.get((w, eager._forms(a, k))), rounds)
+        look = _microseconds(partial(_look_up, what, args, kwargs), rounds)
         ours = _microseconds(call, rounds)
         eager._inside.busy = True  # the registered kernel then calls the original
         theirs = _microseconds(call, rounds)
         eager._inside.busy = False
         print(f"| {name} | {look:.1f} | {ours:.1f} | {theirs:.1f} |")
+
+
+def _look_up(what: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Runner:
+    forms = eager._forms(args, kwargs)
+    assert not isinstance(forms, str)
+    return eager._loaded[what, forms]
 
 
 def _microseconds(f: Callable[[], Any], rounds: int) -> float:

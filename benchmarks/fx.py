@@ -92,9 +92,10 @@ def page(rows: Sequence[Row]) -> str:
     lines = [
         "# Graph optimisation as a library",
         "",
-        f"`python -m benchmarks.fx --write` on {machine.cpu_model()}, torch {torch.__version__}. Models of small sizes, exported",
-        "by `torch.export.export`. Calls: those of the exported graph, and after each function on a copy of it. `inline` removes the",
-        "module that checks inputs. Difference: the largest one to the module's results, relative to the largest result.",
+        f"`python -m benchmarks.fx --write` on {machine.cpu_model()}, torch {torch.__version__}.",
+        "Models of small sizes, exported by `torch.export.export`. Calls: those of the exported graph, and after each",
+        "function on a copy of it. `inline` removes the module that checks inputs. Difference: the largest one to the",
+        "module's results, relative to the largest result.",
         "",
         f"| model | exported | {' | '.join(FUNCTIONS)} | largest difference | seconds of all |",
         f"|---|---:|{'---:|' * len(FUNCTIONS)}---:|---:|",
