@@ -30,6 +30,7 @@ with torch.library._scoped_library("aten", "IMPL") as own:
     own.impl("add.Tensor", lambda x, y, alpha: x - y, "CPU", allow_override=True)
     assert torch.equal(case.op(*args, **kwargs), args[0] - args[1])
 torch.testing.assert_close(case.op(*args, **kwargs), want)
+print("all equal")
 """
 
 
@@ -41,4 +42,4 @@ def test_the_table_has_operators_of_thirty_kinds() -> None:
 
 
 def test_a_sample_of_operators_and_overrides_of_a_registration(folder: Path) -> None:
-    _run(_SAMPLE.format(names=SAMPLE) + _OVERRIDE, folder)
+    assert _run(_SAMPLE.format(names=SAMPLE) + _OVERRIDE, folder) == "all equal"
