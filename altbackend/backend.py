@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from . import decomp, fx_passes, partition
 from .compat import aot_autograd, torch_api
+from .compiled import discarding
 from .compiled.load import Job
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
@@ -74,7 +75,10 @@ def trace_and_compile(
         return compile_again(graph, inputs, cfg, number, own)
 
     variants = Variants(captured, compile_variant, cfg.strict)
-    return transformed(watched(call, watch, variants, lifted), variants)
+    function = transformed(watched(call, watch, variants, lifted), variants)
+    if cfg.freezing_discard_parameters:
+        return discarding.with_originals(function, gm, example_inputs, meta, trace)
+    return function
 
 
 def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
@@ -108,8 +112,9 @@ def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Function:
 
 def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number: int, recording: Recording) -> Function:
     """Compile like `trace_and_compile`, for real inputs, after Dynamo has ended. Other sizes need another variant."""
+    variant = replace(cfg, freezing_discard_parameters=False)  # the first variant holds the originals
     with aot_autograd.new_tracing_context():
-        return trace_and_compile(gm, inputs, cfg, number, recording)
+        return trace_and_compile(gm, inputs, variant, number, recording)
 
 
 def partition_with(cfg: Config, number: int) -> Function:

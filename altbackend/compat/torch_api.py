@@ -96,6 +96,18 @@ def real_tensors() -> contextlib.AbstractContextManager[object]:
     return unset_fake_temporarily()
 
 
+def swap_contents(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Exchange what two tensor objects hold, whoever refers to them. Return whether torch allowed it.
+
+    `torch.utils.swap_tensors` does the same, but refuses tensors with weak references, which Dynamo's guards are.
+    """
+    try:
+        torch._C._swap_tensor_impl(a, b)
+    except RuntimeError:
+        return False
+    return True
+
+
 def has_symbolic_geometry(t: torch.Tensor) -> bool:
     """Return whether a traced tensor has a symbolic size or stride."""
     return bool(t._has_symbolic_sizes_strides)

@@ -58,6 +58,8 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
     """Return the query for a graph as captured, before any pass; or the reason why the graph is not looked up."""
     if not cfg.warm_start:
         return "option warm_start is off"
+    if cfg.freezing_discard_parameters:
+        return "AOTAutograd has to say which parameters may be discarded"
     if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in inputs):
         return "an input has oneDNN's own layout"
     if reason := lookup.switched_off(cfg):

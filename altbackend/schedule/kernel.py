@@ -18,6 +18,7 @@ from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
+from .tiling.gpu.row_numbers import number_rows
 from .tiling.gpu.row_order import order_rows
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
@@ -79,7 +80,8 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     if isinstance(device, Cpu):
         mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped)), device)
     else:
-        mapped = order_rows(p, _common_loops(g.mapped), _stored(deps, g), device)
+        stored = _stored(deps, g)
+        mapped = number_rows(p, order_rows(p, _common_loops(g.mapped), stored, device), stored, device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped)
     storage = _storage(deps, g, mapped, numbers)
