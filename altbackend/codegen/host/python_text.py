@@ -59,7 +59,9 @@ def allocation_text(p: Program, locations: Locations, b: str, allocate: str) -> 
     source = locations.takes.get(b)
     if source is None:
         return new
-    return f"view({source}, {geometry}, 0)" + (f" if own else {new}" if p.buffers[source].donated else "")
+    if p.buffers[source].donated:
+        return f"view({source}, {geometry}, 0) if own else {new}"
+    return source if geometry == geometry_text(p, source) else f"view({source}, {geometry}, 0)"
 
 
 def owned_import(p: Program, takes: Mapping[str, str]) -> list[str]:
