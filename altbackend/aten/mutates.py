@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,11 +10,20 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .name import CACHED_OPERATORS
+
 
 def is_mutable(target: Any) -> bool:
     """Return whether an operator writes to an argument; False for a target without a schema."""
+    if isinstance(target, torch._ops.OpOverload):
+        return _is_mutable_overload(target)
     schema = getattr(target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+@functools.lru_cache(maxsize=CACHED_OPERATORS)
+def _is_mutable_overload(op: torch._ops.OpOverload) -> bool:
+    return bool(op._schema.is_mutable)
 
 
 def writes(n: Node) -> bool:
