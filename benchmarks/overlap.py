@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 Span = tuple[float, float]  # begin and end
 COMMUNICATION = ("nccl", "gloo:")  # kernels of a GPU, and the threads of gloo

@@ -42,7 +42,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Callable[..., None], **opt
         if isinstance(step, Extern):
             found.append(step)
         else:
-            p, more = cuda_program.launches(p, step[0], step[1], (), n)
+            p, more = cuda_program.launches(p, step[0], step[1], (), n, step[2])
             found += more
     planned, cfg = cpp_cuda.plan_of(p, found), resolve(options={"host": "cpp"})
     printed = cpp_graph.build_cuda(planned, cfg, cpp_graph.Calling(any_strides=False, drops=False))

@@ -76,7 +76,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         if isinstance(step, Extern):
             found.append(step)
         else:
-            p, more = cuda_program.launches(p, step[0], step[1], (), n)
+            p, more = cuda_program.launches(p, step[0], step[1], (), n, step[2])
             found += more
     printed = cuda_program.build(p, found)
     memory, flags = Memory(), []

@@ -28,12 +28,12 @@ from altbackend.schedule import horizontal_fusion
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.products import epilogue
-from altbackend.schedule.tiling.gpu.tiled import TiledHorizontal, tile_kernel, tile_steps
+from altbackend.schedule.tiling.gpu.tiled import TiledHorizontal, pairs_in_one_pass, tile_kernel, tile_steps
 from test import cuda_host, triton_worker
 from test.graphs import Scheduled, backend, schedule
 
 TARGET = ScheduleContext(H200)
-Step = Any  # an Extern, or (TritonKernel, names of its buffers)
+Step = Any  # an Extern, or (TritonKernel, names of its buffers, pairs of buffers that may share memory)
 
 
 @cache
@@ -85,9 +85,9 @@ def steps_of(s: Scheduled, ctx: ScheduleContext = TARGET) -> list[Step]:
         if isinstance(step, Extern):
             steps.append(step)
         elif isinstance(kernels, TiledHorizontal):
-            steps.append(horizontal.emit(kernels))
+            steps.append((*horizontal.emit(kernels), ()))
         else:
-            steps += [print_triton.emit(s.program, k) for k in kernels]
+            steps += [(*print_triton.emit(s.program, k), pairs_in_one_pass(k)) for k in kernels]
     return steps
 
 
@@ -108,7 +108,7 @@ def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dic
         if isinstance(step, Extern):
             interp._run_extern(step, state)
         else:
-            kernel, buffers = step
+            kernel, buffers, _ = step
             _launch(kernel, buffers, state)
     return [interp._output(o, state) for o in p.outputs]
 

@@ -211,8 +211,8 @@ def _in_place(p: Program, stages: Sequence[Stage], stored: frozenset[str], deps:
     """Return pairs of buffers where every read of the first comes before, and at the point of, the second's store.
 
     Nodes of one loop body run in order: a read after the storing node would see the overwritten value. The first is a
-    temporary or a donated input, and there is at most one of each for a second. The second is a temporary. If it is a
-    result of the program, it may take over donated memory only, which is a tensor of its own.
+    temporary or a donated input, and there is at most one of each for a second. The second is a temporary, or a result
+    of the program: a host program decides by where it keeps them which pairs it uses.
     """
     members = [q for s in stages for q in s.members]
     loads: dict[str, list[tuple[int, Index]]] = {}
@@ -227,7 +227,7 @@ def _in_place(p: Program, stages: Sequence[Stage], stored: frozenset[str], deps:
         out = p.buffers[q.node.out]
         if q.kind is not Kind.POINT or out.name not in stored or out.kind != "temp":
             continue
-        for sources in (donated, temporary if out.name not in deps.escaping else ()):
+        for sources in (donated, temporary):
             for name in sources:
                 source = p.buffers[name]
                 same = source.extent == out.extent and source.dtype == out.dtype

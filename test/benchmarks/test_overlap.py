@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 from benchmarks.overlap import common, merged, share_of
 

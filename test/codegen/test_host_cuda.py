@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -11,7 +13,7 @@ from altbackend.codegen.host import cuda_program
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern, Loop
 from test import triton_run
-from test.graphs import Scheduled, schedule
+from test.graphs import Scheduled, schedule, trace
 
 T = torch.Tensor
 aten = torch.ops.aten
@@ -23,7 +25,7 @@ def printed(s: Scheduled) -> str:
         if isinstance(step, Extern):
             launched.append(step)
         else:
-            p, more = cuda_program.launches(p, *step, (), n)
+            p, more = cuda_program.launches(p, *step[:2], (), n, step[2])
             launched += more
     return cuda_program.build(p, launched).python
 
@@ -54,3 +56,34 @@ def test_cpu_tensors_beside_a_gpus_are_computed_by_torch_and_brought_to_kernels(
     brought = next(k for k, line in enumerate(lines) if line.startswith("P[") and "_there" in line)
     counted = next(k for k, line in enumerate(lines) if "op_copy_(step_1" in line)
     assert brought < launch < counted
+
+
+def test_a_kernel_works_in_the_memory_of_a_dying_product() -> None:
+    """The product's shape is that of its reader, or another one; a tensor that is read later keeps its memory."""
+
+    def fn(x: T, w: T) -> tuple[T, T]:
+        y = (x @ w).relu() * 2
+        z = (y @ w).view(64, 8, 16).sigmoid()
+        return (z.flatten(1) @ w).tanh(), z
+
+    x, w = torch.randn(64, 128), torch.randn(128, 128)
+    (gm,) = trace(fn, x, w)
+    text = printed(schedule(gm, resolve(), triton_run.TARGET))
+    reused = [line.strip() for line in text.splitlines() if re.match(r"\s+(buf\d+) = (buf\d+|view\(buf\d+, .*, 0\))$", line)]
+    assert len(reused) == 3, text
+    for got, want in zip(triton_run.compiled(fn)(x, w), fn(x, w), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_that_is_returned_or_read_again_keeps_its_memory() -> None:
+    def fn(x: T, w: T) -> tuple[T, T, T]:
+        y, z = x @ w, w @ x
+        a = z.relu()
+        return y.relu(), y, a @ z
+
+    x, w = torch.randn(128, 128), torch.randn(128, 128)
+    (gm,) = trace(fn, x, w)
+    text = printed(schedule(gm, resolve(), triton_run.TARGET))
+    assert not re.search(r"(buf\d+) = (buf\d+|view\(buf\d+, \(128, 128\), \(128, 1\), 0\))\n", text), text
+    for got, want in zip(triton_run.compiled(fn)(x, w), fn(x, w), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -206,14 +207,8 @@ def f(gradient: T, saved: T) -> tuple[T, T]:
     return y, F.silu(y @ y.t()).sum(0)
 
 
-@pytest.mark.parametrize("host", ["python", "cpp"])
-def test_a_gpu_kernel_writes_into_an_owned_input(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel of `y` is the last to read `saved`; each of its programs reads and writes the same elements once."""
-    texts = list[str]()
-    if host == "python":  # the fake GPU holds every tensor
-        said = iter([False, False, True])
-        monkeypatch.setattr(donated, "owned", lambda args, indices: next(said))
-    mark_inputs(monkeypatch, [1])
+def pairs_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the launches of the interpreter the pairs of buffers that may share memory, as the pipeline does."""
     schedule, pairs = graphs.schedule, list[tuple[str, str]]()
 
     def scheduled(*args: Any) -> Any:
@@ -224,13 +219,52 @@ def test_a_gpu_kernel_writes_into_an_owned_input(host: str, monkeypatch: pytest.
     def launches(p: Any, kernel: Any, buffers: Any, *rest: Any, real: Any = cuda_program.launches) -> Any:
         return real(p, kernel, buffers, *rest, in_place=tuple(x for x in pairs if set(x) <= set(buffers)))
 
+    monkeypatch.setattr(triton_run, "schedule", scheduled)
+    monkeypatch.setattr(cuda_program, "launches", launches)
+
+
+@pytest.mark.parametrize("host", ["python", "cpp"])
+def test_contributions_to_a_gradient_are_summed_in_place(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum takes over the memory of a product that nothing else reads; one that is read again keeps its own."""
+
+    def sums(x: T, w: T, dy: T) -> tuple[T, T, T]:
+        once, again = x @ w, dy @ w
+        total = once + again.sin()
+        return total @ w, again @ w, total.exp() + 1
+
+    texts = list[str]()
+
     def build(s: Any, steps: Any, launch: Any, real: Any = cuda_host.build) -> Any:
         text, call = (cpp_cuda_host.build if host == "cpp" else real)(s, steps, launch)
         texts.append(text)
         return text, call
 
-    monkeypatch.setattr(triton_run, "schedule", scheduled)
-    monkeypatch.setattr(cuda_program, "launches", launches)
+    pairs_of_kernels(monkeypatch)
+    monkeypatch.setattr(cuda_host, "build", build)
+    inputs = torch.randn(64, 128), torch.randn(128, 128) / 10, torch.randn(64, 128)
+    with no_check_of_custom_operators():
+        actual = triton_run.compiled(sums, host=True, capabilities=())(*inputs)
+    torch.testing.assert_close(actual, sums(*inputs), atol=1e-3, rtol=1e-3)
+    (text,) = texts
+    assert re.search(r"^ *(t_)?buf\w* = view\((t_)?buf", text, re.MULTILINE)
+    assert "own = owned" not in text
+
+
+@pytest.mark.parametrize("host", ["python", "cpp"])
+def test_a_gpu_kernel_writes_into_an_owned_input(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of `y` is the last to read `saved`; each of its programs reads and writes the same elements once."""
+    texts = list[str]()
+    if host == "python":  # the fake GPU holds every tensor
+        said = iter([False, False, True])
+        monkeypatch.setattr(donated, "owned", lambda args, indices: next(said))
+    mark_inputs(monkeypatch, [1])
+
+    def build(s: Any, steps: Any, launch: Any, real: Any = cuda_host.build) -> Any:
+        text, call = (cpp_cuda_host.build if host == "cpp" else real)(s, steps, launch)
+        texts.append(text)
+        return text, call
+
+    pairs_of_kernels(monkeypatch)
     monkeypatch.setattr(cuda_host, "build", build)
     calls: list[Any] = []
     monkeypatch.setattr(cuda_host, "build", partial(_keeping, build, calls))

@@ -32,7 +32,7 @@ def joint() -> Joint:
 
 def split(graph: torch.fx.GraphModule, results: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     rules = partition.rules_of(resolve(options={"strict": True}), graph)
-    return partition.split(graph, results, lambda *_: None, {}, rules)
+    return partition.split(graph, results, lambda *_: None, (), rules)
 
 
 def free_to_move(j: Joint, graph: torch.fx.GraphModule) -> Iterator[Node]:

@@ -186,7 +186,7 @@ class _GraphEdges:
             if b not in state.types:
                 state.types[b] = "int"
                 w.add(f"const int64_t {b} = own.given[{k}];")
-        if state.planned.locations.takes:
+        if donors(p, state.planned.locations.takes):
             w.add(f"const bool donated = own.given[{len(self.given.numbers)}] != 0;")
         for b in (b for b in p.inputs if b in p.buffers):
             for axis, n in enumerate(p.buffers[b].sizes):
@@ -201,9 +201,10 @@ class _GraphEdges:
         """Print that the call cannot be repeated, before a step that changes more than intermediates."""
         if isinstance(s, Extern) and is_foreign(s.target):
             raise Unsupported(named(s), "a custom operator, whose errors may be of any type of Python's")
-        if effect_of(state.program, s):
+        p, takes = state.program, state.planned.locations.takes
+        if effect_of(p, s):
             state.w.add("own.repeatable = false;")
-        elif not state.planned.locations.takes.keys().isdisjoint(written_by(s)):
+        elif any(p.buffers[takes[b]].donated for b in written_by(s) if b in takes):
             state.w.add("if (donated) own.repeatable = false;")
 
     def drop_input(self, state: Printer, b: str) -> None:
@@ -226,7 +227,7 @@ class _GraphEdges:
         return kind
 
 
-def written_by(s: AnyStep) -> Sequence[str | None]:
+def written_by(s: AnyStep) -> Sequence[str]:
     """Return the buffers that a step writes."""
     if isinstance(s, Extern):
         return writes(s)

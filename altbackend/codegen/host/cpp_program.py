@@ -191,7 +191,10 @@ def allocate(state: Printer, b: str) -> None:
     geometry = f"{ints(buffer.sizes)}, {ints(buffer.strides)}"
     new = f"{function}{dtype_text(buffer.dtype)}, {geometry})"
     source = state.planned.locations.takes.get(b)
-    text = new if source is None else f"donated ? view(t_{source}.get(), {geometry}, 0) : {new}"
+    text = new
+    if source is not None:
+        taken = f"view(t_{source}.get(), {geometry}, 0)"
+        text = f"donated ? {taken} : {new}" if state.program.buffers[source].donated else taken
     state.w.add(f"t_{b} = {text};")
     set_pointer(state, b)
 

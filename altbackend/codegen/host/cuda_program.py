@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...aten.collective import is_start
+from ...aten.name import operator_name, words
 from ...ir import expr as ex
 from ...ir.loops import Buffer, Extern, Origin, Program, View, reads, results_text, unbacked_symbols, writes
 from ..cpp.ast import Param
@@ -34,7 +36,10 @@ from .python_text import (
     provenance,
     return_line,
 )
-from .take_over import Uses, Writes, from_donated
+from .take_over import Uses, Writes, take_overs
+
+# Many other operators return their argument where nothing is to be done, and few schemas say so.
+_RETURNS_NEW = words("mm addmm bmm baddbmm convolution convolution_backward")
 
 
 @dataclass(frozen=True)
@@ -176,8 +181,28 @@ def _locate(p: Program, steps: Sequence[Step]) -> Locations:
             uses.add(k, (*reads(s), *writes(s)))
     temporary = {b for b, buffer in p.buffers.items() if buffer.kind == "temp"}
     in_place = [Writes((), s.in_place if isinstance(s, CudaLaunch) else ()) for s in steps]
-    takes = from_donated(p, in_place, uses, in_place_only=True)  # the allocator gives dead memory to later buffers
+    # the allocator gives dead memory to later buffers
+    takes = take_overs(p, in_place, uses, in_place_only=True, own=_own_tensors(p, steps))
     return Locations(slots, {}, {}, {}, temporary, tuple(sorted(symbols)), takes=takes)
+
+
+def _own_tensors(p: Program, steps: Sequence[Step]) -> set[str]:
+    """Return the temporaries to whose memory nothing but their own name refers when the last step has used them.
+
+    Those are results of kernels, and of library calls that always return new tensors. A collective reads its operands
+    after its call.
+    """
+    own: set[str] = set()
+    for s in steps:
+        if isinstance(s, CudaLaunch):
+            own.update(b for q, b in zip(s.params, s.buffers, strict=True) if q.written)
+        elif operator_name(s.target) in _RETURNS_NEW:
+            own.update(o for o in s.outs if o)
+    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+    for s in steps:
+        if isinstance(s, Extern):
+            kept.update((*s.aliases, *(reads(s) if is_start(s.target) else ())))
+    return {b for b in own - kept if b in p.buffers and p.buffers[b].kind == "temp"}
 
 
 def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
@@ -323,7 +348,7 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
         "from altbackend.runtime.cuda import stream as current_stream",
         *(f"from altbackend.runtime.host import {name}" for name in optional_functions(w)),
         *promise_imports(p),
-        *owned_import(locations.takes),
+        *owned_import(p, locations.takes),
         "",
         "",
         "def bind(kernels, const, DEVICE):",

@@ -28,7 +28,7 @@ def file_text(planned: LaunchPlan, cfg: Config, w: HostLines, source: str) -> st
     lines = [
         *number_imports(p),
         *promise_imports(p),
-        *owned_import(locations.takes),
+        *owned_import(p, locations.takes),
         "import torch",
         f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *optional_functions(w)]))}",
         "",

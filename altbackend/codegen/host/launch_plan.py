@@ -15,7 +15,7 @@ from ...schedule.deps import Deps
 from ...schedule.horizontal_parts import HorizontalKernel
 from ..cpp import print_cpp, print_horizontal, translation_units
 from ..cpp.ast import Function, Param
-from .take_over import Uses, Writes, from_donated
+from .take_over import Uses, Writes, take_overs
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Locations:
     `arena`: first and last step of each temporary in the arena. `shares`: temporary -> the one whose storage it takes
     over. `fresh`: buffers that are tensors of their own. `symbols`: names in the table of sizes; the first
     `layout_symbols` of them decide the layout of the arena, the others may differ in every call. `takes`: buffer -> the
-    donated input whose memory it takes over, in calls that own their donated inputs.
+    one whose memory it takes over: a temporary, or a donated input in calls that own their donated inputs.
     """
 
     slots: dict[str, int]
@@ -150,7 +150,7 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
             for b in s.buffers:
                 slots.setdefault(b, len(slots))
             uses.add(k, s.buffers)
-    takes = from_donated(p, [_writes_of(s, p) for s in steps], uses, in_place_only=False)
+    takes = take_overs(p, [_writes_of(s, p) for s in steps], uses, in_place_only=False)
     fresh.update(takes)
     temporary = [b for b in uses.first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh]
     arena = {b: (uses.first[b], uses.last[b]) for b in temporary}

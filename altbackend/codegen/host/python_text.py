@@ -57,12 +57,14 @@ def allocation_text(p: Program, locations: Locations, b: str, allocate: str) -> 
     geometry = geometry_text(p, b)
     new = f"{allocate}({geometry}, {p.buffers[b].dtype})"
     source = locations.takes.get(b)
-    return new if source is None else f"view({source}, {geometry}, 0) if own else {new}"
+    if source is None:
+        return new
+    return f"view({source}, {geometry}, 0)" + (f" if own else {new}" if p.buffers[source].donated else "")
 
 
-def owned_import(takes: Mapping[str, str]) -> list[str]:
+def owned_import(p: Program, takes: Mapping[str, str]) -> list[str]:
     """Return the import that asks whether a call owns its donated inputs."""
-    return ["from altbackend.runtime.donated import owned"] if takes else []
+    return ["from altbackend.runtime.donated import owned"] if donors(p, takes) else []
 
 
 # --- sizes and numbers -----------------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ def owned_import(takes: Mapping[str, str]) -> list[str]:
 
 def open_call(w: HostLines, p: Program, takes: Mapping[str, str]) -> None:
     """Print names for the inputs, and drop the caller's list. `takes`: see `Locations`."""
-    if takes:
+    if donors(p, takes):
         w.add(f"own = owned(args, ({', '.join(map(str, donors(p, takes)))},))")
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")

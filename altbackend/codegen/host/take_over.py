@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...ir.loops import Buffer, Program
@@ -41,14 +41,18 @@ class Writes:
     in_place: tuple[tuple[str, str], ...] = ()
 
 
-def from_donated(p: Program, steps: Sequence[Writes], uses: Uses, in_place_only: bool) -> dict[str, str]:
-    """Return for each buffer that takes over the memory of a donated input the name of that input.
+def take_overs(
+    p: Program, steps: Sequence[Writes], uses: Uses, in_place_only: bool, own: Collection[str] = ()
+) -> dict[str, str]:
+    """Return for each buffer that takes over the memory of another one the name of that.
 
-    The buffer is made by a kernel that is the last to read the input and works in place, or after the last use of the
-    input, unless `in_place_only`. Both have the same bytes.
+    The other one is a donated input, or one of `own`: temporaries that are tensors of their own. The buffer is made by
+    a kernel that is the last to read the other one and works in place, or after the last use of the other one, unless
+    `in_place_only`. Both have the same bytes.
     """
     takes: dict[str, str] = {}
-    free = {b for b, buffer in p.buffers.items() if buffer.donated and b in uses.last and _is_large(buffer)}
+    given = [b for b, buffer in p.buffers.items() if buffer.donated or b in own]
+    free = {b for b in given if b in uses.last and _is_large(p.buffers[b])}
     for k, s in enumerate(steps):
         for a, b in s.in_place:
             if a in free and uses.last[a] == k and uses.first[b] == k and b not in takes:
@@ -75,7 +79,7 @@ def _is_large(b: Buffer) -> bool:
     return not isinstance(b.extent, int) or b.extent * b.dtype.itemsize >= MIN_BYTES
 
 
-def donors(p: Program, takes: Mapping[str, str]) -> Iterator[int]:
-    """Yield the numbers of the inputs whose memory is taken over."""
+def donors(p: Program, takes: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the inputs whose memory is taken over."""
     taken = set(takes.values())
-    return (k for k, b in enumerate(p.inputs) if b in taken)
+    return [k for k, b in enumerate(p.inputs) if b in taken]
