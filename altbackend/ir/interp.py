@@ -207,14 +207,14 @@ def _atom(a: Atom, env: Env, state: State) -> Any:
             return state.symbols[a.name]
         case ex.Lookup():
             return evaluate(a.value, env, state)
-    x, y = (evaluate_index(b, env, state) for b in a.args)
+    x, y = (evaluate_index(b, env, state) for b in a.operands)
     match a:
         case ex.FloorDiv():
             return x // y
         case ex.Mod():
             return x % y
         case _:
-            pick = torch.maximum if a.kind == "max" else torch.minimum
+            pick = torch.maximum if isinstance(a, ex.Maximum) else torch.minimum
             return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 

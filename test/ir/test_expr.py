@@ -39,6 +39,7 @@ DIRECT: dict[str, Callable[[int, int], int]] = {
     "max": max,
     "min": min,
 }
+OPERATIONS = {ex.FloorDiv: "floordiv", ex.Mod: "mod", ex.Maximum: "max", ex.Minimum: "min"}
 
 
 def trees(symbols: bool) -> st.SearchStrategy[Tree]:
@@ -91,10 +92,10 @@ def evaluate(e: ex.Index, env: dict[str, int]) -> int:
     total = e.const
     for m, c in e.terms:
         for a in m:
-            if a.kind in ("var", "sym"):
-                c *= env[a.args[0]]
+            if isinstance(a, (ex.Var, ex.Sym)):
+                c *= env[a.name]
             else:
-                c *= DIRECT[a.kind](*(evaluate(x, env) for x in a.args))
+                c *= DIRECT[OPERATIONS[type(a)]](*(evaluate(x, env) for x in a.operands))
         total += c
     return total
 

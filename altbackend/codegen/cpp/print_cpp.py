@@ -373,20 +373,20 @@ def _number(n: int) -> str:
 
 
 def _atom(a: Atom) -> str:
-    match a.kind:
-        case "var" | "sym":
-            return a.key
-        case "lookup":
-            return scalar(a.args[0])
-    x, y = (_SPELLING.operand(b) for b in a.args)
-
-    match a.kind:
-        case "floordiv":
-            return f"({x} / {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_div({x}, {y})"
-        case "mod":
-            return f"({x} % {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_mod({x}, {y})"
-        case _:
-            return f"alt::{a.kind}64({x}, {y})"
+    if isinstance(a, ex.Lookup):
+        return scalar(a.value)
+    if not a.operands:
+        return a.key
+    x, y = (_SPELLING.operand(b) for b in a.operands)
+    nonnegative = ex.known_nonnegative(a.operands[0])
+    match a:
+        case ex.FloorDiv():
+            return f"({x} / {y})" if nonnegative else f"alt::floor_div({x}, {y})"
+        case ex.Mod():
+            return f"({x} % {y})" if nonnegative else f"alt::floor_mod({x}, {y})"
+        case ex.Extremum():
+            return f"alt::{a.name}64({x}, {y})"
+    raise AssertionError(a)
 
 
 _SPELLING = Spelling(_atom, _number)

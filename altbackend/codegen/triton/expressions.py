@@ -213,20 +213,20 @@ def index(e: Index) -> str:
 
 
 def _atom(a: Atom) -> str:
-    match a.kind:
-        case "var" | "sym":
-            return a.key
-        case "lookup":
-            return scalar(a.args[0])
-    x, y = (_SPELLING.operand(b) for b in a.args)
-    nonnegative = ex.known_nonnegative(a.args[0])
-    match a.kind:
-        case "floordiv":
+    if isinstance(a, ex.Lookup):
+        return scalar(a.value)
+    if not a.operands:
+        return a.key
+    x, y = (_SPELLING.operand(b) for b in a.operands)
+    nonnegative = ex.known_nonnegative(a.operands[0])
+    match a:
+        case ex.FloorDiv():
             return f"({x} // {y})" if nonnegative else f"floor_divide({x}, {y})"
-        case "mod":
+        case ex.Mod():
             return f"({x} % {y})" if nonnegative else f"remainder({x}, {y})"
-        case _:
-            return f"tl.{a.kind}imum({x}, {y})"
+        case ex.Extremum():
+            return f"tl.{a.name}imum({x}, {y})"
+    raise AssertionError(a)
 
 
 _SPELLING = Spelling(_atom, coefficient_first=False)
