@@ -114,7 +114,7 @@ def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number:
 def partition_with(cfg: Config, number: int) -> Function:
     """Return the partitioner for AOTAutograd: it runs the passes over a joint graph and splits it."""
 
-    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: Any) -> object:
+    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: object) -> object:
         trace = Trace(f"graph{number}_joint", cfg)
         fx_passes.before_joint(joint, cfg, trace)
         _joint_passes(joint, cfg, trace)
@@ -224,7 +224,7 @@ def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) 
     return error
 
 
-def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], Any]:
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], object]:
     """Return a callable that runs the traced graph operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision(DecisionKind.GRAPH, trace.graph_name, "library calls only", error.headline)

@@ -46,7 +46,7 @@ def compile_with_persistent_cache(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, object] | None = None,
     options: Mapping[str, Any] | None = None,
     remove_runtime_assertions: bool = False,
     disable_constraint_solver: bool = False,
@@ -128,7 +128,7 @@ class _Operator:
         results = [_argument(p, args, kwargs) if p else r for p, r in zip(self.written, results, strict=True)]
         return results[0] if self.single else tuple(results)
 
-    def _by_original(self, keyset: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _by_original(self, keyset: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Run the original kernel, with a tensor for each number in the place of a tensor."""
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         places = zip(self.op._schema.arguments, args, strict=False)
@@ -138,7 +138,7 @@ class _Operator:
         ]
         return self.original.call_boxed(keyset, *given, **kwargs)
 
-    def _prepare(self, forms: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _prepare(self, forms: Form, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Load the library for later calls of this form, compiling it if no process has; note a form without one."""
         key = (self.what, forms)
         cfg = resolve()
@@ -182,7 +182,7 @@ def _written_argument(op: torch._ops.OpOverload, result: Any) -> str:
     return ""
 
 
-def _argument(place: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _argument(place: str, args: Sequence[Any], kwargs: Mapping[str, object]) -> object:
     number, _, name = place.partition(":")
     return kwargs[name] if name in kwargs else args[int(number)]
 
@@ -190,7 +190,7 @@ def _argument(place: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
-def _forms(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | str:
+def _forms(args: Sequence[object], kwargs: Mapping[str, object]) -> Form | str:
     """Return the form of every argument; a reason if one cannot be compiled."""
     try:
         return tuple([_form(x) for x in args]), tuple([(k, _form(x)) for k, x in kwargs.items()])
@@ -253,7 +253,11 @@ def _shown(form: Any) -> Any:
 
 
 def _ensure(
-    entry: _Entry, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    entry: _Entry,
+    f: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    options: Mapping[str, object],
 ) -> None:
     """Store the library and its metadata unless they are there; of several processes, one compiles."""
     if entry.is_stored:
@@ -274,7 +278,7 @@ class _Call(torch.nn.Module):
         super().__init__()
         self.f = f
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the function."""
         result = self.f(*args, **kwargs)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)

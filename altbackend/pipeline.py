@@ -46,7 +46,7 @@ from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, tile_steps
 
-Constants = dict[str, Any]
+Constants = dict[str, object]
 
 
 def compile_graph(
@@ -417,7 +417,7 @@ def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
     return launch_plan.Launch(label, function, buffers, step.origins, step.in_place)
 
 
-def callables(steps: Values, constants: Constants) -> dict[str, Any]:
+def callables(steps: Values, constants: Constants) -> dict[str, object]:
     """Return constants by name, with the call targets that have no importable name."""
     out = dict(constants)
     for s in steps:

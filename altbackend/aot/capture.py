@@ -102,7 +102,7 @@ def capture(
 
 def _trees(
     gm: GraphModule, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], pytree.TreeSpec, pytree.TreeSpec]:
+) -> tuple[list[object], pytree.TreeSpec, pytree.TreeSpec]:
     """Return the leaves of the arguments, one for each placeholder, and the trees of arguments and results."""
     placeholders = graph.find_nodes(op="placeholder")
     recorded = export.specs_of(gm)

@@ -93,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _require_form(path: Path, manifest: Any) -> None:
+def _require_form(path: Path, manifest: object) -> None:
     """Raise BadPackage unless the manifest has the fields that this version reads."""
     models = manifest.get("models") if isinstance(manifest, dict) else None
     if isinstance(manifest, dict) and manifest.get("format") not in (None, FORMAT):
@@ -149,7 +149,7 @@ def runs_on(capability: int, ptx: bool, gpu: int) -> bool:
     return capability <= gpu and (ptx or capability // 10 == gpu // 10)
 
 
-def _again(facts: dict[str, Any]) -> str:
+def _again(facts: dict[str, object]) -> str:
     here = "altbackend.aot_load(path, recompile=True)" if facts.get("program") else "compile it on this machine"
     return f"{here}; or package it with options={{'aot_isa': 'generic'}}"
 

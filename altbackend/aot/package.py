@@ -51,7 +51,7 @@ def aot_package(
     return str(target)
 
 
-def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping[str, Any], share: bool) -> Library:
+def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping[str, object], share: bool) -> Library:
     own = folder / name
     own.mkdir(parents=True)
     placed = {**options, "aot_output_path": str(own / "model.wrapper.so")}

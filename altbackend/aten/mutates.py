@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 
-def is_mutable(target: Any) -> bool:
+def is_mutable(target: object) -> bool:
     """Return whether an operator writes to an argument; False for a target without a schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
@@ -12,6 +10,6 @@ def words(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-def operator_name(target: Any) -> str:
+def operator_name(target: object) -> str:
     """Return the name of an operator without namespace and overload, or "" for a target that is not an operator."""
     return str(target._schema.name.split("::")[-1]) if isinstance(target, torch._ops.OpOverload) else ""

@@ -19,6 +19,6 @@ def is_reduction(target: Any) -> bool:
     return name in REDUCTIONS and not (name in ("max", "min") and target._overloadname == "other")
 
 
-def is_normalisation(target: Any) -> bool:
+def is_normalisation(target: object) -> bool:
     """Return whether an operator normalises rows."""
     return operator_name(target) in NORMALISATIONS

@@ -25,7 +25,7 @@ def declares_alias(target: Any) -> bool:
     return schema is not None and any(r.alias_info for r in schema.returns)
 
 
-def is_view_operator(target: Any) -> bool:
+def is_view_operator(target: object) -> bool:
     """Return whether an operator returns views of an argument and writes nothing."""
     return (declares_alias(target) and not is_mutable(target)) or operator_name(target) in UNDECLARED
 

@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_leaves
 
 
-def core_decompositions() -> dict[object, Callable[..., Any]]:
+def core_decompositions() -> dict[object, Callable[..., object]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
     torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
@@ -138,7 +138,7 @@ def joint_graph(
     function's results; its results are those of the function and the gradients of its tensors.
     """
 
-    def of_tensors(*tensors: Any) -> Any:
+    def of_tensors(*tensors: object) -> object:
         given = iter(tensors)
         return as_tuple(fn(*(next(given) if isinstance(x, torch.Tensor) else x for x in args)))
 
@@ -158,7 +158,7 @@ def joint_graph(
     return gm
 
 
-def as_tuple(results: Any) -> tuple[Any, ...]:
+def as_tuple(results: object) -> tuple[object, ...]:
     """Return the results of a function as a tuple, also if it returns one."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 

@@ -100,7 +100,7 @@ def has_symbolic_geometry(t: torch.Tensor) -> bool:
     return bool(t._has_symbolic_sizes_strides)
 
 
-def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> Any:
+def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> object:
     """Return the least and the greatest value of a size, as tracing knows them."""
     return shape_env.bound_sympy(symbol)
 
@@ -229,7 +229,7 @@ def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     return frozenset(range(first)) | marked
 
 
-def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
+def view_steps(info: object) -> list[tuple[str, tuple[object, ...], int]] | None:
     """Return the view operators between a result and its base: (operator, arguments, part) for each step.
 
     `part` is the index among several results, or -1 for a single one. Return None if the steps are unknown or have
@@ -276,7 +276,7 @@ def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:
     return bool(env.evaluate_guards_expression(text, values)) and bool(env.evaluate_guards_expression(text, numbers))
 
 
-def mark_dynamic(t: Any, dims: set[int]) -> None:
+def mark_dynamic(t: object, dims: set[int]) -> None:
     """Tell Dynamo which dimensions of a result vary, in case it enters another compiled graph."""
     name = "_dynamo_propagated_dynamic_indices" if version() >= (2, 13) else "_dynamo_weak_dynamic_indices"
     setattr(t, name, getattr(t, name, set()) | dims)

@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 
-def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+def compile_job(job: dict[str, object]) -> dict[str, object]:
     """Return the answer to one job, a `compile_pool.cuda.Job` with its key; `aligned` is a list of numbers."""
     try:
         return _compile(job)
@@ -60,7 +60,7 @@ def _without_cache() -> None:
     import triton  # noqa: PLC0415
     from triton.runtime import cache  # noqa: PLC0415
 
-    knobs: Any = getattr(getattr(triton, "knobs", None), "compilation", None)
+    knobs: object = getattr(getattr(triton, "knobs", None), "compilation", None)
     if callable(getattr(cache, "triton_key", None)) and hasattr(knobs, "always_compile"):  # as in versions 3.6 and 3.7
         knobs.always_compile = True
         cache.triton_key = lambda: "altbackend"

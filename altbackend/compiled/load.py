@@ -143,7 +143,7 @@ def build(code: Code, cfg: Config) -> list[object]:
     ]
 
 
-def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
+def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
         call = _load(code, iter(built), cfg, trace)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-Convert = Callable[[object], Any]
+Convert = Callable[[object], object]
 
 
 def same(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _cpp_or_default(value: object) -> str | None:
     return "cpp" if value else None
 
 
-def _threads(value: object) -> Any:
+def _threads(value: object) -> object:
     return 0 if value == -1 else value
 
 
@@ -71,7 +71,7 @@ def _isa_from_bits(bits: Any) -> str | None:
     return {512: "avx512", 256: "avx2"}.get(bits, "generic")
 
 
-def _path_or_default(value: object) -> Any:
+def _path_or_default(value: object) -> object:
     return value or None
 
 
@@ -79,11 +79,11 @@ def _constants(value: object) -> str:
     return "embedded" if value else "external"
 
 
-def _start(value: object) -> Any:
+def _start(value: object) -> object:
     return "subprocess" if value == "fork" else value
 
 
-def _compiler(value: object) -> Any:
+def _compiler(value: object) -> object:
     """Return the last name of a candidate tuple `(None, "g++")`, or the name itself."""
     if isinstance(value, (tuple, list)):
         named = [item for item in value if item]

@@ -88,7 +88,7 @@ def _parse(name: str, text: str, variable: str) -> object:
     return text
 
 
-def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
+def _from_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return checked values. The backend's own names override TorchInductor's, whatever their order."""
     renamed: dict[str, object] = {}
     native: dict[str, object] = {}
@@ -101,7 +101,7 @@ def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
     return renamed | native
 
 
-def _inductor_option(spelling: str, name: str, value: object) -> dict[str, Any]:
+def _inductor_option(spelling: str, name: str, value: object) -> dict[str, object]:
     """Return the option that a TorchInductor option sets here, or nothing."""
     match NAMES.get(name):
         case None:

@@ -20,7 +20,7 @@ from .module import set_constant
 LARGEST_GROWTH = 1 << 16  # bytes by which a folded result may be larger than the constants that it replaces
 _MODULES = ("_operator", "math", "torch", "torch._C._nn", "torch.nn.functional", "torch._C._VariableFunctions")
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "empty", "seed", "set_", "load", "save", "manual")
-_BUILTINS: frozenset[Any] = frozenset(
+_BUILTINS: frozenset[object] = frozenset(
     (len, int, float, bool, complex, str, abs, min, max, sum, round, list, tuple, dict, range, getattr, isinstance)
 )
 _LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -110,7 +110,7 @@ def _bytes(x: Any) -> int:
     return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 
-def _is_literal(x: Any) -> bool:
+def _is_literal(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return all(map(_is_literal, x))
     return isinstance(x, _LITERALS)

@@ -82,7 +82,7 @@ def mutable_attributes(gm: GraphModule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> dict[str, Any]:
+def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> dict[str, object]:
     """Return the values of the attributes that become constants, by the target of their nodes."""
     storages = {_storage(attribute(gm, name)) for name in kept if _storage(attribute(gm, name))}
     constants: dict[str, Any] = {}

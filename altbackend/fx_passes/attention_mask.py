@@ -80,7 +80,7 @@ def _replace(n: Node, causal: bool) -> None:
     n.args, n.kwargs = tuple(args), kwargs
 
 
-def meaning_of(mask: Any) -> str:
+def meaning_of(mask: object) -> str:
     """Return "dropped" for a mask that masks nothing, "causal" for the lower triangle, else ""."""
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
         return ""
@@ -99,7 +99,7 @@ def meaning_of(mask: Any) -> str:
     return "causal" if rows == columns and bool((visible == triangle).all()) else ""
 
 
-def known_value(n: Node, values: dict[Node, Any]) -> Any:
+def known_value(n: Node, values: dict[Node, object]) -> Any:
     """Return the value of `n`, computed on the CPU, or None if it depends on an input or cannot be computed."""
     order = _ancestors(n)
     if order is None:
@@ -114,8 +114,8 @@ def known_value(n: Node, values: dict[Node, Any]) -> Any:
     return values[n]
 
 
-def _compute(n: Node, values: dict[Node, Any]) -> Any:
-    def on_cpu(x: Any) -> Any:
+def _compute(n: Node, values: dict[Node, object]) -> object:
+    def on_cpu(x: object) -> object:
         if isinstance(x, Node):
             return values[x]
         return torch.device("cpu") if isinstance(x, torch.device) else x

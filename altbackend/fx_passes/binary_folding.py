@@ -21,7 +21,7 @@ from .graph import aten, drop_dead, insert, is_call, only_user, replace, val
 from .simplify import same_layout
 
 ROUNDS = 4
-_FOLDED: Mapping[Any, str] = {
+_FOLDED: Mapping[object, str] = {
     aten.add.Tensor: "add",
     aten.sub.Tensor: "sub",
     aten.mul.Tensor: "mul",

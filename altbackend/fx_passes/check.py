@@ -92,7 +92,7 @@ def _traced(x: Any) -> Any:
     return x
 
 
-def _run(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _run(gm: GraphModule, inputs: Sequence[object]) -> list[object]:
     """Return the results of a graph, and its inputs afterwards, since it may write to them."""
     copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     with torch.random.fork_rng():
@@ -101,7 +101,7 @@ def _run(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return [*pytree.tree_leaves(results), *copies]
 
 
-def differences(got: Sequence[Any], want: Sequence[Any]) -> str:
+def differences(got: Sequence[object], want: Sequence[object]) -> str:
     """Return the first difference between results that is beyond rounding, or ""."""
     if len(got) != len(want):
         return f"{len(got)} results instead of {len(want)}"
@@ -112,7 +112,7 @@ def differences(got: Sequence[Any], want: Sequence[Any]) -> str:
     return ""
 
 
-def _of_values(a: Any, b: Any) -> str:
+def _of_values(a: object, b: object) -> str:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return "" if type(a) is type(b) and a == b else f"{a!r} instead of {b!r}"
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -17,7 +17,7 @@ from ..runtime import philox
 from .graph import Purity, val
 
 # Functions of a seed and a shape, so equal calls give equal numbers.
-_PURE_FUNCTIONS: frozenset[Any] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
+_PURE_FUNCTIONS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
 
 def eliminate(graph: Graph) -> int:

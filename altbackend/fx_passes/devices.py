@@ -100,7 +100,7 @@ def _part(gm: GraphModule, nodes: list[Node], device: torch.device | None) -> Pa
     return Part(GraphModule(gm, graph), device, tuple(a.name for a in inputs), tuple(n.name for n in outputs))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     for v in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(v, torch.Tensor):
             yield v

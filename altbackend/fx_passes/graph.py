@@ -160,7 +160,7 @@ def update(n: Node, changed: set[Node]) -> None:
     n.meta["val"] = new
 
 
-def _recomputed(n: Node) -> Any:
+def _recomputed(n: Node) -> object:
     """Return the fake value of a call for its arguments' new strides; a view they do not allow becomes a reshape."""
     if n.target not in (aten.view.default, aten._unsafe_view.default):
         return like_argument(n, fake_call(n))
@@ -174,7 +174,7 @@ def _recomputed(n: Node) -> Any:
 KEEPS_LAYOUT = "keeps_layout"  # metadata of a call whose result is channels-last if its first argument is
 
 
-def like_argument(n: Node, fake: Any) -> Any:
+def like_argument(n: Node, fake: object) -> object:
     """Return the fake value of a call, channels-last where its first argument is and a pass has marked the call.
 
     The image then stays channels-last until a convolution after the call.
@@ -192,7 +192,7 @@ def like_argument(n: Node, fake: Any) -> Any:
     return (restrided, *rest) if isinstance(fake, (tuple, list)) else restrided
 
 
-def layout(x: Any) -> Any:
+def layout(x: object) -> object:
     """Return shape, strides and dtype of a fake value, or of each of several."""
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), tuple(x.stride()) if x.layout == torch.strided else None, x.dtype

@@ -66,7 +66,7 @@ def listed(n: Node) -> Any:
     return list(getattr(items, str(n.target))()) if isinstance(items, dict) else NOTHING
 
 
-def contained(n: Node) -> Any:
+def contained(n: Node) -> object:
     items, key = n.args[:2]
     return key in items if isinstance(items, dict) and not isinstance(key, Node) else NOTHING
 
@@ -94,7 +94,7 @@ def size(n: Node) -> Any:
     return static(x.shape) if dim is None else static(x.shape[dim]) if isinstance(dim, int) else NOTHING
 
 
-def of_tensor(query: Callable[[torch.Tensor], Any]) -> Callable[[Node], Any]:
+def of_tensor(query: Callable[[torch.Tensor], object]) -> Callable[[Node], object]:
     def value(n: Node) -> Any:
         x = tensor(n.args[0])
         return NOTHING if x is None or len(n.args) > 1 else query(x)
@@ -102,7 +102,7 @@ def of_tensor(query: Callable[[torch.Tensor], Any]) -> Callable[[Node], Any]:
     return value
 
 
-ATTRIBUTES: dict[str, Callable[[torch.Tensor], Any]] = {
+ATTRIBUTES: dict[str, Callable[[torch.Tensor], object]] = {
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
     "ndim": lambda x: x.dim(),
@@ -118,12 +118,12 @@ def attribute(n: Node) -> Any:
     return ATTRIBUTES[name](x) if x is not None and name in ATTRIBUTES else NOTHING
 
 
-def shape_attribute(n: Node) -> Any:
+def shape_attribute(n: Node) -> object:
     x = tensor(n.args[0])
     return static(x.shape) if x is not None and n.args[1] == "shape" else NOTHING
 
 
-def is_none(n: Node) -> Any:
+def is_none(n: Node) -> object:
     a, b = n.args[:2]
     other = b if a is None else a if b is None else NOTHING
     if other is NOTHING or (isinstance(other, Node) and tensor(other) is None):
@@ -147,12 +147,12 @@ def itself(n: Node) -> Any:
     return source if same_layout(x, y) else NOTHING
 
 
-def not_dropped(n: Node) -> Any:
+def not_dropped(n: Node) -> object:
     training = n.args[2] if len(n.args) > 2 else n.kwargs.get("training", n.kwargs.get("train", True))
     return n.args[0] if training is False else NOTHING
 
 
-def turned_back(n: Node) -> Any:
+def turned_back(n: Node) -> object:
     inner = argument(n)
     if inner is None or inner.target is not n.target or inner.op != n.op or n.kwargs or inner.kwargs:
         return NOTHING
@@ -163,7 +163,7 @@ def turned_back(n: Node) -> Any:
     return inner.args[0] if dims and len(dims[0]) == 2 and set(dims[0]) == set(dims[1]) else NOTHING
 
 
-def permuted_back(n: Node) -> Any:
+def permuted_back(n: Node) -> object:
     inner = argument(n)
     if inner is None or inner.target is not n.target or inner.op != n.op:
         return NOTHING
@@ -180,7 +180,7 @@ def order(n: Node) -> list[int] | None:
     return [d % len(dims) for d in dims if isinstance(d, int)]
 
 
-def squeezed(n: Node) -> Any:
+def squeezed(n: Node) -> object:
     inner = argument(n)
     x = tensor(inner)
     if inner is None or x is None or len(n.args) != 2 or len(inner.args) != 2:
@@ -193,7 +193,7 @@ def squeezed(n: Node) -> Any:
     return inner.args[0] if len(dims) == 2 and dims[0] == dims[1] else NOTHING
 
 
-def one_view(n: Node) -> Any:
+def one_view(n: Node) -> object:
     """Return the view of a view of contiguous memory as one view."""
     inner = argument(n)
     base = argument(inner) if inner is not None and inner.target is n.target and inner.op == n.op else None
@@ -229,7 +229,7 @@ def axis(n: Node) -> int | None:
     return dim % x.dim() if x is not None and isinstance(dim, int) and x.dim() else None
 
 
-def same_dtype(parts: Iterable[Any]) -> bool:
+def same_dtype(parts: Iterable[object]) -> bool:
     """Return whether all tensors have one dtype and rank; `cat` promotes dtypes and skips empty vectors."""
     tensors = [tensor(p) for p in parts]
     return len({(t.dtype, t.dim()) for t in tensors if t is not None}) == 1 and None not in tensors

@@ -40,7 +40,7 @@ class Idiom:
     """
 
     name: str
-    targets: tuple[Any, ...]
+    targets: tuple[object, ...]
     value: Callable[[Node], Any]
     example: Callable[..., Any]
     inputs: Callable[[], tuple[Any, ...]] = field(default=_inputs)
@@ -62,7 +62,7 @@ class Bound:
         return self.idiom.name
 
     @property
-    def targets(self) -> tuple[Any, ...]:
+    def targets(self) -> tuple[object, ...]:
         """Return the targets of the idiom."""
         return self.idiom.targets
 
@@ -100,7 +100,7 @@ def rules(aliases: Aliases, *, addmm: bool = False, shapes: bool = True) -> Rule
     return Rules([Bound(idiom, aliases) for idiom in (*chosen, *no_ops)], "idioms", last_first=False)
 
 
-def _no_op(applies: Callable[[Node], Any]) -> Callable[[Node], Any]:
+def _no_op(applies: Callable[[Node], object]) -> Callable[[Node], object]:
     """Return the value of a rule of the compiler, which needs traced values of equal layout."""
 
     def value(n: Node) -> Any:
@@ -127,7 +127,7 @@ _TO = (
 _CATS = (torch.cat, aten.cat.default)
 
 
-def _linear_inputs() -> tuple[Any, ...]:
+def _linear_inputs() -> tuple[object, ...]:
     return torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 
 

@@ -30,7 +30,7 @@ from .simplify import same_layout
 _LINEAR = mkldnn._linear_pointwise.default
 _CONVOLUTION = mkldnn._convolution_pointwise.default
 _TRANSPOSED = mkldnn._convolution_transpose_pointwise.default
-KINDS: Mapping[Any, str] = MappingProxyType(
+KINDS: Mapping[object, str] = MappingProxyType(
     {_LINEAR: "linear", _CONVOLUTION: "convolution", _TRANSPOSED: "transposed convolution"}
 )
 
@@ -66,7 +66,7 @@ def fuse(gm: GraphModule, unprofitable: frozenset[tuple[str, str]] = frozenset()
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
-def _arguments(n: Node, *defaults: Any) -> tuple[Any, ...] | None:
+def _arguments(n: Node, *defaults: object) -> tuple[object, ...] | None:
     """Return the arguments after the first, completed by `defaults`; None if some are named or no numbers."""
     given = n.args[1:]
     if n.kwargs or not all(isinstance(a, (int, float)) for a in given):
@@ -92,7 +92,7 @@ def _leaky_relu(n: Node) -> Unary | None:
     return None if slope is None else Unary("leaky_relu", slope)
 
 
-_UNARY: Mapping[Any, Callable[[Node], Unary | None]] = MappingProxyType(
+_UNARY: Mapping[object, Callable[[Node], Unary | None]] = MappingProxyType(
     {
         aten.relu.default: _plain("relu"),
         aten.sigmoid.default: _plain("sigmoid"),

@@ -28,7 +28,7 @@ def of(gm: GraphModule) -> list[Any]:
     return [val(n) for n in pytree.tree_leaves(gm.graph.output_node().args)]
 
 
-def restore(gm: GraphModule, traced: list[Any]) -> int:
+def restore(gm: GraphModule, traced: list[object]) -> int:
     """Copy every result whose layout differs from that of its value in `traced`; return the number of copies."""
     out = gm.graph.output_node()
     results, spec = pytree.tree_flatten(out.args)

@@ -151,7 +151,7 @@ class _Draw:
         """Insert a function of the seed, from `runtime.philox`."""
         return self.call(target, self.seed, shape, *args)
 
-    def scaled(self, x: Any, factor: Any, offset: Any) -> Any:
+    def scaled(self, x: object, factor: object, offset: object) -> object:
         """Return x * factor + offset; factor and offset are numbers or tensors."""
         x = x if factor == 1 else self.call(aten.mul.Tensor, x, factor)
         return x if offset == 0 else self.call(aten.add.Tensor, x, offset)
@@ -178,7 +178,7 @@ def _normal_around(draw: _Draw) -> Any:
     return draw.scaled(_normal(draw), draw.arg(2, "std", 1.0), draw.arg(1, "mean", 0.0))
 
 
-def _normal_around_each(draw: _Draw) -> Any:
+def _normal_around_each(draw: _Draw) -> object:
     mean, std = draw.node.args[0], draw.arg(1, "std", 1.0)
     return draw.scaled(_normal(draw), std, mean)
 
@@ -200,7 +200,7 @@ _INTEGERS_LIKE = frozenset({aten.randint_like.default, aten.randint_like.low_dty
 _INTEGERS = frozenset({aten.randint.default, aten.randint.low}) | _INTEGERS_LIKE
 
 
-def _ends(n: Node) -> tuple[Any, Any]:
+def _ends(n: Node) -> tuple[object, object]:
     """Return the half-open range of a draw of integers."""
     ends = n.args[1:] if n.target in _INTEGERS_LIKE else n.args[:-1]
     return (0, ends[0]) if len(ends) == 1 else (ends[0], ends[1])

@@ -80,7 +80,7 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     )
 
 
-def same_layout(a: Any, b: Any) -> bool:
+def same_layout(a: object, b: object) -> bool:
     """Return whether two fake values are tensors of equal dtype, sizes and strides."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
@@ -98,8 +98,8 @@ class Rule:
     """
 
     name: str
-    targets: tuple[Any, ...]
-    applies: Callable[[Node], Any]
+    targets: tuple[object, ...]
+    applies: Callable[[Node], object]
     example: Example
     inner: tuple[Any, ...] = ()
 
@@ -114,8 +114,8 @@ class Rule:
         return Rewrite(self.name, before, (described(source),))
 
 
-def _neutral(number: float) -> Callable[[Node], Any]:
-    def applies(n: Node) -> Any:
+def _neutral(number: float) -> Callable[[Node], object]:
+    def applies(n: Node) -> object:
         if n.kwargs.get("alpha", 1) != 1 and number != 0:
             return None
         return n.args[0] if type(n.args[1]) in (int, float) and n.args[1] == number else None
@@ -158,7 +158,7 @@ DETACHED = Rules(
 )  # fmt: skip
 
 
-def _uncopied(n: Node) -> Any:
+def _uncopied(n: Node) -> object:
     """Return x permuted for a copy of a permuted copy of x, if it has the strides of that copy; else None."""
     permuted = n.args[0]
     if not isinstance(permuted, Node) or not is_call(permuted, aten.permute.default, aten.transpose.int):

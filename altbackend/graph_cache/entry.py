@@ -93,7 +93,7 @@ def takes_constants(stored: Mapping[str, Any]) -> bool:
     return own or any(takes_constants(subgraph["code"]) for subgraph in stored["subgraphs"])
 
 
-def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> Any:
+def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> object:
     if isinstance(value, torch.Tensor) and (content := small_constants.write(value)) is not None:
         return {"tensor": content}
     if id(value) in paths:

@@ -55,7 +55,7 @@ def encode(x: Any) -> Any:
     return _encode_callable(x)
 
 
-def _encode_callable(x: Any) -> Any:
+def _encode_callable(x: object) -> object:
     if isinstance(x, torch._ops.OpOverload):
         return {"op": [*x._schema.name.split("::"), x._overloadname]}
     if isinstance(x, torch._ops.HigherOrderOperator):
@@ -88,7 +88,7 @@ def decode(x: Any, nodes: dict[str, Node] | None = None) -> Any:
     return _DECODERS[kind](content)
 
 
-def _slice(parts: list[Any]) -> slice:
+def _slice(parts: list[object]) -> slice:
     return slice(*parts)
 
 

@@ -92,7 +92,7 @@ def nodes_of(gm: GraphModule) -> Iterator[Node]:
             yield from nodes_of(inner)
 
 
-def resolve(gm: GraphModule, path: str) -> Any:
+def resolve(gm: GraphModule, path: str) -> object:
     """Return the value that a graph's `get_attr` of `path` reads."""
     return functools.reduce(getattr, path.split("."), gm)
 
@@ -123,7 +123,7 @@ def _views_of_inputs(gm: GraphModule) -> dict[str, str]:
     return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in views.items()}
 
 
-def describe(x: Any) -> str:
+def describe(x: object) -> str:
     """Return the geometry of a traced tensor, or the text of a traced number. Raise NotCacheable for other types."""
     if isinstance(x, torch.Tensor):
         if x.layout != torch.strided:

@@ -19,7 +19,7 @@ from .loops import Extern, HostNumber, Loop, Program, Reduction, Scan, Scatter, 
 from .ops import OPS
 from .value import Value
 
-Env = Mapping[Atom, Any]
+Env = Mapping[Atom, object]
 
 
 class State:
@@ -89,7 +89,7 @@ def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | 
     return [_output(o, state) for o in program.outputs]
 
 
-def _output(o: Any, state: State) -> Any:
+def _output(o: object, state: State) -> object:
     if isinstance(o, View):
         return state.view(o)
     return state.size(o) if isinstance(o, (int, ex.Expr)) and not isinstance(o, bool) else o
@@ -218,12 +218,12 @@ def _atom(a: Atom, env: Env, state: State) -> Any:
             return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 
-def evaluate(root: Value, env: Env, state: State) -> Any:
+def evaluate(root: Value, env: Env, state: State) -> object:
     """Return the value of a scalar tree at every point of the grid that `env` spans.
 
     Indices of loads are clamped to the buffer, since a masked load may be out of range; its result is then masked out.
     """
-    memo: dict[Value, Any] = {}
+    memo: dict[Value, object] = {}
     for v in va.walk(root):
         memo[v] = _evaluate_one(v, [memo[a] for a in v.args], env, state)
     return memo[root]

@@ -267,7 +267,7 @@ def _with_sources(p: Program, names: set[str]) -> set[str]:
     return names
 
 
-def _argument_symbols(x: Any, names: set[str]) -> None:
+def _argument_symbols(x: object, names: set[str]) -> None:
     if isinstance(x, ex.Expr):
         names.update(a.key for a in x.syms)
     elif isinstance(x, HostNumber):
@@ -341,7 +341,7 @@ def show_view(v: View) -> str:
     return f"{v.buffer}[({sizes}) : ({strides}){offset}]"
 
 
-def _show_arg(x: Any) -> str:
+def _show_arg(x: object) -> str:
     if isinstance(x, View):
         return show_view(x)
     if isinstance(x, (tuple, list)):

@@ -75,7 +75,7 @@ def _row(
     )
 
 
-def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
+def _unary(names: str, flops: int, source: object = torch) -> list[OpSpec]:
     return [_row(n, 1, getattr(source, n), flops=flops) for n in names.split()]
 
 

@@ -58,7 +58,7 @@ class Ctx:
     reading: dict[str, dict[torch.fx.Node | Stored, None]] = field(default_factory=dict)
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
-    returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
+    returned: Counter[object] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
     destination: View | None = None  # the memory that the node being lowered updates
 
     @property
@@ -275,13 +275,13 @@ class Ctx:
                 self.bind(n, type(lowered)(kept))
 
 
-def tensors_in(lowered: Any) -> list[Tensor]:
+def tensors_in(lowered: object) -> list[Tensor]:
     """Return the tensors of a lowered value: a tensor, or a tuple or list of results."""
     parts = lowered if isinstance(lowered, (tuple, list)) else (lowered,)
     return [t for t in parts if isinstance(t, Tensor)]
 
 
-def _reads(t: Any, buffer: str) -> bool:
+def _reads(t: object, buffer: str) -> bool:
     return isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
 
 
@@ -313,7 +313,7 @@ def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
     return ctx.device.type == "cuda" and bool(tensors) and all(v.device.type == "cpu" for v in tensors)
 
 
-def target_name(target: Any) -> str:
+def target_name(target: object) -> str:
     """Return the name of a call's target, with its overload."""
     return target if isinstance(target, str) else getattr(target, "__name__", None) or str(target)
 

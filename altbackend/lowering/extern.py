@@ -122,7 +122,7 @@ def _alias_closure(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
     return closure
 
 
-def _copied(ctx: Ctx, t: Any) -> Any:
+def _copied(ctx: Ctx, t: object) -> object:
     """Return a copy of a view that a call has made of an input which the graph writes.
 
     The view has another buffer name than the input, so dependences would not order a read of it before the write.
@@ -150,7 +150,7 @@ def window(ctx: Ctx, source: View, part: View, dtype: torch.dtype) -> Tensor:
 
 def _offset_from_tensor(
     ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Return the arguments of `runtime.ops.as_strided_scatter`, with the offset from the first element of the tensor.
 
     No guard fixes the position of an input in its storage, so the offset of an input stays as it is.
@@ -194,7 +194,7 @@ class _Results:
         return r
 
 
-def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:
+def _lists(results: tuple[object, ...] | list[object]) -> tuple[tuple[int, int], ...]:
     """Return (position, length) of each list among the results; positions count flattened results."""
     result: list[tuple[int, int]] = []
     begin = 0

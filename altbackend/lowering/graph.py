@@ -126,7 +126,7 @@ def lower_graph(
     cfg: Config,
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None,
     on_gpu: bool | None = None,
-) -> tuple[Program, dict[str, Any]]:
+) -> tuple[Program, dict[str, object]]:
     """Return the loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
     `on_gpu`: generate kernels for a GPU; by default, if the graph has tensors on one. Raises Unsupported for an
@@ -173,7 +173,7 @@ def _define_input_symbols(ctx: Ctx, gm: torch.fx.GraphModule) -> None:
             ctx.shape_memo[e] = ex.sym(f"_{node.name}", *sizes.bounds(e, val.node.shape_env))
 
 
-def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
+def _placeholder(ctx: Ctx, node: torch.fx.Node) -> object:
     val = node.meta.get("val")
     if node.meta.get("opaque"):
         ctx.inputs.append(node.name)
@@ -225,7 +225,7 @@ class Opaque(str):
 _PRINTABLE = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.SymFloat, torch.SymBool)
 
 
-def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
+def _lowered(ctx: Ctx, node: torch.fx.Node) -> object:
     buffers_before = len(ctx.buffers)
     try:
         return _materialize_if_shared(ctx, node, _call(ctx, node), buffers_before)
@@ -296,11 +296,11 @@ def _update(ctx: Ctx, node: torch.fx.Node, call: Any, arguments: Any) -> Any:
     return extern.call(ctx, node, call[0], dict(call[1]))
 
 
-def _is_number(result: Any) -> bool:
+def _is_number(result: object) -> bool:
     return isinstance(result, Tensor) and not result.sizes and result.value.op == "const"
 
 
-def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
+def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: object) -> bool:
     """Return whether the size of the result depends on data, or an argument is a number of the host program."""
     host_number = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
     if host_number or node.meta.get("unbacked_bindings"):
@@ -367,14 +367,14 @@ _TRACED_CHECKS = frozenset(
 )
 
 
-def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: Any, message: str = "") -> None:
+def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: object, message: str = "") -> None:
     """Emit a check of numbers, in order with other calls that have effects, unless an earlier check implies it."""
     text = host_numbers.operand(ctx, node, holds)
     if holds is not True and not unbacked_symbols.is_verified(ctx, node.args[0]):
         ctx.emit(Extern((None,), checks.require, (HostNumber(text), message), origins=ctx.origins()))
 
 
-def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
+def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> object:
     """Return the number in a tensor of one element: an index expression for an integer, else a scalar for kernels."""
     number = extern.call(ctx, node, (x,), {})
     if not isinstance(number, HostNumber) or x.dtype == torch.bool:
@@ -412,7 +412,7 @@ def _overlaps(value: Tensor, buffer: str) -> bool:
     return any(b == buffer for b, _ in va.loads(value.value))
 
 
-def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, buffers_before: int) -> Any:
+def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: object, buffers_before: int) -> object:
     """Store a value that several users would recompute, or that has grown too large to inline.
 
     `buffers_before`: the number of buffers before the node was lowered.
@@ -422,7 +422,7 @@ def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, buffers_b
     return _materialize_one(ctx, node, result, None, buffers_before)
 
 
-def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, buffers_before: int) -> Any:
+def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, buffers_before: int) -> object:
     if not isinstance(t, Tensor):
         return t
     fake = node.meta["val"] if k is None else node.meta["val"][k]

@@ -23,7 +23,7 @@ from . import sizes as sz
 from .context import Ctx
 from .python_text import python_text
 
-_TEXT: dict[Any, str] = {
+_TEXT: dict[object, str] = {
     operator.add: "({} + {})",
     operator.sub: "({} - {})",
     operator.mul: "({} * {})",
@@ -106,7 +106,7 @@ def constant(val: Any) -> Any:
     return float(e) if isinstance(val, torch.SymFloat) and e.is_number else None
 
 
-def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
+def _form(node: torch.fx.Node, args: tuple[object, ...]) -> str | None:
     """Return the Python spelling of a node's operator, with `{}` for each argument, or None if there is none."""
     target: Any = node.target
     name = getattr(target, "__name__", "")
@@ -122,7 +122,7 @@ def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
     return None
 
 
-def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[Any, ...]) -> str:
+def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[object, ...]) -> str:
     holes = len(args) if "{1}" in form else form.count("{}")  # the form has no place for trailing optional arguments
     return form.format(*(operand(ctx, node, a) for a in args[:holes]))
 

@@ -20,7 +20,7 @@ from .tensor import Tensor
 _NEG_VIEW, _CONJ = overload("_neg_view.default"), overload("_conj.default")
 
 
-def is_negative(n: Any) -> bool:
+def is_negative(n: object) -> bool:
     """Return whether a node was traced as a tensor with the bit."""
     val = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
     fakes = val if isinstance(val, (tuple, list)) else (val,)

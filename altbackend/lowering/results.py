@@ -100,7 +100,7 @@ def _stored_view(ctx: Ctx, n: torch.fx.Node, fake: torch.Tensor) -> tuple[View, 
     return v, all(a == b or ex.bounds(s)[1] <= 1 for a, b, s in zip(v.strides, traced_strides, v.sizes, strict=True))
 
 
-def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any:
+def _output(ctx: Ctx, n: object, fake: object, taken: dict[str, torch.fx.Node]) -> object:
     if not isinstance(n, torch.fx.Node):
         return n
     lowered = ctx.env[n]

@@ -14,7 +14,7 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 
 # Returns a symbol for an expression that the index algebra cannot express, or raises Unsupported.
-SymbolFor = Callable[[sympy.Expr, Any], Index]
+SymbolFor = Callable[[sympy.Expr, object], Index]
 
 
 def refuse(e: sympy.Expr, shape_env: Any) -> Index:
@@ -22,7 +22,7 @@ def refuse(e: sympy.Expr, shape_env: Any) -> Index:
     raise Unsupported(f"size expression {e}", f"the index algebra has no node for {type(e).__name__}")
 
 
-def to_index(x: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refuse) -> Index:
+def to_index(x: object, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refuse) -> Index:
     """Return an int or SymInt as an `Index`.
 
     `symbol_for` returns a symbol for an expression that the index algebra cannot express. Raises Unsupported if it does
@@ -41,13 +41,13 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refu
     raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
-def unbacked_symbol(x: Any) -> str:
+def unbacked_symbol(x: object) -> str:
     """Return the name of a size that is a single unbacked symbol, one that data decides, or ''."""
     e = x.node.expr if isinstance(x, torch.SymInt) else None
     return str(e) if e is not None and e.is_Symbol and symbol_is_type(e, SymT.UNBACKED_INT) else ""
 
 
-def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index:
+def _convert(e: sympy.Expr, shape_env: object, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index:
     if e in memo:
         return memo[e]
     if e.is_Integer:

@@ -94,7 +94,7 @@ def _unsafe_reader(n: Node) -> str:
     return ""
 
 
-def operands_in_results(ctx: Ctx, args: tuple[Any, ...]) -> tuple[str, ...]:
+def operands_in_results(ctx: Ctx, args: tuple[object, ...]) -> tuple[str, ...]:
     """Return the operand buffers that the subgraphs of a call may return, or return views of."""
     graphs = [gm for a in args if isinstance(a, Constant) and isinstance(gm := ctx.constants[a], GraphModule)]
     flat = [v.buffer for a in args for v in _views(a)]
@@ -103,13 +103,13 @@ def operands_in_results(ctx: Ctx, args: tuple[Any, ...]) -> tuple[str, ...]:
     return ()
 
 
-def _views(x: Any) -> list[View]:
+def _views(x: object) -> list[View]:
     if isinstance(x, View):
         return [x]
     return [v for y in x for v in _views(y)] if isinstance(x, (tuple, list)) else []
 
 
-def _returned_inputs(gm: GraphModule) -> Iterator[Any]:
+def _returned_inputs(gm: GraphModule) -> Iterator[object]:
     """Yield the traced values of inputs that a graph returns, or that by operator schemas a result may be a view of."""
     seen: set[Node] = set()
     stack = list(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))

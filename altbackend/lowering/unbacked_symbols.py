@@ -128,11 +128,11 @@ def _leaf(val: Any, steps: list[tuple[str, Any]]) -> tuple[int, list[tuple[str, 
     return position, steps
 
 
-def _is_nothing(x: Any) -> bool:
+def _is_nothing(x: object) -> bool:
     return x is None
 
 
-def _form(node: torch.fx.Node, steps: list[tuple[str, Any]]) -> str:
+def _form(node: torch.fx.Node, steps: list[tuple[str, object]]) -> str:
     """Return Python text of the steps from a result to a symbol, with `{}` for the result."""
     text, remaining = "{}", list(steps)
     while remaining:
@@ -165,7 +165,7 @@ def _canonical(e: sympy.Basic) -> str:
     return str(getattr(e, "canonical", e))
 
 
-def is_verified(ctx: Ctx, condition: Any) -> bool:
+def is_verified(ctx: Ctx, condition: object) -> bool:
     """Return whether the host program has already checked a condition, given as an argument of the FX node."""
     fake = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
     return isinstance(fake, torch.SymBool) and _canonical(fake.node._expr) in ctx.verified

@@ -88,7 +88,7 @@ def _compared(rebuilt: Rebuilt, call: Any) -> Verdict:
     return Verdict("ok")
 
 
-def _pairs(results: Sequence[object], eager: Sequence[Any], what: str) -> list[tuple[str, Tensor, Tensor]]:
+def _pairs(results: Sequence[object], eager: Sequence[object], what: str) -> list[tuple[str, Tensor, Tensor]]:
     return [
         (f"{what} {k}", a, b)
         for k, (a, b) in enumerate(zip(results, eager, strict=True))

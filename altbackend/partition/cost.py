@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.fx import Node
@@ -40,7 +40,7 @@ class Speed:
 
 
 # Random draws that are functions of a seed.
-_DRAWS: frozenset[Any] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
+_DRAWS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
 
 def kind_of(n: Node) -> Kind:

@@ -32,7 +32,7 @@ class Rebuilt:
     title: str
     modules: tuple[str, ...]
     mode: FakeTensorMode
-    real_inputs: Callable[[], list[Any]]
+    real_inputs: Callable[[], list[object]]
 
     @property
     def draws(self) -> bool:
@@ -152,11 +152,11 @@ def _traced(namespace: dict[str, Any]) -> GraphModule:
     return GraphModule(root, graph)
 
 
-def _recorder(tracer: Tracer, f: Callable[..., Any]) -> Callable[..., Any]:
+def _recorder(tracer: Tracer, f: Callable[..., object]) -> Callable[..., object]:
     return lambda *args, **kwargs: tracer.create_proxy("call_function", f, args, kwargs)
 
 
-def _annotate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> None:
+def _annotate(gm: GraphModule, inputs: Sequence[object], mode: FakeTensorMode) -> None:
     """Note on each node its value as a tracer sees it, as AOTAutograd does."""
     values = iter(inputs)
     with mode, torch.no_grad():

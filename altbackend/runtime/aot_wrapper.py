@@ -232,7 +232,7 @@ def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[object, Valu
     return run
 
 
-def _with_layout(gradient: object, tangent: Tangent) -> Any:
+def _with_layout(gradient: object, tangent: Tangent) -> object:
     """Return a gradient in the layout that the backward was compiled for. Raise RuntimeError for a tensor subclass."""
     if not isinstance(gradient, torch.Tensor):
         return gradient

@@ -116,7 +116,7 @@ def without_values(gm: GraphModule) -> Callable[[], GraphModule]:
     return rebuild
 
 
-def _texts(n: Node) -> dict[str, Any]:
+def _texts(n: Node) -> dict[str, object]:
     return {name: n.meta[name] for name in _TEXTS & n.meta.keys()}
 
 
@@ -148,9 +148,9 @@ def _has_tangent(args: Sequence[object]) -> bool:
     return any(d.tangent is not None for d in duals)
 
 
-def _dense(x: Any) -> bool:
+def _dense(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout == torch.strided
 
 
-def _other(x: Any) -> Any:
+def _other(x: object) -> object:
     return id(x) if isinstance(x, torch.Tensor) else x

@@ -91,7 +91,7 @@ class Calls:
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
 
 
-def _changes_type(planned: LaunchPlan, s: Extern, argument: Any, x: Any) -> bool:
+def _changes_type(planned: LaunchPlan, s: Extern, argument: object, x: object) -> bool:
     """Return whether a function of the stable ABI, whose numbers are all doubles, would see another number.
 
     An integer beside tensors of integers decides the dtype of a result.
@@ -123,9 +123,9 @@ def result_kinds(s: Extern) -> dict[str, Kind]:
     return kinds
 
 
-def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> list[tuple[Any, Any]]:
+def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> list[tuple[object, object]]:
     """Return every argument of the schema with its value, defaults included, in order."""
-    named_values, pairs = dict(s.kwargs), list[tuple[Any, Any]]()
+    named_values, pairs = dict(s.kwargs), list[tuple[object, object]]()
     position = 0
     for a in op._schema.arguments:
         if a.is_out and op is s.out_variant:
@@ -220,7 +220,7 @@ def _seeds(w: Lines, values: Values, s: Extern) -> None:
             w.add(f"t_{o} = view(seeds.get(), {{2}}, {{1}}, {2 * k});")
 
 
-_OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
+_OWN: dict[Callable[..., object], Callable[[Lines, Values, Extern], None]] = {
     philox.philox_seeds: _seeds,
     runtime_ops.as_strided: _as_strided,
     runtime_ops.strided_copy: _strided_copy,

@@ -213,7 +213,7 @@ def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
     return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
 
 
-def _symbolic(x: Any) -> bool:
+def _symbolic(x: object) -> bool:
     return isinstance(x, Node) and isinstance(value_of(x), (torch.SymFloat, torch.SymInt))
 
 

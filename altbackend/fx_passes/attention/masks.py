@@ -48,7 +48,7 @@ def working_dtype(form: Form, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" and wide else dtype
 
 
-def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[Node, Any]) -> Mask | str:
+def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[Node, object]) -> Mask | str:
     """Return the mask and the scale of an attention, or why the fused operator cannot have them."""
     work, scale = working_dtype(form, device), 1.0
     total: Node | None = None
@@ -168,7 +168,7 @@ def fill_number(step: Step, work: torch.dtype) -> float | None:
 
 
 _VIEWS = ("view", "expand", "copy", "getitem")
-_TRANSPARENT: Mapping[Any, Callable[[Node], Any]] = {
+_TRANSPARENT: Mapping[object, Callable[[Node], object]] = {
     aten.unsqueeze.default: lambda n: n.args[0],
     aten.expand.default: lambda n: n.args[0],
     aten.reshape.default: lambda n: n.args[0],

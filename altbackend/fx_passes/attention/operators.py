@@ -23,10 +23,10 @@ class Spelling:
 
     name: str
     parameters: str
-    targets: tuple[Callable[..., Any] | str, ...]
+    targets: tuple[Callable[..., object] | str, ...]
 
 
-_PRODUCTS: tuple[Callable[..., Any] | str, ...] = (
+_PRODUCTS: tuple[Callable[..., object] | str, ...] = (
     *(torch.matmul, torch.bmm, torch.mm, operator.matmul, "matmul", "bmm", "mm", "__matmul__"),
     *(aten.matmul.default, aten.bmm.default, aten.mm.default),
 )
@@ -95,7 +95,7 @@ SPELLINGS = (
     Spelling("repeat", "input repeats dim", (torch.repeat_interleave, "repeat_interleave")),
     Spelling("repeat", "input repeats dim", (aten.repeat_interleave.self_int,)),
 )
-_BY_TARGET: Mapping[Any, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
+_BY_TARGET: Mapping[object, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
 SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
 PRODUCTS = (*_PRODUCTS, torch.einsum)
 

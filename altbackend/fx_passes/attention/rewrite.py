@@ -54,7 +54,7 @@ class Attention:
     """The rule: it starts at the last product of an attention."""
 
     name = "attention"
-    targets: tuple[Any, ...] = PRODUCTS
+    targets: tuple[object, ...] = PRODUCTS
     inner: tuple[Any, ...] = ()
 
     def __init__(self, ctx: Context) -> None:

@@ -65,7 +65,7 @@ def natural_lead(product: Node, x: Operand) -> Lead:
     return shape_of(product)[:-2] if x.order is None else tuple(shape_of(x.node)[k] for k in x.order[:-2])
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     return a is not None and same_sizes((a,), (b,))
 
 

@@ -81,7 +81,7 @@ def _closed(outputs: Sequence[Term], found: Found) -> Match | None:
     return Match(kwargs, tuple(found[t] for t in outputs), tuple(nodes))
 
 
-def _terms(term: Any, value: Any, found: Found) -> Iterator[Found]:
+def _terms(term: object, value: object, found: Found) -> Iterator[Found]:
     """Yield the ways to match a term or constant with an argument."""
     if isinstance(term, (Arg, Call)) and term in found:
         if found[term] is value or (not isinstance(value, Node) and equal(found[term], value)):
@@ -123,7 +123,7 @@ def _call(term: Call, node: Node, found: Found) -> Iterator[Found]:
             yield {**more, term: node}
 
 
-def _each(terms: Sequence[Any], values: Sequence[Any], found: Found) -> Iterator[Found]:
+def _each(terms: Sequence[object], values: Sequence[object], found: Found) -> Iterator[Found]:
     if not terms:
         yield found
         return
@@ -148,7 +148,7 @@ def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 @functools.cache
-def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...] | None:
+def _schema(target: object) -> tuple[tuple[str, bool, object], ...] | None:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return None
@@ -168,7 +168,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(x == y) and isinstance(x, bool) == isinstance(y, bool)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the kind of a constant that depends on shapes, dtypes or devices; "" for others."""
     if isinstance(value, Node):
         return "int" if isinstance(val(value), (int, torch.SymInt)) else ""

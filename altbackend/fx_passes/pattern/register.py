@@ -14,9 +14,9 @@ from .trace import Traced, TraceFn, terms_of
 
 
 def register_replacement(
-    search_fn: Callable[..., Any],
-    replace_fn: Callable[..., Any],
-    example_inputs: Sequence[Any],
+    search_fn: Callable[..., object],
+    replace_fn: Callable[..., object],
+    example_inputs: Sequence[object],
     trace_fn: TraceFn,
     pass_dicts: Rules | Iterable[Rules],
     extra_check: Check = lambda match: True,
@@ -52,7 +52,7 @@ def register_replacement(
 
 
 def traced_pattern(
-    search_fn: Callable[..., Any], example_inputs: Sequence[Any], trace_fn: TraceFn, scalars: Mapping[str, float]
+    search_fn: Callable[..., object], example_inputs: Sequence[object], trace_fn: TraceFn, scalars: Mapping[str, float]
 ) -> Traced:
     """Trace a search function and return it as terms."""
     names = parameters(search_fn)

@@ -41,7 +41,7 @@ class Replacement:
     """
 
     name: str
-    search: Callable[..., Any]
+    search: Callable[..., object]
     replace: Callable[..., Any]
     trace: TraceFn
     pattern: Traced
@@ -52,7 +52,7 @@ class Replacement:
     traces: dict[Hashable, GraphModule] = field(default_factory=dict, compare=False)  # of one application, by geometry
 
     @property
-    def targets(self) -> tuple[Any, ...]:
+    def targets(self) -> tuple[object, ...]:
         """Return the operators at which the rule can start."""
         return roots(self.pattern.outputs[-1])
 
@@ -125,7 +125,7 @@ class Replacement:
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):  # shapes that the function refuses
             return None
 
-    def _trace(self, fn: Callable[..., Any], match: Match) -> GraphModule:
+    def _trace(self, fn: Callable[..., object], match: Match) -> GraphModule:
         named = {name: match.kwargs[name] for name in self.pattern.names[: self._count()]}
         values = values_of(named, self.pattern.with_gradients)
         key = (fn, *map(geometry, values))
@@ -150,13 +150,13 @@ def geometry(value: Any) -> Hashable:
     return numbers, value.dtype, value.device, value.requires_grad, value.is_conj(), value.is_neg()
 
 
-def first_operators(term: Call) -> tuple[Any, ...]:
+def first_operators(term: Call) -> tuple[object, ...]:
     """Return the operators that the first argument of a call must have; () if it may be anything."""
     first = term.args[0] if term.args else None
     return () if term.commutes or not isinstance(first, Call) else first.targets
 
 
-def source_of(fn: Callable[..., Any]) -> str | None:
+def source_of(fn: Callable[..., object]) -> str | None:
     """Return a digest of the file of a function, of its name and of the values that it closes over.
 
     Return None if the file cannot be read, or if a value has no text that tells its content.

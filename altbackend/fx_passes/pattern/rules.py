@@ -28,7 +28,7 @@ class Rule(Protocol):
     def name(self) -> str: ...
 
     @property
-    def targets(self) -> tuple[Any, ...]: ...
+    def targets(self) -> tuple[object, ...]: ...
 
     @property
     def inner(self) -> tuple[Any, ...]: ...
@@ -49,7 +49,7 @@ class Rewrite:
         return f"{', '.join(self.before)} -> {', '.join(self.after)}"
 
 
-def described(n: Any) -> str:
+def described(n: object) -> str:
     """Return the text of a node in the log: its name and its operator, or the number."""
     if not isinstance(n, Node):
         return repr(n)

@@ -80,7 +80,7 @@ class Call(Term):
     `shared`: the node may have users outside the match; it then stays in the graph.
     """
 
-    targets: tuple[Callable[..., Any], ...]
+    targets: tuple[Callable[..., object], ...]
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     shared: bool = False
@@ -91,7 +91,7 @@ class Call(Term):
         return self.targets[0] in COMMUTATIVE and len(self.args) > 1
 
 
-Targets = Callable[..., Any] | tuple[Callable[..., Any], ...]
+Targets = Callable[..., object] | tuple[Callable[..., object], ...]
 
 
 def call(targets: Targets, *args: Any, shared: bool = False, **kwargs: Any) -> Call:
@@ -100,7 +100,7 @@ def call(targets: Targets, *args: Any, shared: bool = False, **kwargs: Any) -> C
     return Call(several, args, tuple(sorted(kwargs.items())), shared)
 
 
-COMMUTATIVE: frozenset[Any] = frozenset(
+COMMUTATIVE: frozenset[object] = frozenset(
     {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default, aten.eq.Tensor, aten.ne.Tensor}
     | {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor}
     | {aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default}
@@ -121,7 +121,7 @@ def walk(term: object) -> Iterator[Term]:
                 yield from walk(inner)
 
 
-def roots(term: Term) -> tuple[Callable[..., Any], ...]:
+def roots(term: Term) -> tuple[Callable[..., object], ...]:
     """Return the operators at which a term can start."""
     match term:
         case Call(targets):

@@ -18,7 +18,7 @@ from ..graph import val
 from .match import arguments, kind_of
 from .terms import Arg, Call, Like, Term
 
-TraceFn = Callable[[Callable[..., Any], Sequence[Any]], GraphModule]
+TraceFn = Callable[[Callable[..., object], Sequence[object]], GraphModule]
 
 
 def fwd_only(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
@@ -29,7 +29,7 @@ def fwd_only(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     return normalised(gm)
 
 
-def joint_fwd_bwd(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+def joint_fwd_bwd(fn: Callable[..., object], args: Sequence[object]) -> GraphModule:
     """Return the ATen graph of a function and of its gradients.
 
     Its inputs are those of the function and the gradients of its results; its results are the function's results and
@@ -89,7 +89,7 @@ def terms_of(gm: GraphModule, names: Sequence[str], scalars: Mapping[str, float]
     return Traced(tuple(every), tuple(term for _, term in calls), tuple(k for k, _ in calls))
 
 
-def _term(value: Any, made: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> Any:
+def _term(value: object, made: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> object:
     """Return the term of an argument of a call."""
     if isinstance(value, Node):
         return made[value]

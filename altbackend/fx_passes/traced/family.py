@@ -27,7 +27,7 @@ class Form:
     """One rule: `search` becomes `replace`. `examples` make the inputs of its trace, and of its test."""
 
     name: str
-    search: Callable[..., Any]
+    search: Callable[..., torch.Tensor]
     replace: Callable[..., Any]
     examples: Examples
     trace: TraceFn = fwd_only

@@ -139,7 +139,7 @@ def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
 
 
 @lowers("_unsafe_index.Tensor")
-def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[object]) -> Tensor:
     """Lower advanced indexing by a decomposition that guarantees indices in range."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
@@ -170,7 +170,7 @@ def advanced(
 
 
 @lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
-def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: Any) -> Tensor:
+def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: object) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     scale_factors = _flat(scales) or [None, None]
@@ -184,7 +184,7 @@ def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: Any) 
     return Tensor(sizes, x.dtype, x.at(p))
 
 
-def _flat(xs: Any) -> list[Any]:
+def _flat(xs: object) -> list[object]:
     return [y for x in xs for y in _flat(x)] if isinstance(xs, (tuple, list)) else [xs]
 
 

@@ -404,7 +404,7 @@ def full(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
 
 
 @lowers("prims::iota.default")
-def iota(ctx: Ctx, length: Size, *, start: Any = 0, step: Any = 1, **kwargs: object) -> Tensor:
+def iota(ctx: Ctx, length: Size, *, start: object = 0, step: object = 1, **kwargs: object) -> Tensor:
     return arange(ctx, start, None, step)
 
 

@@ -236,7 +236,9 @@ def index_put(
 
 
 @lowers("_unsafe_index_put.default")
-def unsafe_index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+def unsafe_index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[object], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """Lower an index_put by a decomposition that guarantees indices in range."""
     out: Tensor = index_put(ctx, x, indices, values, accumulate, checked=False)
     return out

@@ -146,7 +146,7 @@ def slice_op(
     return Tensor(sizes, x.dtype, x.at(p))
 
 
-def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
+def slice_start(ctx: Ctx, start: object, size: Index) -> Index:
     """Return the first position of a slice in a dimension of `size`, by Python's rules."""
     begin: Index = 0 if start is None else ctx.index(start)
     if isinstance(begin, int) and begin < 0:
@@ -264,7 +264,7 @@ def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 @lowers("roll.default")
-def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
+def roll(ctx: Ctx, x: Tensor, shifts: Sequence[object], dims: Sequence[int] = ()) -> Tensor:
     if not x.sizes:
         return x
     if not dims:
@@ -273,7 +273,7 @@ def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -
     return _rolled(ctx, x, shifts, dims)
 
 
-def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> Tensor:
+def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[object], dims: Sequence[int]) -> Tensor:
     p = list(points(x.sizes))
     for shift, d in zip(shifts, dims, strict=True):
         p[d] = ex.mod(ex.add(p[d], ex.sub(x.sizes[d], ex.mod(ctx.index(shift), x.sizes[d]))), x.sizes[d])
@@ -289,7 +289,7 @@ def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 
 @lowers("constant_pad_nd.default")
-def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: float = 0) -> Tensor:
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[object], number: float = 0) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     conds = []
