@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -48,10 +47,10 @@ class Library:
 
 def aot_compile(
     gm: torch.fx.GraphModule | ExportedProgram,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> str:
     """Compile a program ahead of time and return the path of the library.
 
@@ -63,9 +62,9 @@ def aot_compile(
 
 def build(
     gm: torch.fx.GraphModule | ExportedProgram,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    options: Mapping[str, object],
 ) -> Library:
     """Compile a program to a library, with the facts of its compilation. Raise as `aot_compile`."""
     asked = resolve(None, options)

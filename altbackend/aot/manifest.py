@@ -149,7 +149,7 @@ def runs_on(capability: int, ptx: bool, gpu: int) -> bool:
     return capability <= gpu and (ptx or capability // 10 == gpu // 10)
 
 
-def _again(facts: dict[str, object]) -> str:
+def _again(facts: dict[str, Any]) -> str:
     here = "altbackend.aot_load(path, recompile=True)" if facts.get("program") else "compile it on this machine"
     return f"{here}; or package it with options={{'aot_isa': 'generic'}}"
 

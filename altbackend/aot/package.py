@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -26,7 +25,7 @@ def aot_package(
     path: str | os.PathLike[str],
     models: ExportedProgram | Mapping[str, ExportedProgram],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     share_weights: bool = False,
     programs: bool = True,
 ) -> str:

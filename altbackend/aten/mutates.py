@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -29,7 +28,7 @@ def is_write_back(n: Node) -> bool:
 aten = torch.ops.aten
 
 # Operators that return their first argument with some elements replaced, and the operators that write it instead.
-IN_PLACE: Mapping[Any, Any] = MappingProxyType(
+IN_PLACE: Mapping[object, torch._ops.OpOverload] = MappingProxyType(
     {
         aten.index_put.default: aten.index_put_.default,
         aten._unsafe_index_put.default: aten.index_put_.default,
@@ -44,7 +43,7 @@ IN_PLACE: Mapping[Any, Any] = MappingProxyType(
 )
 
 # Operators that return their first argument with a view replaced by the second argument, and the view.
-VIEW_REPLACED: Mapping[Any, Any] = MappingProxyType(
+VIEW_REPLACED: Mapping[object, torch._ops.OpOverload] = MappingProxyType(
     {
         aten.select_scatter.default: aten.select.int,
         aten.slice_scatter.default: aten.slice.Tensor,

@@ -7,7 +7,6 @@ operators have such results too: `copy_(Tensor(a!) self, ...) -> Tensor(a!)`.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -19,7 +18,7 @@ from .name import operator_name, words
 UNDECLARED = words("_unsafe_view reshape")
 
 
-def declares_alias(target: Any) -> bool:
+def declares_alias(target: object) -> bool:
     """Return whether the schema of a target declares a result that shares storage with an argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(r.alias_info for r in schema.returns)

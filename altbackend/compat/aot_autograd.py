@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_leaves
 
 
-def core_decompositions() -> dict[object, Callable[..., object]]:
+def core_decompositions() -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
     torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
@@ -130,7 +130,7 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: obj
 
 
 def joint_graph(
-    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Callable[..., Any]]
+    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[torch._ops.OpOverload, Callable[..., object]]
 ) -> torch.fx.GraphModule:
     """Return the graph of a function and of the gradients of its inputs that require them.
 

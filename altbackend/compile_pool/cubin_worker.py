@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 
-def compile_job(job: dict[str, object]) -> dict[str, object]:
+def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to one job, a `compile_pool.cuda.Job` with its key; `aligned` is a list of numbers."""
     try:
         return _compile(job)
@@ -66,13 +66,13 @@ def _without_cache() -> None:
         cache.triton_key = lambda: "altbackend"
 
 
-def _function(job: dict[str, Any]) -> Any:
+def _function(job: dict[str, Any]) -> object:
     """Return the kernel. Its text is in linecache, where Triton looks for it, so no file is written."""
     source = job["source"].replace("def kernel(", f"def {job['name']}(", 1)
     file = f"<kernel {job['key']}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     try:
-        space: dict[str, Any] = {"__name__": f"kernel_{job['key']}"}
+        space: dict[str, object] = {"__name__": f"kernel_{job['key']}"}
         exec(compile(source, file, "exec"), space)
         return space[job["name"]]
     finally:

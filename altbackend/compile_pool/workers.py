@@ -76,7 +76,7 @@ class Pool:
             while True:
                 self.idle.get_nowait().end()
 
-    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
+    def compile(self, request: dict[str, object]) -> dict[str, Any]:
         """Return a worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.
 
         If no worker can be started, this process does the job. A job that has killed its workers is not retried

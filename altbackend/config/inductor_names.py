@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 Convert = Callable[[object], object]
 
 
-def same(value: Any) -> Any:
+def same(value: object) -> object:
     """Return the value unchanged."""
     return value
 
@@ -65,10 +64,10 @@ def _threads(value: object) -> object:
     return 0 if value == -1 else value
 
 
-def _isa_from_bits(bits: Any) -> str | None:
+def _isa_from_bits(bits: object) -> str | None:
     if bits is None:
         return None
-    return {512: "avx512", 256: "avx2"}.get(bits, "generic")
+    return "avx512" if bits == 512 else "avx2" if bits == 256 else "generic"
 
 
 def _path_or_default(value: object) -> object:

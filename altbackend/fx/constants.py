@@ -31,7 +31,7 @@ class Propagation:
     """One walk over a graph. `attributes`: values of the `get_attr` nodes that are constant, by target."""
 
     gm: GraphModule
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     user_classes: bool = False
     known: dict[Node, Any] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Propagation:
         return n.op == "call_function" and self._takes(n, pure)
 
     def _takes(self, n: Node, pure: Purity) -> bool:
-        target: Any = n.target
+        target: object = n.target
         if isinstance(target, torch._ops.OpOverload):
             return pure(n) and not is_uninitialised(target)
         if target in _BUILTINS:
@@ -76,7 +76,7 @@ class Propagation:
             if n.op == "call_method":
                 self.known[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)
             else:
-                function: Callable[..., Any] = n.target  # type: ignore[assignment]
+                function: Callable[..., object] = n.target  # type: ignore[assignment]
                 self.known[n] = function(*args, **kwargs)
         except Exception:  # the call raises when the program runs
             self.known.pop(n, None)
@@ -106,7 +106,7 @@ class Propagation:
         return _bytes(self.known[n]) <= before + LARGEST_GROWTH
 
 
-def _bytes(x: Any) -> int:
+def _bytes(x: object) -> int:
     return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 

@@ -8,7 +8,6 @@ pass runs before AOTAutograd, which chooses the kernel of the attention.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -30,7 +29,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 def simplify_masks(gm: GraphModule) -> dict[str, int]:
     """Simplify the attention calls of a graph that Dynamo captured; return the numbers of dropped and causal masks."""
     counts = {"dropped": 0, "causal": 0}
-    values: dict[Node, Any] = {}
+    values: dict[Node, object] = {}
     meanings: dict[Node, str] = {}  # by mask: all layers of a model usually share one
     for n in list(gm.graph.nodes):
         if n.op != "call_function" or n.target is not _ATTENTION:
@@ -62,7 +61,7 @@ def _erase_unread(masks: list[Node]) -> None:
             n.graph.erase_node(n)
 
 
-def _argument(n: Node, position: int, name: str) -> Any:
+def _argument(n: Node, position: int, name: str) -> object:
     return n.args[position] if len(n.args) > position else n.kwargs.get(name)
 
 
@@ -99,7 +98,7 @@ def meaning_of(mask: object) -> str:
     return "causal" if rows == columns and bool((visible == triangle).all()) else ""
 
 
-def known_value(n: Node, values: dict[Node, object]) -> Any:
+def known_value(n: Node, values: dict[Node, object]) -> object:
     """Return the value of `n`, computed on the CPU, or None if it depends on an input or cannot be computed."""
     order = _ancestors(n)
     if order is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .constant_products import Product, product_of
 from .context import Context
@@ -128,7 +129,7 @@ def _fold(gm: GraphModule, product: Product, step: _Step, constant: set[Node]) -
     call = product.call
     low = val(call).dtype in _LOW
 
-    def new(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    def new(target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
         constant.add(made := insert(gm.graph, call, target, args, kwargs))
         return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -48,7 +47,7 @@ def parts(gm: GraphModule) -> list[Part] | str:
             return "its sizes are symbolic"
         if n.op not in ("placeholder", "get_attr", "call_function", "output"):
             return f"it holds a {n.op}"
-    groups: dict[Any, list[Node]] = {}
+    groups: dict[tuple[int, torch.device | None, int], list[Node]] = {}
     for n, key in _keys(calls):
         groups.setdefault(key, []).append(n)
     ordered = sorted(groups.items(), key=lambda item: item[0][0])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 from ..aten.mutates import is_mutable
 from ..aten.random import is_random
@@ -16,12 +18,12 @@ from ..compat import torch_api
 aten = torch.ops.aten
 
 
-def val(n: Any) -> Any:
+def val(n: object) -> Any:
     """Return the traced fake value of a node; an argument that is not a node is returned unchanged."""
     return n.meta.get("val") if isinstance(n, Node) else n
 
 
-def is_call(n: Any, *targets: Any) -> bool:
+def is_call(n: object, *targets: object) -> bool:
     """Return whether `n` is a call of one of `targets`."""
     return isinstance(n, Node) and n.op == "call_function" and n.target in targets
 
@@ -66,7 +68,7 @@ class Purity:
     """
 
     def __init__(self) -> None:
-        self._answers: dict[Any, bool] = {}
+        self._answers: dict[object, bool] = {}
 
     def __call__(self, n: Node) -> bool:
         if not isinstance(n.target, torch._ops.OpOverload):
@@ -80,10 +82,16 @@ class Purity:
         return not is_mutable(n.target) and not is_random(n.target) and not n.is_impure()
 
 
-def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:
+def insert(
+    graph: Graph,
+    before: Node,
+    target: Callable[..., object],
+    args: tuple[Argument, ...],
+    kwargs: Mapping[str, Argument] | None = None,
+) -> Node:
     """Insert a call before a node and compute its fake value from those of its arguments."""
     with graph.inserting_before(before):
-        new = graph.call_function(target, args, kwargs or {})
+        new = graph.call_function(target, args, dict(kwargs or {}))
     new.meta["val"] = fake_call(new)
     if "stack_trace" in before.meta:
         new.meta["stack_trace"] = before.meta["stack_trace"]
@@ -118,18 +126,19 @@ def complete(gm: GraphModule) -> None:
 
 def attribute(gm: GraphModule, path: str) -> Any:
     """Return the attribute that a `get_attr` node with target `path` reads."""
-    value: Any = gm
+    value: object = gm
     for part in path.split("."):
         value = getattr(value, part)
     return value
 
 
-def fake_mode(graph: Graph) -> Any:
+def fake_mode(graph: Graph) -> FakeTensorMode | None:
     """Return the fake-tensor mode that traced the graph, or None."""
     for n in graph.nodes:
         value = val(n)
-        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
-            return value.fake_mode
+        mode = getattr(value, "fake_mode", None) if isinstance(value, torch.Tensor) else None
+        if isinstance(mode, FakeTensorMode):
+            return mode
     return None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from .attention.builder import Builder
 from .attention.operators import value_of
@@ -20,15 +20,15 @@ NOTHING = object()
 # --- lists and dictionaries
 
 
-def literal(x: Any) -> bool:
+def literal(x: object) -> bool:
     return isinstance(x, (list, tuple, dict)) and not isinstance(x, torch.Size)
 
 
-def length(n: Node) -> Any:
+def length(n: Node) -> object:
     return len(n.args[0]) if literal(n.args[0]) else NOTHING  # type: ignore[arg-type]
 
 
-def element(n: Node) -> Any:
+def element(n: Node) -> object:
     items, key = n.args[0], n.args[1]
     if not literal(items) or isinstance(key, Node) or (isinstance(key, slice) and holds_node(key)):
         return NOTHING
@@ -42,26 +42,26 @@ def holds_node(s: slice) -> bool:
     return any(isinstance(x, Node) for x in (s.start, s.stop, s.step))
 
 
-def joined(n: Node) -> Any:
+def joined(n: Node) -> object:
     a, b = n.args[:2]
     same = type(a) is type(b) or (isinstance(a, list) and isinstance(b, list))
     return [*a, *b] if same and isinstance(a, list) and isinstance(b, list) else NOTHING
 
 
-def copied(n: Node) -> Any:
+def copied(n: Node) -> object:
     if len(n.args) != 1 or n.kwargs or not isinstance(n.args[0], (list, tuple)) or not literal(n.args[0]):
         return NOTHING
     return n.target(n.args[0])  # type: ignore[operator]
 
 
-def looked_up(n: Node) -> Any:
+def looked_up(n: Node) -> object:
     items = n.args[0]
     if not isinstance(items, dict) or len(n.args) < 2 or isinstance(n.args[1], Node):
         return NOTHING
     return items.get(n.args[1], n.args[2] if len(n.args) > 2 else None)
 
 
-def listed(n: Node) -> Any:
+def listed(n: Node) -> object:
     items = n.args[0]
     return list(getattr(items, str(n.target))()) if isinstance(items, dict) else NOTHING
 
@@ -74,19 +74,19 @@ def contained(n: Node) -> object:
 # --- queries
 
 
-def tensor(n: Any) -> torch.Tensor | None:
+def tensor(n: object) -> torch.Tensor | None:
     value = value_of(n) if isinstance(n, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def static(x: Any) -> Any:
+def static(x: object) -> object:
     """Return a size, or all sizes as a list, if they are numbers; NOTHING if one is symbolic."""
     if isinstance(x, (tuple, list)):
         return list(x) if all(isinstance(s, int) for s in x) else NOTHING
     return x if isinstance(x, int) else NOTHING
 
 
-def size(n: Node) -> Any:
+def size(n: Node) -> object:
     x = tensor(n.args[0])
     if x is None or any(isinstance(a, Node) for a in n.args[1:]):
         return NOTHING
@@ -95,7 +95,7 @@ def size(n: Node) -> Any:
 
 
 def of_tensor(query: Callable[[torch.Tensor], object]) -> Callable[[Node], object]:
-    def value(n: Node) -> Any:
+    def value(n: Node) -> object:
         x = tensor(n.args[0])
         return NOTHING if x is None or len(n.args) > 1 else query(x)
 
@@ -112,7 +112,7 @@ ATTRIBUTES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-def attribute(n: Node) -> Any:
+def attribute(n: Node) -> object:
     x = tensor(n.args[0])
     name = str(n.args[1])
     return ATTRIBUTES[name](x) if x is not None and name in ATTRIBUTES else NOTHING
@@ -138,7 +138,7 @@ def argument(n: Node) -> Node | None:
     return n.args[0] if n.args and isinstance(n.args[0], Node) else None
 
 
-def itself(n: Node) -> Any:
+def itself(n: Node) -> object:
     """Return the argument of a conversion that changes nothing, which then returns its argument."""
     x, source = tensor(n), argument(n)
     y = tensor(source)
@@ -206,12 +206,12 @@ def one_view(n: Node) -> object:
     return new
 
 
-def whole_cat(n: Node) -> Any:
+def whole_cat(n: Node) -> object:
     """Return cat([cat([a, b], d), c], d) as cat([a, b, c], d)."""
     parts = n.args[0] if n.args else None
     if not isinstance(parts, (list, tuple)) or axis(n) is None:
         return NOTHING
-    flat: list[Any] = []
+    flat: list[Argument] = []
     for part in parts:
         inner = part.args[0] if isinstance(part, Node) and part.op == n.op and part.target is n.target else None
         same = isinstance(inner, (list, tuple)) and isinstance(part, Node) and axis(part) == axis(n)
@@ -235,7 +235,7 @@ def same_dtype(parts: Iterable[object]) -> bool:
     return len({(t.dtype, t.dim()) for t in tensors if t is not None}) == 1 and None not in tensors
 
 
-def addmm(n: Node) -> Any:
+def addmm(n: Node) -> object:
     """Return mm(a, b) + c as addmm(c, a, b), for c that is broadcast to the product, of its dtype."""
     if n.kwargs.get("alpha", 1) != 1 or len(n.args) != 2:
         return NOTHING

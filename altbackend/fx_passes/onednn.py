@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from ..debug.trace import DecisionKind
 from .channels_last import is_channels_last
@@ -108,7 +110,7 @@ def _fast_unpacked(wt: torch.Tensor) -> bool:
     return wt.dtype == torch.float32 and wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 
 
-def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
+def _packed(gm: GraphModule, before: Node, target: Callable[..., Any], args: tuple[Argument, ...]) -> Node:
     """Insert a call that packs a weight into oneDNN's own layout; only calls of oneDNN may take its result."""
     with gm.graph.inserting_before(before):
         new = gm.graph.call_function(target, args)

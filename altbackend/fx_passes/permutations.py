@@ -30,24 +30,26 @@ def run(gm: GraphModule, ctx: Context) -> int:
     return count
 
 
-def _limit(n: Any) -> Any:
+def _limit(n: object) -> Any:
     """Return `m` if a node holds different numbers from 0 to m - 1: a part of `randperm(m)`; else None."""
     while isinstance(n, Node) and is_call(n, aten.slice.Tensor, aten.clone.default, aten.alias.default):
         n = n.args[0]
-    if not is_call(n, aten.randperm.default):
+    if not isinstance(n, Node) or not is_call(n, aten.randperm.default):
         return None
     m = n.args[0]
     return val(m) if isinstance(m, (int, Node)) else None
 
 
-def _fits(x: Node, dim: int, index: Any) -> bool:
+def _fits(x: Node, dim: int, index: object) -> bool:
     """Return whether `index` is a permutation of the positions, or of the first positions, of a dimension."""
     limit = _limit(index)
     return limit is not None and val(index).dtype == torch.int64 and statically_known_true(limit <= val(x).shape[dim])
 
 
-def _single(indices: Any) -> tuple[int, Node] | None:
+def _single(indices: object) -> tuple[int, Node] | None:
     """Return the dimension and the node of the only index, or None."""
+    if not isinstance(indices, (list, tuple)):
+        return None
     given = [(k, i) for k, i in enumerate(indices) if i is not None]
     return given[0] if len(given) == 1 else None
 

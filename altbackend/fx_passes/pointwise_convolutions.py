@@ -7,10 +7,12 @@ for 40, 240 channels of 14 x 14 pixels in float32); a convolution stays where on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from .channels_last import is_channels_last
 from .context import Context
@@ -52,7 +54,7 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
     batch, channels, *pixels = image.shape
     out = val(w).shape[0]
 
-    def call(target: Any, *args: Any) -> Node:
+    def call(target: Callable[..., Any], *args: Argument) -> Node:
         return insert(gm.graph, n, target, args)
 
     last = [0, *range(2, image.dim()), 1]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from ..aten.mutates import writes
 from ..compat import torch_api
@@ -73,7 +74,7 @@ def apply_rules(gm: GraphModule, exact: bool = False, done: list[Rewrite] | None
     return {k: v for k, v in total.items() if v}
 
 
-def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_sizes(a: Sequence[object], b: Sequence[object]) -> bool:
     """Return whether sizes or strides are equal for all values of their symbols; `==` would add a guard."""
     return len(a) == len(b) and all(
         x == y if type(x) is type(y) is int else statically_known_true(x == y) for x, y in zip(a, b, strict=True)
@@ -101,7 +102,7 @@ class Rule:
     targets: tuple[object, ...]
     applies: Callable[[Node], object]
     example: Example
-    inner: tuple[Any, ...] = ()
+    inner: tuple[object, ...] = ()
 
     def rewrite(self, n: Node) -> Rewrite | None:
         """Replace a call by the argument that it equals in values and layout; return None if there is none."""
@@ -173,7 +174,7 @@ def _uncopied(n: Node) -> object:
     return None
 
 
-def _only(parts: Any) -> Any:
+def _only(parts: Any) -> object:
     return parts[0] if len(parts) == 1 else None
 
 
@@ -206,7 +207,7 @@ def join_cats(gm: GraphModule) -> int:
     count = 0
     for n in gm.graph.find_nodes(op="call_function", target=aten.cat.default):
         parts, rank = n.args[0], val(n).dim()
-        joined: list[Any] = []
+        joined: list[object] = []
         for part in parts:
             inner = isinstance(part, Node) and part.target is aten.cat.default and len(part.users) == 1
             if inner and val(part).dtype == val(n).dtype and _cat_dim(part) % rank == _cat_dim(n) % rank:
@@ -223,7 +224,7 @@ def _cat_dim(n: Node) -> int:
     return int(n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0))  # type: ignore[arg-type]
 
 
-_FILLED: dict[Any, Callable[[Node], Any]] = {
+_FILLED: dict[object, Callable[[Node], Argument]] = {
     aten.full.default: lambda n: n.args[1],
     aten.full_like.default: lambda n: n.args[1],
     aten.zeros_like.default: lambda n: 0,
@@ -248,7 +249,7 @@ def uniform(gm: GraphModule, exact: bool = False) -> int:
         return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 
-def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
+def _uniform(gm: GraphModule, folded: Set[object]) -> int:
     numbers: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):
@@ -257,7 +258,7 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
             continue
         if n.target in _FILLED:
             number = _FILLED[n.target](n)
-            if type(number) in (int, float, bool):
+            if isinstance(number, (int, float)):
                 numbers[n] = torch.full((), number, dtype=fake.dtype)
         elif n.target in _MOVES and (source := n.args[0]) in numbers:
             assert isinstance(source, Node)
@@ -279,7 +280,12 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
 def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor]) -> int:
     if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
         return 0
-    kwargs = {"dtype": fake.dtype, "layout": torch.strided, "device": fake.device, "pin_memory": False}
+    kwargs: dict[str, Argument] = {
+        "dtype": fake.dtype,
+        "layout": torch.strided,
+        "device": fake.device,
+        "pin_memory": False,
+    }
     new = insert(n.graph, n, aten.full.default, (list(fake.shape), numbers[n].item()), kwargs)
     numbers[new] = numbers[n]
     n.replace_all_uses_with(new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def read(path: EntryPath) -> dict[str, Any] | None:
     return _read(path.store, path.name)
 
 
-def write(path: EntryPath, content: dict[str, Any], parts: Parts) -> str:
+def write(path: EntryPath, content: Mapping[str, object], parts: Parts) -> str:
     """Write an entry and, for people to read, the parts of its key. Return why that failed, or ""."""
     try:
         path.store.write(path.parts_name, json.dumps(parts).encode())

@@ -15,7 +15,7 @@ LARGEST = 1 << 16  # bytes
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
-def write(tensor: torch.Tensor) -> dict[str, Any] | None:
+def write(tensor: torch.Tensor) -> dict[str, object] | None:
     """Return the JSON form of a plain, dense tensor of at most `LARGEST` bytes on the CPU; None for any other.
 
     A GPU tensor is not stored, since an entry may serve another device than the one that it was made on.

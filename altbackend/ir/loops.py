@@ -174,7 +174,7 @@ class Extern:
     kwargs: tuple[tuple[str, Any], ...] = ()
     multi: bool = False
     lists: tuple[tuple[int, int], ...] = ()
-    out_variant: Any = None
+    out_variant: torch._ops.OpOverload | None = None
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class Program:
     buffers: dict[str, Buffer]
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
-    outputs: tuple[Any, ...]
+    outputs: tuple[Output, ...]
     numbers: tuple[Number, ...] = ()
 
 
@@ -313,7 +313,7 @@ def views(node: Extern) -> list[View]:
     """Return every View in the argument trees of a call."""
     result: list[View] = []
 
-    def visit(x: Any) -> None:
+    def visit(x: object) -> None:
         if isinstance(x, View):
             result.append(x)
         elif isinstance(x, (tuple, list)):

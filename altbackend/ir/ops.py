@@ -42,7 +42,7 @@ class OpSpec:
     name: str
     arity: int
     result: str
-    ref: Callable[..., Any]
+    ref: Callable[..., object]
     cpp: str
     triton: str
     flops: int = 1
@@ -56,7 +56,7 @@ class OpSpec:
 def _row(
     name: str,
     arity: int,
-    ref: Callable[..., Any],
+    ref: Callable[..., object],
     cpp: str = "",
     triton: str | None = None,
     result: str = SAME,

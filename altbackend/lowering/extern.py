@@ -22,7 +22,9 @@ from .subgraphs import operands_in_results
 from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes directly into the buffer that it is given.
-_OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
+_OUT: dict[object, torch._ops.OpOverload | None] = {
+    overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")
+}
 _SCALAR = overload("scalar_tensor.default")
 _AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
 _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}

@@ -57,7 +57,7 @@ def lowering_of(target: object) -> Lowering | None:
     return found
 
 
-def overload(name: str) -> Any:
+def overload(name: str) -> torch._ops.OpOverload | None:
     """Return the OpOverload of a name, or None if this version of torch does not have it."""
     namespace, _, rest = name.rpartition("::")
     packet, _, which = rest.partition(".")

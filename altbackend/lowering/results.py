@@ -21,7 +21,7 @@ from .facts import is_written
 from .tensor import Tensor, as_view
 
 
-def outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
+def outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[object, ...]:
     """Return the results of the output node: views of buffers, numbers of the host program, constants.
 
     The output node's meta has the traced values in `fakes`. For results that share storage, `roots` has the name and

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -38,7 +37,7 @@ _ANY_NUMBER = {
 }  # a tensor and the integer
 
 
-def called(p: Program, constants: dict[str, Any]) -> dict[str, GraphModule]:
+def called(p: Program, constants: dict[str, object]) -> dict[str, GraphModule]:
     """Return the graphs that a program calls through `runtime.control_flow`, by the names of the constants."""
     calls = [n for n in p.nodes if isinstance(n, Extern) and n.target in control_flow.FUNCTIONS.values()]
     names = dict.fromkeys(str(a) for n in calls for a in n.args if isinstance(a, Constant))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch.fx import GraphModule, Node
 
@@ -63,7 +62,7 @@ __all__ = ["Rules", "rules_of", "split"]
 def saved_bytes(forward: GraphModule, num_fwd_outputs: int) -> int:
     """Return the bytes that a forward saves for its backward beyond its inputs and results, each storage once."""
     liveness = classify(forward, num_fwd_outputs)
-    results: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    results: list[object] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     alive = {liveness.storage[n] for n in results[:num_fwd_outputs] if isinstance(n, Node)}
     saved = {liveness.storage[n] for n in results[num_fwd_outputs:] if isinstance(n, Node)} - alive
     return sum(cost.nbytes(n) for n in saved if n.op != "placeholder")

@@ -142,7 +142,7 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
 
-        operators: Function | None = None
+        operators: Callable[..., Any] | None = None
 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> object:

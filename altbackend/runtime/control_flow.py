@@ -7,7 +7,6 @@ subgraphs of `invoke` may return operands and views of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -84,7 +83,7 @@ def _rows(rows: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
     return zip(*(x.unbind() for x in rows), strict=True)
 
 
-def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[Any, ...]:
+def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
     return tuple(torch.stack(xs) if isinstance(xs[0], torch.Tensor) else xs[0] for xs in zip(*turns, strict=True))
 
 

@@ -34,11 +34,11 @@ class Variants:
         self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[object]], Call], strict: bool
     ) -> None:
         self.graph, self.compile, self.strict = graph, compile_, strict
-        self.variants: dict[Any, Call] = {}
+        self.variants: dict[object, Call] = {}
         self.lock = threading.Lock()
         self.plain: GraphModule | None = None
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         key = self._key(args)
         variant = self.variants.get(key)
         if variant is None:
@@ -46,7 +46,7 @@ class Variants:
                 variant = self.variants.get(key) or self._new(key, args)
         return variant(*args)
 
-    def _key(self, args: Values) -> Any:
+    def _key(self, args: Values) -> object:
         geometry = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
         return geometry, relation_of(args), torch.is_grad_enabled()
 
@@ -127,7 +127,7 @@ def transformed(call: Call, variants: Variants) -> Call:
     """
     stack = torch._C._functorch.peek_interpreter_stack
 
-    def run(*args: object) -> Any:
+    def run(*args: object) -> object:
         if forward_ad._current_level >= 0 and _has_tangent(args):
             what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
             return variants.by_operators(what, todo)(*args)
@@ -143,7 +143,7 @@ def transformed(call: Call, variants: Variants) -> Call:
 
 
 def _has_tangent(args: Sequence[object]) -> bool:
-    unpack: Any = forward_ad.unpack_dual
+    unpack: Callable[..., Any] = forward_ad.unpack_dual
     duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
     return any(d.tangent is not None for d in duals)
 

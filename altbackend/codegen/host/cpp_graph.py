@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -142,7 +141,7 @@ def _used_names(p: Program) -> set[str]:
     names.update(*(symbols_of(p, n) for n in p.nodes))
     indices = [x for b in p.buffers.values() for x in (*b.sizes, *b.strides)]
     for o in p.outputs:
-        indices += (*o.sizes, *o.strides, o.offset) if isinstance(o, View) else [o] * isinstance(o, ex.Expr)
+        indices += (*o.sizes, *o.strides, o.offset) if isinstance(o, View) else [o] if isinstance(o, ex.Expr) else ()
     return names.union(a.key for x in indices for a in ex.syms_of(x))
 
 
@@ -202,7 +201,7 @@ class _GraphEdges:
         if self.calling.drops and not self.calling.any_strides:
             state.w.add(f"own.drop({self.given.tensors.index(b)});")
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         w = state.w
         if o is None:
             return "none"

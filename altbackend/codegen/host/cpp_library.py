@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...config.options import Config
 from ...errors import Unsupported
@@ -91,7 +90,7 @@ class _LibraryEdges:
     def drop_input(self, state: Printer, b: str) -> None:
         pass  # inputs belong to the container
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         """Print one result; return its kind. Numbers become tensors of one element."""
         w, out = state.w, f"frame.out[{k}]"
         if o is None:
@@ -113,7 +112,7 @@ class _LibraryEdges:
         return f"clone({made}.get())" if is_weight else made
 
 
-def number(state: Printer, o: Any) -> tuple[str, Kind]:
+def number(state: Printer, o: object) -> tuple[str, Kind]:
     """Return a result that is a number as C++, with its kind. Raise Unsupported for another result."""
     if isinstance(o, HostNumber):
         return translate(str(o), state.types)

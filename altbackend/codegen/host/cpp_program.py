@@ -9,7 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -44,7 +44,7 @@ class Edges(Protocol):
     def drop_input(self, state: Printer, b: str) -> None:
         """Print the end of an input that no later step uses."""
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         """Print one result; return its kind: tensor, int, float, bool or none."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -171,7 +170,7 @@ def _overload_text(op: torch._ops.OpOverload) -> str:
     return f"torch.ops.{namespace}.{name}.{op._overloadname}"
 
 
-def _argument(p: Program, locations: Locations, x: Any) -> str:
+def _argument(p: Program, locations: Locations, x: object) -> str:
     match x:
         case View():
             return argument_view(p, locations, x)

@@ -84,8 +84,7 @@ def _finished(
         return "the fused kernels of the GPU take masks of the dtype of the query"
     if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(known):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
-    is_known = isinstance(known, torch.Tensor)
-    hides = bool((known.amax(-1) == -math.inf).any()) if is_known else not finite(total)
+    hides = bool((known.amax(-1) == -math.inf).any()) if isinstance(known, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
     return Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
 

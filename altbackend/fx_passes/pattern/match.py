@@ -131,7 +131,7 @@ def _each(terms: Sequence[object], values: Sequence[object], found: Found) -> It
         yield from _each(terms[1:], values[1:], more)
 
 
-def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def arguments(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...] | None:
     """Return all arguments of a call by position, with the schema's defaults; None if one is missing."""
     schema = _schema(target)
     if schema is None:
@@ -158,7 +158,7 @@ def _schema(target: object) -> tuple[tuple[str, bool, object], ...] | None:
     )
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: object, b: object) -> bool:
     """Return whether two constants are equal for all values of their symbols. 1 and 1.0 are equal, 1 and True not."""
     x, y = val(a), val(b)
     if isinstance(x, (torch.SymInt, torch.SymFloat)) or isinstance(y, (torch.SymInt, torch.SymFloat)):

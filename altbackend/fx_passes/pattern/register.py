@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from .replacement import Check, Replacement
 from .rules import Rules
@@ -63,12 +62,12 @@ def traced_pattern(
     return replace(traced, with_gradients=tuple(differentiable))
 
 
-def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+def parameters(fn: Callable[..., object]) -> tuple[str, ...]:
     """Return the names of a function's parameters."""
     return tuple(inspect.signature(fn).parameters)
 
 
-def _check(fn: Callable[..., Any], named: Sequence[str], given: int) -> None:
+def _check(fn: Callable[..., object], named: Sequence[str], given: int) -> None:
     names = parameters(fn)
     for name in named:
         if name not in names:

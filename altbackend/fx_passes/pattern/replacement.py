@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -42,7 +41,7 @@ class Replacement:
 
     name: str
     search: Callable[..., object]
-    replace: Callable[..., Any]
+    replace: Callable[..., object]
     trace: TraceFn
     pattern: Traced
     check: Check = lambda match: True
@@ -57,7 +56,7 @@ class Replacement:
         return roots(self.pattern.outputs[-1])
 
     @property
-    def inner(self) -> tuple[Any, ...]:
+    def inner(self) -> tuple[object, ...]:
         """Return the operators of the first argument that the rule needs."""
         return first_operators(self.pattern.outputs[-1])
 
@@ -118,7 +117,7 @@ class Replacement:
             todo = "correct the function, or refuse the match in extra_check"
             raise RuntimeError(f"the replacement of the rule {self.name} failed: {cause}; {todo}") from cause
 
-    def _traced(self, fn: Callable[..., Any], match: Match) -> GraphModule | None:
+    def _traced(self, fn: Callable[..., object], match: Match) -> GraphModule | None:
         """Trace a function with the values of a match; None if it does not take them."""
         try:
             return self._trace(fn, match)
@@ -140,7 +139,7 @@ class Replacement:
         self.traces.clear()
 
 
-def geometry(value: Any) -> Hashable:
+def geometry(value: object) -> Hashable:
     """Return what a trace depends on: sizes, strides, dtype and device, or a number; None if a size is symbolic."""
     if not isinstance(value, torch.Tensor):
         return (type(value), value) if isinstance(value, (bool, int, float)) else None
@@ -172,7 +171,7 @@ def source_of(fn: Callable[..., object]) -> str | None:
     return hashlib.sha256(text + f"{fn.__qualname__} {code.co_firstlineno} {closed}".encode()).hexdigest()[:16]
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Return a text of a value that tells its content, or None."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
@@ -214,7 +213,7 @@ def _erase(match: Match) -> None:
             graph.erase_node(n)
 
 
-def _fits(old: Node, new: Any) -> bool:
+def _fits(old: Node, new: object) -> bool:
     """Return whether a result has the dtype, shape and device of the one that it replaces."""
     a, b = val(old), val(new)
     if not isinstance(new, Node) or not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -81,8 +80,8 @@ class Call(Term):
     """
 
     targets: tuple[Callable[..., object], ...]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
     shared: bool = False
 
     @property
@@ -94,7 +93,7 @@ class Call(Term):
 Targets = Callable[..., object] | tuple[Callable[..., object], ...]
 
 
-def call(targets: Targets, *args: Any, shared: bool = False, **kwargs: Any) -> Call:
+def call(targets: Targets, *args: object, shared: bool = False, **kwargs: object) -> Call:
     """Return the term of a call of an operator, or of one of several."""
     several = targets if isinstance(targets, tuple) else (targets,)
     return Call(several, args, tuple(sorted(kwargs.items())), shared)

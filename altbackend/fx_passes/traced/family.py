@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ class Form:
 
     name: str
     search: Callable[..., torch.Tensor]
-    replace: Callable[..., Any]
+    replace: Callable[..., object]
     examples: Examples
     trace: TraceFn = fwd_only
     scalars: Mapping[str, float] = field(default_factory=dict)

@@ -132,14 +132,14 @@ def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
 
 
 @lowers("index.Tensor")
-def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+def index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing: the broadcast shape of the indices replaces the indexed dimensions."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
 
 
 @lowers("_unsafe_index.Tensor")
-def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[object]) -> Tensor:
+def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing by a decomposition that guarantees indices in range."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))

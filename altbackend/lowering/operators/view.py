@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -158,7 +157,7 @@ def slice_start(ctx: Ctx, start: object, size: Index) -> Index:
 
 
 @lowers("split_with_sizes.default", "split.Tensor", "split.sizes", "chunk.default")
-def split(ctx: Ctx, x: Tensor, how: Any, dim: int = 0) -> tuple[Tensor, ...]:
+def split(ctx: Ctx, x: Tensor, how: object, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.sizes)
     out = []
     begin: Index = 0
@@ -208,7 +207,7 @@ def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 @lowers("as_strided.default")
-def as_strided(ctx: Ctx, x: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None) -> Tensor:
+def as_strided(ctx: Ctx, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None) -> Tensor:
     """Lower as_strided to a view of the argument's buffer, or of the buffer of the value that owns its storage.
 
     Raises Unsupported for a view that reaches beyond both.
@@ -281,7 +280,7 @@ def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[object], dims: Sequence[int]) 
 
 
 @lowers("repeat.default")
-def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
+def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[object]) -> Tensor:
     sizes = out_sizes(ctx)
     lead = len(sizes) - len(x.sizes)
     where = [ex.mod(i, n) for i, n in zip(points(sizes)[lead:], x.sizes, strict=True)]
@@ -368,7 +367,7 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
 
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(
-    ctx: Ctx, x: Tensor, src: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None
+    ctx: Ctx, x: Tensor, src: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
 ) -> Tensor:
     """Lower an as_strided_scatter whose `src` covers all of `x`; others are library calls."""
     fake = ctx.traced(0)
