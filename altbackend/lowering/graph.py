@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..aten.comparison import is_compared_exactly, is_searched
 from ..aten.mutates import is_write_back
 from ..aten.view import passes_storage_on
 from ..compat import torch_api
@@ -436,7 +437,8 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     cost = va.flops(t.value)
     reads = len(va.loads(t.value))
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
-    if large or (users > 1 and not _is_cheap(ctx, t, cost)):
+    compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
+    if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
         return ctx.realize(t, fake)
     return t
 

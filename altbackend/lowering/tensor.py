@@ -36,6 +36,10 @@ class Tensor:
         """Return the scalar converted to `dtype`, or to its own compute dtype."""
         return va.cast(self.value, dtype or compute_dtype(self.dtype))
 
+    def rounded(self) -> Tensor:
+        """Return the tensor with its value as memory holds it: a 16-bit value that is computed in float32 is rounded."""
+        return Tensor(self.sizes, self.dtype, va.cast(self.value, self.dtype))
+
 
 Operand: TypeAlias = Tensor | Value | Index | float
 """An argument of an elementwise operator: a tensor, a scalar that the host program computes, or a Python number."""

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..aten.comparison import is_compared_exactly
 from ..aten.mutates import is_write_back
 from ..compat import aot_autograd
 from . import cost
@@ -157,6 +158,8 @@ class Chooser:
             return "a library call"
         if not own or kind in ("view", "size"):
             return ""
+        if is_compared_exactly(n):
+            return "it is compared for equality"
         return self._banned(n, call, bans)
 
     def _banned(self, n: Node, call: Node, bans: Bans) -> str:

@@ -242,3 +242,13 @@ def test_what_has_no_form_in_cpp_stays_in_python_with_the_reason(tmp_path: Path)
     assert calls_in_cpp == 0
     lines = "".join(file.read_text() for file in tmp_path.rglob("decisions.txt")).splitlines()
     assert any("host program" in line and "cond" in line for line in lines)
+
+
+def test_a_horizontal_kernel_of_several_parts() -> None:
+    def products(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [y @ y.t() for y in torch._foreach_mul(torch._foreach_tanh(xs), -0.5)]
+
+    xs = [torch.randn(s) for s in [(64, 33), (7, 3), (128, 5), (16, 16)]]
+    f = in_cpp(products)
+    torch.testing.assert_close(f(xs), products(xs))
+    assert calls_in_cpp == 1

@@ -224,7 +224,7 @@ def effect_of(p: Program, s: AnyStep) -> bool:
         return b in p.buffers and p.buffers[b].kind != "temp"
 
     if isinstance(s, Launch):
-        return any(q.written and is_given(b) for q, b in zip(s.function.params, s.buffers, strict=True))
+        return any(q.written and is_given(b) for q, b in s.operands())
     if isinstance(s, CudaLaunch):
         return any(q.written and is_given(b) for q, b in zip(s.params, s.buffers, strict=True))
     if not isinstance(s.target, torch._ops.OpOverload):

@@ -99,6 +99,10 @@ _DIRECT: dict[str, str] = {
     "__rshift__": "right_shift",
 }
 _INT_IDENTITY = frozenset({"ceil", "floor", "round", "trunc"})
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+# Operators with jumps. Their 16-bit operands are rounded as in memory: otherwise the elements that equal a stored
+# maximum, for example, would be none, and the gradient of `amax` would divide by their number.
+_WITH_JUMPS = _COMPARISONS | {"ceil", "floor", "trunc", "round", "fmod", "remainder", "isinf"}
 
 
 def elementwise(
@@ -154,6 +158,8 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
         node = ctx.node
         common = promoted(args, node) if result == BOOL else None
+        if op in _WITH_JUMPS and not _compares_with_zero(op, args):
+            args = tuple(a.rounded() if isinstance(a, Tensor) else a for a in args)
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
             raise FallBack("kernels compute in float32, whose next number is not that of a 16-bit dtype")
         if op in ("logical_and", "logical_or", "logical_not"):
@@ -169,6 +175,11 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
 
     lower.__name__ = name
     return lower
+
+
+def _compares_with_zero(op: str, args: tuple[Operand, ...]) -> bool:
+    """Return whether the operator asks for a sign, which rounding does not change."""
+    return op in _COMPARISONS and any(isinstance(a, (int, float)) and a == 0 for a in args)
 
 
 def _truth(x: Value) -> Value:
