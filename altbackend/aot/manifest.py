@@ -9,12 +9,12 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
 from ..compat.stable_abi import TARGET
+from ..disk_cache.json_object import JsonObject
 from ..errors import BadPackage
 from ..runtime import isa
 from .machine_code import ONE_ALONE
@@ -37,7 +37,7 @@ class Entry:
     storage: str
     files: dict[str, tuple[int, str]]
     program: str
-    description: dict[str, Any]
+    description: JsonObject
     architectures: Sequence[tuple[int, bool]] = ()
 
 
@@ -53,7 +53,7 @@ class Misfit:
         return f"model {self.model}: {self.reason}\n  What to do: {self.todo}"
 
 
-def entry(path: Path, files: tuple[Path, ...], target: str, storage: str, description: dict[str, Any]) -> Entry:
+def entry(path: Path, files: tuple[Path, ...], target: str, storage: str, description: JsonObject) -> Entry:
     """Return the entry of a library that was built on this machine for the instruction set `target`."""
     sizes = {f.name: (f.stat().st_size, digest_of(f)) for f in files}
     assert path.name in sizes
@@ -76,7 +76,7 @@ def dumps(models: dict[str, Entry]) -> str:
     return json.dumps(content, indent=1, sort_keys=True)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonObject:
     """Return the manifest of a package. Raise BadPackage."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -149,7 +149,7 @@ def runs_on(capability: int, ptx: bool, gpu: int) -> bool:
     return capability <= gpu and (ptx or capability // 10 == gpu // 10)
 
 
-def _again(facts: dict[str, Any]) -> str:
+def _again(facts: JsonObject) -> str:
     here = "altbackend.aot_load(path, recompile=True)" if facts.get("program") else "compile it on this machine"
     return f"{here}; or package it with options={{'aot_isa': 'generic'}}"
 
@@ -161,7 +161,7 @@ def _cpuinfo() -> str:
         return ""
 
 
-def _damaged(path: Path, model: str, facts: dict[str, Any]) -> list[Misfit]:
+def _damaged(path: Path, model: str, facts: JsonObject) -> list[Misfit]:
     """Return the files of a model that the package lacks or that differ from the manifest."""
     out = []
     with zipfile.ZipFile(path) as archive:

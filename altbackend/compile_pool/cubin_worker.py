@@ -16,8 +16,10 @@ import sys
 import traceback
 from typing import Any
 
+from altbackend.disk_cache.json_object import JsonObject
 
-def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+
+def compile_job(job: JsonObject) -> JsonObject:
     """Return the answer to one job, a `compile_pool.cuda.Job` with its key; `aligned` is a list of numbers."""
     try:
         return _compile(job)
@@ -25,7 +27,7 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": "".join(traceback.format_exception(cause))[-4000:]}
 
 
-def _compile(job: dict[str, Any]) -> dict[str, Any]:
+def _compile(job: JsonObject) -> JsonObject:
     triton, source, target = _triton()
     hints = {(k,): [["tt.divisibility", 16]] for k in job["aligned"]}
     kernel = triton.compile(
@@ -66,7 +68,7 @@ def _without_cache() -> None:
         cache.triton_key = lambda: "altbackend"
 
 
-def _function(job: dict[str, Any]) -> object:
+def _function(job: JsonObject) -> object:
     """Return the kernel. Its text is in linecache, where Triton looks for it, so no file is written."""
     source = job["source"].replace("def kernel(", f"def {job['name']}(", 1)
     file = f"<kernel {job['key']}>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -64,7 +63,7 @@ def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
     return count
 
 
-def _suit(*nodes: Any) -> bool:
+def _suit(*nodes: object) -> bool:
     """Return whether tensors have one dtype, which oneDNN computes, and are not empty."""
     fakes = [val(n) for n in nodes if isinstance(n, Node)]
     if len({x.dtype for x in fakes}) != 1 or not computes(fakes[0].dtype):
@@ -110,7 +109,7 @@ def _fast_unpacked(wt: torch.Tensor) -> bool:
     return wt.dtype == torch.float32 and wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 
 
-def _packed(gm: GraphModule, before: Node, target: Callable[..., Any], args: tuple[Argument, ...]) -> Node:
+def _packed(gm: GraphModule, before: Node, target: Callable[..., object], args: tuple[Argument, ...]) -> Node:
     """Insert a call that packs a weight into oneDNN's own layout; only calls of oneDNN may take its result."""
     with gm.graph.inserting_before(before):
         new = gm.graph.call_function(target, args)
@@ -123,13 +122,13 @@ def _packed(gm: GraphModule, before: Node, target: Callable[..., Any], args: tup
 class _Geometry:
     """The arguments of a convolution; `output_padding` belongs to a transposed one, and is None otherwise."""
 
-    stride: Any
-    padding: Any
-    dilation: Any
-    output_padding: Any
+    stride: Argument
+    padding: Argument
+    dilation: Argument
+    output_padding: Argument
     groups: int
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Argument, ...]:
         """Return the arguments in the order of oneDNN's operators."""
         turned = () if self.output_padding is None else (self.output_padding,)
         return (self.padding, *turned, self.stride, self.dilation, self.groups)

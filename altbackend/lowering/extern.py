@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     exact = target not in _ANY_STRIDES
     sources = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: object) -> object:
         if isinstance(x, Tensor):
             if not x.sizes and x.value.op == "const" and cpu_beside_gpu(ctx, node):
                 return _number_on_cpu(ctx, x)
@@ -151,7 +152,7 @@ def window(ctx: Ctx, source: View, part: View, dtype: torch.dtype) -> Tensor:
 
 
 def _offset_from_tensor(
-    ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None
+    ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: object, stride: object, storage_offset: object = None
 ) -> tuple[object, ...]:
     """Return the arguments of `runtime.ops.as_strided_scatter`, with the offset from the first element of the tensor.
 
@@ -174,7 +175,7 @@ class _Results:
         self.outs: list[str | None] = []
         self.defines: list[str] = []
 
-    def add(self, r: Any) -> Any:
+    def add(self, r: object) -> object:
         """Return a result as a tensor over a new buffer or as a number of the host program; others unchanged."""
         ctx = self.ctx
         if isinstance(r, torch.Tensor):
@@ -214,7 +215,7 @@ def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:
     return View(b.name, (), ())
 
 
-def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
+def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -> View:
     """Return `t` as a view for a library call.
 
     `exact`: with the strides of the traced `fake`, because the strides of the results may depend on them.
@@ -255,11 +256,11 @@ def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index
     return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))
 
 
-def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
+def _tensor_args(args: object, kwargs: dict[str, object], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
     """Return pairs of a lowered tensor and its FX node, over both argument trees."""
     pairs: list[tuple[Tensor, torch.fx.Node]] = []
 
-    def visit(x: Any, n: Any) -> None:
+    def visit(x: object, n: Any) -> None:
         if isinstance(n, torch.fx.Node):
             if isinstance(x, Tensor):
                 pairs.append((x, n))
@@ -273,7 +274,7 @@ def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list
     return pairs
 
 
-def _map(x: Any, leaf: Any) -> Any:
+def _map(x: object, leaf: Callable[[Any], object]) -> Any:
     if isinstance(x, tuple):
         return tuple(_map(y, leaf) for y in x)
     if isinstance(x, list):
@@ -281,7 +282,9 @@ def _map(x: Any, leaf: Any) -> Any:
     return {k: _map(v, leaf) for k, v in x.items()} if isinstance(x, dict) else leaf(x)
 
 
-def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[tuple[Any, Any]]:
+def _schema_args(
+    target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> list[tuple[torch._C.Argument, object]]:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return []
@@ -289,13 +292,13 @@ def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, An
     return [(a, args[k] if k < len(args) else named.get(a.name)) for k, a in enumerate(schema.arguments)]
 
 
-def _buffers(x: Any) -> list[str]:
+def _buffers(x: object) -> list[str]:
     if isinstance(x, View):
         return [x.buffer]
     return [b for y in x for b in _buffers(y)] if isinstance(x, (tuple, list)) else []
 
 
-def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _mutated(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     if target is _FUNCTIONALISED:  # it copies all its bases but those that re-inplacing has chosen
         named = dict(kwargs)
         copied = named.get("_only_clone_these_bases")
@@ -306,7 +309,7 @@ def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], 
     )
 
 
-def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _aliased(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     """Return the buffers with which the results may share storage, by the alias annotations of the schema."""
     if not declares_alias(target):
         return ()

@@ -19,7 +19,7 @@ from ..debug.trace import DecisionKind
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
+from ..ir.loops import Buffer, Constant, Extern, HostNumber, Output, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
 from . import extern, gpu, host_numbers, in_place, negative, results, sizes, unbacked_symbols
@@ -135,7 +135,7 @@ def lower_graph(
     """
     device = device_of(gm)
     ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
-    outputs: tuple[Any, ...] = ()
+    outputs: tuple[Output, ...] = ()
     ctx.returned.update(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
     _define_input_symbols(ctx, gm)
     for node in gm.graph.nodes:
@@ -202,8 +202,8 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> object:
     return ctx.real(ctx.inputs[-1]) if isinstance(val, torch.SymFloat) else val
 
 
-def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    constant: Any = gm
+def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    constant: object = gm
     for part in str(node.target).split("."):
         constant = getattr(constant, part)
     name = f"const_{node.name}"
@@ -236,9 +236,12 @@ def _lowered(ctx: Ctx, node: torch.fx.Node) -> object:
         raise internal_error("lowering", node, cause) from cause
 
 
-def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
-    args: Any = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
-    kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # lowered arguments of a call
+
+
+def _call(ctx: Ctx, node: torch.fx.Node) -> object:
+    args: tuple[Any, ...] = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
+    kwargs: dict[str, Any] = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -281,7 +284,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     return extern.call(ctx, node, call_args, dict(call_kwargs))
 
 
-def _update(ctx: Ctx, node: torch.fx.Node, call: Any, arguments: Any) -> Any:
+def _update(ctx: Ctx, node: torch.fx.Node, call: Arguments, arguments: Arguments) -> object:
     """Lower a call that writes its first argument in place: in kernels, else as a library call.
 
     `call`: the arguments as they are in memory. `arguments`: their values, without negative bits.
@@ -340,7 +343,7 @@ def _dtypes_ok(node: torch.fx.Node) -> bool:
     return all(v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor))
 
 
-def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Lower a call whose result is not a tensor: arithmetic on numbers, or a check."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:
@@ -355,7 +358,8 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
         of_kind = host_numbers.real if isinstance(val, torch.SymFloat) else host_numbers.text
         return of_kind(ctx, node, args)
     if node.target is torch.ops.aten._assert_scalar.default:
-        return _assert_scalar(ctx, node, *args)
+        _assert_scalar(ctx, node, *args)
+        return None
     if target_name(node.target) in _TRACED_CHECKS:
         return None
     return extern.call(ctx, node, args, dict(kwargs))

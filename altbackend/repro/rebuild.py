@@ -19,7 +19,7 @@ from ..compat import aot_autograd
 
 SEED = 0
 DEFAULT_BOUNDS = (0, 2)  # of random integers: the least, and one past the greatest
-Sizes = Sequence[Any]
+Sizes = Sequence[int | torch.SymInt]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rebuilt:
     """A graph from a file. `modules`: further modules that the file imports. `mode` traced the values."""
 
     gm: GraphModule
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     job: Mapping[str, Any]
     title: str
     modules: tuple[str, ...]
@@ -135,7 +135,13 @@ class _EveryOperator(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if isinstance(func, torch._ops.OpOverload):
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))

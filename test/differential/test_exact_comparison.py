@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
 
 T = torch.Tensor
+R = TypeVar("R")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -15,7 +17,7 @@ def rms(x: T) -> T:
     return x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt()
 
 
-def compiled(fn: Callable[[T], T]) -> Callable[[T], T]:
+def compiled(fn: Callable[..., R]) -> Callable[..., R]:
     torch._dynamo.reset()
     return torch.compile(fn, backend="alt", options={"strict": True})
 

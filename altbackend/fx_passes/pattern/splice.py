@@ -108,7 +108,7 @@ def restored(n: Node, old: torch.Tensor) -> Node:
     strides = old.stride()
     order = sorted(range(old.dim()), key=lambda k: (-strides[k], k))
     graph = n.graph
-    steps: list[tuple[Callable[..., Any], tuple[Argument, ...], dict[str, Argument]]] = [
+    steps: list[tuple[Callable[..., object], tuple[Argument, ...], dict[str, Argument]]] = [
         (aten.permute.default, (order,), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, ([order.index(k) for k in range(old.dim())],), {}),
