@@ -67,7 +67,7 @@ class State:
         return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], begin)
 
 
-def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, object] | None = None) -> list[object]:
+def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, object] | None = None) -> list[Any]:
     """Run `program` on `inputs` (tensors, or ints for symbols) and return its outputs; mutated inputs are written.
 
     `constants`: the tensor of each buffer of kind "const".

@@ -107,8 +107,8 @@ class Library:
         self.dll = ctypes.CDLL(path)
         close_with(self.dll)  # segments refer to `dll`
 
-    def fn(self, name: str) -> object:
-        f = getattr(self.dll, name)
+    def fn(self, name: str) -> Callable[..., None]:
+        f: ctypes._NamedFuncPointer = getattr(self.dll, name)
         f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         f.restype = None
         return f

@@ -18,12 +18,14 @@ aten = torch.ops.aten
 
 
 def printed(s: Scheduled) -> str:
-    p, launched = s.program, []
+    p = s.program
+    launched: list[Extern | cuda_program.CudaLaunch] = []
     for n, step in enumerate(triton_run.steps_of(s)):
         if isinstance(step, Extern):
             launched.append(step)
         else:
-            p, more = cuda_program.launches(p, *step, (), n)
+            kernel, buffers, *_ = step
+            p, more = cuda_program.launches(p, kernel, buffers, (), n)
             launched += more
     return cuda_program.build(p, launched).python
 

@@ -39,7 +39,7 @@ DIRECT: dict[str, Callable[[int, int], int]] = {
     "max": max,
     "min": min,
 }
-OPERATIONS = {ex.FloorDiv: "floordiv", ex.Mod: "mod", ex.Maximum: "max", ex.Minimum: "min"}
+OPERATIONS: dict[type[ex.Atom], str] = {ex.FloorDiv: "floordiv", ex.Mod: "mod", ex.Maximum: "max", ex.Minimum: "min"}
 
 
 def trees(symbols: bool) -> st.SearchStrategy[Tree]:
@@ -189,8 +189,8 @@ def test_flatten_and_unflatten_are_inverse(sizes: list[int]) -> None:
         assert ex.flatten(shape, at) == k
         assert ex.unflatten(k, shape) == at
     variables = tuple(ex.var(f"v{k}", n) for k, n in enumerate(shape))
-    at = tuple(ex.ix(v) for v in variables)
-    assert ex.unflatten(ex.flatten(shape, at), shape) == at
+    position = tuple(ex.ix(v) for v in variables)
+    assert ex.unflatten(ex.flatten(shape, position), shape) == position
 
 
 def test_symbolic_flatten_and_unflatten_are_inverse() -> None:
