@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from .aten.name import operator_name
 from .aten.pointwise import ONE_KERNEL, is_tagged
 from .compat import aot_autograd
+from .compat.torch_api import unannotated
 
 aten = torch.ops.aten
 
@@ -202,7 +203,7 @@ def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -
     """Decompose `masked_scatter`: element k under the mask takes source[number of earlier elements under the mask]."""
     if _not_decomposed(mask, x, source):
         return NotImplemented
-    sizes = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+    sizes = unannotated(torch.broadcast_shapes)(x.shape, mask.shape)
     x, mask = aten.expand(x, sizes), aten.expand(mask, sizes)
     if source.numel() == 0 or x.numel() == 0:
         return aten.clone(x, memory_format=torch.contiguous_format)  # the source may be empty if the mask is

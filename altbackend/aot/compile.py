@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -97,7 +98,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
     units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
     for name, program in (("main", programs.main), ("fold", programs.fold)):
         if program is not None and program.has_kernels:
-            trace.artifact(f"kernels_{name}.cpp", lambda p=program: p.kernels, "kernel_code")  # type: ignore[misc]
+            trace.artifact(f"kernels_{name}.cpp", functools.partial(getattr, program, "kernels"), "kernel_code")
             units += kernel_units(name, program.kernels)
     room = build_folder(open_store(cfg).folder)
     with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=room) as folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ..aten.random import is_uninitialised
 from ..compat import torch_api
 from ..fx_passes.aliases import Aliases, written_by
-from ..fx_passes.graph import Purity, ancestors
+from ..fx_passes.graph import Purity, ancestors, function_of
 from ..fx_passes.idioms import substitute
 from .module import set_constant
 
@@ -76,8 +76,7 @@ class Propagation:
             if n.op == "call_method":
                 self.known[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)
             else:
-                function: Callable[..., object] = n.target  # type: ignore[assignment]
-                self.known[n] = function(*args, **kwargs)
+                self.known[n] = function_of(n)(*args, **kwargs)
         except Exception:  # the call raises when the program runs
             self.known.pop(n, None)
 

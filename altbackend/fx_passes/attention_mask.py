@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..compat import torch_api
 from .context import Context
+from .graph import function_of
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _LIMIT = 1 << 26  # elements of the largest mask that is computed at compile time
@@ -124,7 +125,7 @@ def _compute(n: Node, values: dict[Node, object]) -> object:
         kwargs["device"] = torch.device("cpu")
     if n.op == "call_method":
         return getattr(args[0], str(n.target))(*args[1:], **kwargs)
-    return n.target(*args, **kwargs)  # type: ignore[operator]
+    return function_of(n)(*args, **kwargs)
 
 
 def _ancestors(n: Node) -> list[Node] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -26,6 +26,32 @@ def val(n: object) -> Any:
 def is_call(n: object, *targets: object) -> bool:
     """Return whether `n` is a call of one of `targets`."""
     return isinstance(n, Node) and n.op == "call_function" and n.target in targets
+
+
+class Convolution(NamedTuple):
+    """The arguments of a call of `aten.convolution`."""
+
+    x: Node
+    weight: Node
+    bias: Node | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+def convolution_of(n: Node) -> Convolution:
+    """Return the arguments of a call of `aten.convolution`."""
+    arguments: tuple[Any, ...] = n.args
+    return Convolution(*arguments)
+
+
+def function_of(n: Node) -> Callable[..., Any]:
+    """Return the function that a node calls."""
+    assert callable(n.target), f"{n.format_node()} calls no function"
+    return n.target
 
 
 def only_user(n: Node) -> Node | None:
@@ -105,9 +131,9 @@ def fake_call(n: Node) -> Any:
     mode = fake_mode(n.graph)
     with torch.no_grad():
         if mode is None:
-            return n.target(*args, **kwargs)  # type: ignore[operator]
+            return function_of(n)(*args, **kwargs)
         with mode:
-            return n.target(*args, **kwargs)  # type: ignore[operator]
+            return function_of(n)(*args, **kwargs)
 
 
 def complete(gm: GraphModule) -> None:

@@ -11,6 +11,7 @@ from torch.fx.node import Argument
 
 from .attention.builder import Builder
 from .attention.operators import value_of
+from .graph import function_of
 from .simplify import same_layout
 
 aten = torch.ops.aten
@@ -25,7 +26,8 @@ def literal(x: object) -> bool:
 
 
 def length(n: Node) -> object:
-    return len(n.args[0]) if literal(n.args[0]) else NOTHING  # type: ignore[arg-type]
+    items = n.args[0]
+    return len(items) if isinstance(items, (list, tuple, dict)) and literal(items) else NOTHING
 
 
 def element(n: Node) -> object:
@@ -51,7 +53,7 @@ def joined(n: Node) -> object:
 def copied(n: Node) -> object:
     if len(n.args) != 1 or n.kwargs or not isinstance(n.args[0], (list, tuple)) or not literal(n.args[0]):
         return NOTHING
-    return n.target(n.args[0])  # type: ignore[operator]
+    return function_of(n)(n.args[0])
 
 
 def looked_up(n: Node) -> object:

@@ -10,10 +10,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
+from ..compat.torch_api import unannotated
 from ..debug.trace import DecisionKind
 from .channels_last import is_channels_last
 from .context import Context
-from .graph import aten, insert, is_call, replace, val
+from .graph import aten, convolution_of, insert, is_call, replace, val
 
 mkldnn = torch.ops.mkldnn
 # Multiplications up to which ATen's float32 product is faster: it starts in 2 us, a call of oneDNN in 12 (AVX-512, 1 to
@@ -33,7 +34,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 def available() -> bool:
     """Return whether this build of torch has oneDNN and it is enabled."""
-    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
+    return bool(unannotated(torch.backends.mkldnn.is_available)() and torch.backends.mkldnn.enabled)
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -135,12 +136,12 @@ class _Geometry:
 
 
 def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
-    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = n.args
+    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = convolution_of(n)
     if w not in constant or (bias is not None and bias not in constant) or not _suit(x, w, bias):
         return 0
     if not isinstance(w, Node) or val(x).dim() not in (4, 5) or not _sizes(val(x)):
         return 0
-    geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)  # type: ignore[arg-type]
+    geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)
     weight = w
     if pack and is_channels_last(val(x)):  # with a packed weight, every result is channels-last
         reorder = mkldnn._reorder_convolution_transpose_weight if transposed else mkldnn._reorder_convolution_weight

@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 from ..aten.pointwise import is_elementwise
 from ..aten.view import is_view
 from .context import Context
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, function_of, insert, is_call, propagate, val
 from .padding_cost import ALIGNED, Padding, alignment, rate_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -59,8 +59,13 @@ Sizes = tuple[int, int, int]  # rows, depth, width
 def _operands(n: Node) -> tuple[Node, Node, Node | None]:
     """Return (a, b, bias) of a product."""
     if n.target in _ADDING:
-        return n.args[1], n.args[2], n.args[0]  # type: ignore[return-value]
-    return n.args[0], n.args[1], None  # type: ignore[return-value]
+        bias, a, b = n.args[:3]
+    else:
+        (a, b), bias = n.args[:2], None
+    assert isinstance(a, Node)
+    assert isinstance(b, Node)
+    assert bias is None or isinstance(bias, Node)
+    return a, b, bias
 
 
 def _sizes(n: Node) -> Sizes | None:
@@ -123,7 +128,7 @@ def _pad_all(gm: GraphModule, n: Node, more: Sizes, padded: _Copies) -> Node:
     operands: tuple[Node, ...] = (padded.of(a, rows, depth), padded.of(b, depth, width))
     if bias is not None:
         operands = (_wide_bias(gm, n, bias, more, padded), *operands)
-    sliced = insert(gm.graph, n, n.target, operands, dict(n.kwargs))  # type: ignore[arg-type]
+    sliced = insert(gm.graph, n, function_of(n), operands, dict(n.kwargs))
     for dim, extra in ((-2, rows), (-1, width)):
         if extra:
             sliced = insert(gm.graph, n, aten.slice.Tensor, (sliced, val(n).dim() + dim, 0, val(n).shape[dim]))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, val
@@ -63,7 +64,7 @@ def _read(n: Node) -> int:
     return 1
 
 
-def _at(dim: int, index: Node) -> list[Node | None]:
+def _at(dim: int, index: Argument) -> list[Argument]:
     return [None] * dim + [index]
 
 
@@ -73,7 +74,7 @@ def _select(gm: GraphModule, n: Node) -> int:
     rank = val(x).dim()
     if not rank or not _fits(x, dim % rank, index):
         return 0
-    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))  # type: ignore[arg-type]
+    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))
     return _take_over(n, new)
 
 
@@ -83,7 +84,7 @@ def _add(gm: GraphModule, n: Node) -> int:
     rank = val(x).dim()
     if not rank or not _fits(x, dim % rank, index) or val(source).dtype != val(x).dtype:
         return 0
-    at = _at(dim % rank, index)  # type: ignore[arg-type]
+    at = _at(dim % rank, index)
     old = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, at))
     if val(old).shape != val(source).shape:
         return 0

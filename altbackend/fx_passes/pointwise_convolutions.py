@@ -16,7 +16,7 @@ from torch.fx.node import Argument
 
 from .channels_last import is_channels_last
 from .context import Context
-from .graph import aten, insert, is_call, only_user, propagate, val
+from .graph import aten, convolution_of, insert, is_call, only_user, propagate, val
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -35,9 +35,9 @@ def _is_added(n: Node) -> bool:
 
 
 def _suits(n: Node) -> bool:
-    x, w, _, stride, padding, _, transposed, _, groups = n.args
+    x, w, _, stride, padding, _, transposed, _, groups = convolution_of(n)
     image, weight = val(x), val(w)
-    if transposed or groups != 1 or any(padding) or not image.dtype.is_floating_point or image.dim() < 4:  # type: ignore[arg-type]
+    if transposed or groups != 1 or any(padding) or not image.dtype.is_floating_point or image.dim() < 4:
         return False
     if any(s != 1 for s in weight.shape[2:]) or image.dtype != weight.dtype:
         return False
@@ -45,7 +45,7 @@ def _suits(n: Node) -> bool:
         return False
     if all(statically_known_true(s == 1) for s in image.shape[2:]):
         return True
-    return all(s == 1 for s in stride) and is_channels_last(image)  # type: ignore[union-attr]
+    return all(s == 1 for s in stride) and is_channels_last(image)
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:

@@ -21,7 +21,7 @@ from ..debug.trace import DecisionKind
 from . import cse
 from .context import Context
 from .cse import feeds_output
-from .graph import aten, drop_dead, insert, is_call, val
+from .graph import aten, drop_dead, function_of, insert, is_call, val
 from .pattern.rules import Rewrite, Rules, counts, described
 
 
@@ -167,7 +167,7 @@ def _uncopied(n: Node) -> object:
     copy = permuted.args[0]
     if not isinstance(copy, Node) or not is_call(copy, aten.clone.default):
         return None
-    view = insert(n.graph, n, permuted.target, (copy.args[0], *permuted.args[1:]))  # type: ignore[arg-type]
+    view = insert(n.graph, n, function_of(permuted), (copy.args[0], *permuted.args[1:]))
     if same_layout(val(view), val(n)):
         return view
     n.graph.erase_node(view)
@@ -221,7 +221,9 @@ def join_cats(gm: GraphModule) -> int:
 
 
 def _cat_dim(n: Node) -> int:
-    return int(n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0))  # type: ignore[arg-type]
+    dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0)
+    assert isinstance(dim, int)
+    return dim
 
 
 _FILLED: dict[object, Callable[[Node], Argument]] = {

@@ -112,9 +112,10 @@ def mul(*items: Index) -> Index:
         assert isinstance(scaled, Expr)
         result = scaled
     for other in rest[1:]:
-        result = _times(result, other)  # type: ignore[assignment]
-        if isinstance(result, int):
-            return mul(result, *rest[rest.index(other) + 1 :])
+        so_far = _times(result, other)
+        if isinstance(so_far, int):
+            return mul(so_far, *rest[rest.index(other) + 1 :])
+        result = so_far
     return result
 
 

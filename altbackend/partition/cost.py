@@ -119,6 +119,7 @@ def _draws(n: Node) -> bool:
     """Return whether a call draws random numbers. Fused attention does so only with a dropout."""
     if not is_random(n.target):
         return False
-    names = [a.name for a in n.target._schema.arguments]  # type: ignore[union-attr]
+    assert isinstance(n.target, torch._ops.OpOverload)
+    names = [a.name for a in n.target._schema.arguments]
     given = {**dict(zip(names, n.args, strict=False)), **n.kwargs}
-    return "attention" not in operator_name(n.target) or given.get("dropout_p", 0.0) != 0
+    return "attention" not in operator_name(n.target) or bool(given.get("dropout_p", 0.0) != 0)
