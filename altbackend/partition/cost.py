@@ -29,7 +29,7 @@ SMALL = 4  # a value that is this many times smaller than its operands is saved
 
 @dataclass(frozen=True)
 class Speed:
-    """How many bytes a device moves in the time of one operation of a matrix product, by the width of its numbers."""
+    """The bytes that a device moves in the time of one operation of a matrix product, by the width of its numbers."""
 
     wide: float = 1 / 12
     half: float = 1 / 150

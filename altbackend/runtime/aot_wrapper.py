@@ -136,7 +136,7 @@ def training(
 
 
 class _Context(Protocol):
-    """What autograd passes between the forward and the backward of a function, with the attributes that ours adds."""
+    """The object that autograd passes from the forward to the backward of a function, with our attributes."""
 
     sizes: Sequence[object]
     unchecked: Sequence[torch.Tensor]

@@ -372,21 +372,10 @@ def _number(n: int) -> str:
     return str(n) if abs(n) < 2**31 else f"{n}LL"
 
 
-def _atom(a: Atom) -> str:
-    if isinstance(a, ex.Lookup):
-        return scalar(a.value)
-    if not a.operands:
-        return a.key
-    x, y = (_SPELLING.operand(b) for b in a.operands)
-    nonnegative = ex.known_nonnegative(a.operands[0])
-    match a:
-        case ex.FloorDiv():
-            return f"({x} / {y})" if nonnegative else f"alt::floor_div({x}, {y})"
-        case ex.Mod():
-            return f"({x} % {y})" if nonnegative else f"alt::floor_mod({x}, {y})"
-        case ex.Extremum():
-            return f"alt::{a.name}64({x}, {y})"
-    raise AssertionError(a)
-
-
-_SPELLING = Spelling(_atom, _number)
+_SPELLING = Spelling(
+    scalar,
+    quotient=("({} / {})", "alt::floor_div({}, {})"),
+    remainder=("({} % {})", "alt::floor_mod({}, {})"),
+    extremum="alt::{name}64({}, {})",
+    number=_number,
+)

@@ -24,7 +24,7 @@ from .cpp_numbers import CTYPES
 from .cpp_program import AnyStep, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
-from .launch_plan import Launch, Step
+from .launch_plan import Launch, Step, plan
 from .python_text import is_foreign
 
 HEADERS = ("graph.h", "dispatcher.h", "numbers.h")
@@ -48,7 +48,7 @@ class GraphHost:
 
 @dataclass(frozen=True)
 class Calling:
-    """How a graph is called. `any_strides`: inputs may have other strides than were traced.
+    """Facts about the calls of a graph. `any_strides`: inputs may have other strides than were traced.
 
     `drops`: the caller gives its inputs away, so that their memory is freed after their last use.
     """
@@ -60,7 +60,7 @@ class Calling:
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
     edges = _edges(p, calling, cfg)
-    return _graph(print_program(p, deps, steps, cfg, "graph", edges, pointers=True), edges, cfg)
+    return _graph(print_program(plan(p, deps, steps, cfg), cfg, "graph", edges, pointers=True), edges, cfg)
 
 
 def build_cuda(planned: CudaPlan, cfg: Config, calling: Calling) -> GraphHost:

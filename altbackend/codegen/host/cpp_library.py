@@ -18,7 +18,7 @@ from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_program import AnyStep, Printer, print_program
 from .cpp_values import quoted, view_text
 from .cuda_program import CudaPlan
-from .launch_plan import Step, cpp_text
+from .launch_plan import Step, cpp_text, plan
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CppProgram:
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, user: UserInputs) -> CppProgram:
     """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
-    host = print_program(p, deps, steps, cfg, name, _LibraryEdges(user))
+    host = print_program(plan(p, deps, steps, cfg), cfg, name, _LibraryEdges(user))
     kernels = cpp_text(host.planned, cfg, f"alt::aot::{name}")
     calls = len(host.planned.steps) - host.launches
     has_kernels = bool(host.planned.segments)

@@ -15,14 +15,13 @@ import torch
 
 from ...config.options import Config
 from ...ir.loops import Extern, Number, Program, View, names_in, reads, unbacked_symbols, views
-from ...schedule.deps import Deps
 from ..lines import Lines
 from .cpp_call import Calls, late_numbers, result_kinds, settle
 from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
 from .cuda_program import CudaLaunch
-from .launch_plan import Launch, LaunchPlan, Step, plan
+from .launch_plan import Launch, LaunchPlan, Step
 from .python_text import is_foreign, provenance
 
 # Results in oneDNN's own layout, which only library calls read.
@@ -91,14 +90,11 @@ class Printer:
         return frozenset(v for v, n in count.items() if n > 1)
 
 
-def print_program(
-    p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, edges: Edges, pointers: bool = False
-) -> PrintedHost:
-    """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
+def print_program(planned: LaunchPlan, cfg: Config, name: str, edges: Edges, pointers: bool = False) -> PrintedHost:
+    """Print a planned program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
 
     `pointers`: the functions of segments are pointers that the loader sets.
     """
-    planned = plan(p, deps, steps, cfg)
     state = Printer(planned, edges, _used(planned))
     calls = Calls(planned, state.types)
     outputs = _body(state, calls)
