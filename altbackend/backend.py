@@ -119,9 +119,9 @@ def partition_with(cfg: Config, number: int) -> Function:
         fx_passes.before_joint(joint, cfg, trace)
         _joint_passes(joint, cfg, trace)
         fx_passes.after_joint(joint, cfg, trace)
-        halves = split_joint(joint, inputs, kwargs, cfg, trace)
+        graphs = split_joint(joint, inputs, kwargs, cfg, trace)
         trace.finish()
-        return halves
+        return graphs
 
     return partition_
 
@@ -153,8 +153,8 @@ def split_joint(
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
     trace.decision(DecisionKind.PARTITION, trace.graph_name, "left to torch", reason)
-    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
-    return halves
+    graphs: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
+    return graphs
 
 
 def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:

@@ -1,9 +1,9 @@
 """The parts of index expressions: atoms, polynomials over them, their ranges and their text.
 
 An `Index` is a Python int or an `Expr`. An `Expr` is a sum of integer coefficients times products of atoms. An atom is
-a loop variable, a symbolic size, a floor division, a remainder, a maximum or minimum of two expressions, or an integer
-that is read from data. Atoms and expressions are interned: equal ones are the same object, compared by identity.
-`arithmetic.py` brings expressions to normal form. Code outside this folder uses `expr.py`.
+a loop variable, a symbolic size, a division, a maximum or minimum of two expressions, or an integer read from data.
+Atoms and expressions are interned: equal ones are the same object, compared by identity. `arithmetic.py` brings
+expressions to normal form. Code outside this folder uses `expr.py`.
 """
 
 from __future__ import annotations

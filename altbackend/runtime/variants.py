@@ -25,9 +25,10 @@ MOST = 8  # variants of one graph; beyond them it runs operator by operator
 class Variants:
     """Calls the variant of a captured graph for the inputs at hand, and compiles it if there is none.
 
-    `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. If torch does not know
-    that inputs overlap (two tensors on one array), or a variant cannot be compiled, the graph runs operator by
-    operator, which is right for all inputs. One warning says so; under `strict`, the compilation error is raised.
+    `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. The graph runs operator by
+    operator, which is right for all inputs, in two cases. Either torch does not know that inputs overlap (two tensors
+    on one array), or a variant cannot be compiled. One warning says so; under `strict`, the compilation error is
+    raised.
     """
 
     def __init__(

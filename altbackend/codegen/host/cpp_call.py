@@ -232,7 +232,7 @@ _OWN: dict[Callable[..., object], Callable[[Lines, Values, Extern], None]] = {
 }
 
 
-def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
+def check_results(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
     """Print the checks of those results that are used: sizes as traced, and the strides that kernels expect."""
     p = planned.program
     for o in s.outs:
@@ -247,7 +247,7 @@ def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bo
             w.add(f"t_{o} = with_strides(std::move(t_{o}), {name}, {geometry});")
 
 
-def late_numbers(s: Extern, kinds: MutableMapping[str, Kind]) -> list[str]:
+def unbacked_numbers(s: Extern, kinds: MutableMapping[str, Kind]) -> list[str]:
     """Return the lines that compute the numbers a call defines, and that check what later code relies on."""
     lines = [f"{name} = {translate(text, {**kinds, **_buffers(s)})[0]};" for name, text in s.binds]
     for condition, message in s.requires:

@@ -16,7 +16,7 @@ import torch
 from ...config.options import Config
 from ...ir.loops import Extern, Number, Program, View, names_in, reads, unbacked_symbols, views
 from ..lines import Lines
-from .cpp_call import Calls, late_numbers, result_kinds, settle
+from .cpp_call import Calls, check_results, result_kinds, unbacked_numbers
 from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
@@ -121,7 +121,7 @@ def _body(state: Printer, calls: Calls) -> tuple[str, ...]:
         if isinstance(s, Extern):
             state.edges.before(state, s)
             if library_call(state, calls, s):
-                _settle(state, s)
+                _enter_results(state, s)
             last: Sequence[int] = [k]
         elif k in segment_of:
             n, last = segment_of[k]
@@ -236,16 +236,16 @@ def library_call(state: Printer, calls: Calls, s: Extern) -> bool:
     w.add("}")
     if in_place:
         return False
-    for line in late_numbers(s, state.types):
+    for line in unbacked_numbers(s, state.types):
         w.add(line)
-    _late_symbols(state, s)
+    _unbacked_symbols(state, s)
     return True
 
 
-def _settle(state: Printer, s: Extern) -> None:
+def _enter_results(state: Printer, s: Extern) -> None:
     """Print the checks of a call's results, and enter them into the table of pointers."""
     if not _is_opaque(s):
-        settle(state.w, state.planned, s, state.used, is_foreign(s.target))
+        check_results(state.w, state.planned, s, state.used, is_foreign(s.target))
     for o in s.outs:
         if o in state.program.buffers:
             assert o is not None
@@ -260,7 +260,7 @@ def _hoist(state: Printer, calls: Calls, s: Extern) -> None:
         state.w.add(f"const Tensor {name} = {text};")
 
 
-def _late_symbols(state: Printer, s: Extern) -> None:
+def _unbacked_symbols(state: Printer, s: Extern) -> None:
     """Print the numbers that follow from those a call gives, and enter the sizes into the table of kernels."""
     if not s.defines:
         return

@@ -1,8 +1,8 @@
 """One mask of all masks of an attention, and eager's results in rows that are masked in full.
 
-A row that only holds -inf gives NaN in eager, but the fused kernels give 0; such rows are multiplied by NaN. A row
-that only holds the lowest finite number gives the mean of the values in both, because adding a score to this number
-does not change it in float32.
+A row that only holds -inf gives NaN in eager, but the fused kernels give 0; such rows are multiplied by NaN. A row that
+only holds the lowest finite number gives the mean of the values in both. In float32, adding a score to this number does
+not change it.
 """
 
 from __future__ import annotations

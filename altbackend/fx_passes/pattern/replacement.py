@@ -1,8 +1,8 @@
 """The rule that replaces what a search function computes by what a replacement function computes.
 
-A match of the pattern is accepted if the search function, traced with the shapes, dtypes and strides of the match,
-gives exactly the calls of the graph, and if every result of the replacement has the dtype and shape of the old one.
-Strides are restored by a copy where they differ.
+Two conditions decide whether a match of the pattern is accepted. The search function, traced with the shapes, dtypes
+and strides of the match, gives exactly the calls of the graph. Every result of the replacement has the dtype and shape
+of the old one. Strides are restored by a copy where they differ.
 """
 
 from __future__ import annotations
