@@ -1,7 +1,7 @@
 """The functions of torch's stable C ABI that compute an operator: their declarations, read from torch's headers.
 
-A library calls such a function directly. Other operators, and those whose declaration does not match their schema in
-the way that is expected here, go through the dispatcher, which takes no argument of the schema's type `Scalar`.
+A library calls such a function directly. Other operators go through the dispatcher, and so do those whose declaration
+does not match their schema as expected here. The dispatcher takes no argument of the schema's type `Scalar`.
 """
 
 from __future__ import annotations

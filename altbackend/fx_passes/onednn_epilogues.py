@@ -191,8 +191,8 @@ def _add_to_convolution(gm: GraphModule, n: Node, user: Node, other: Node) -> in
     x, weight, bias, padding, stride, dilation, groups = n.args[:7]
     sequence = val(user).dim() < val(n).dim()
     image = insert(gm.graph, user, aten.unsqueeze.default, (other, 2)) if sequence else other
-    # torch 2.11 fails on images of one pixel with channels-last strides ("could not create a memory"), every version
-    # fails on other images in 16 bits, and with groups the operator calls ATen one by one
+    # torch 2.11 fails on images of one pixel with channels-last strides ("could not create a memory"). Every version
+    # fails on other images in 16 bits. With groups, the operator calls ATen one by one.
     wide = any(statically_known_true(s > 1) for s in val(n).shape[2:])
     if groups != 1 or not wide or not all(is_channels_last(val(a)) for a in (n, x, image)):
         return 0

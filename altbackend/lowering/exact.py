@@ -1,9 +1,9 @@
 """`numerics="eager"`: decide which pointwise operators a generated kernel computes with exactly eager's bits.
 
-A kernel is generated for an operator if three conditions hold: every scalar operator in it is `decided` (`ir.ops`),
-eager's compiler could not contract two of its steps, and all of eager's loops round it alike in 16 bits. Every other
-operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because eager's
-vector loop and the scalar loop for the last elements may differ.
+Three conditions decide whether a kernel is generated for an operator. Every scalar operator in it is `decided`
+(`ir.ops`). Eager's compiler could not contract two of its steps. All of eager's loops round it alike in 16 bits. Every
+other operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because
+eager's vector loop and the scalar loop for the last elements may differ.
 """
 
 from __future__ import annotations
