@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from . import decomp, fx_passes, partition
 from .compat import aot_autograd, torch_api
+from .compiled import discarding
 from .compiled.load import Job
 from .config.options import Config
 from .debug.trace import DecisionKind, Trace
@@ -43,10 +44,11 @@ def trace_and_compile(
         return gm.forward
     captured = without_values(gm)
     _captured_passes(gm, cfg, recording.trace)
+    donations = _Donations()
     build = aot_autograd.aot_autograd(
-        fw_compiler=_compiler(cfg, number, "forward", recording),
-        bw_compiler=_compiler(cfg, number, "backward", recording),
-        inference_compiler=_compiler(cfg, number, "inference", recording),
+        fw_compiler=_compiler(cfg, number, "forward", recording, donations),
+        bw_compiler=_compiler(cfg, number, "backward", recording, donations),
+        inference_compiler=_compiler(cfg, number, "inference", recording, donations),
         decompositions=decomp.table(cfg.numerics),
         partition_fn=partition_with(cfg, number),
         keep_inference_input_mutations=True,
@@ -73,7 +75,10 @@ def trace_and_compile(
         return compile_again(graph, inputs, cfg, number, own)
 
     variants = Variants(captured, compile_variant, cfg.strict)
-    return transformed(watched(call, watch, variants, lifted), variants)
+    function = transformed(watched(call, watch, variants, lifted), variants)
+    if cfg.freezing_discard_parameters:
+        return discarding.with_originals(function, gm, example_inputs, meta, trace)
+    return function
 
 
 def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
@@ -107,8 +112,9 @@ def _by_operators(gm: torch.fx.GraphModule, cfg: Config) -> Function:
 
 def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number: int, recording: Recording) -> Function:
     """Compile like `trace_and_compile`, for real inputs, after Dynamo has ended. Other sizes need another variant."""
+    variant = replace(cfg, freezing_discard_parameters=False)  # the first variant holds the originals
     with aot_autograd.new_tracing_context():
-        return trace_and_compile(gm, inputs, cfg, number, recording)
+        return trace_and_compile(gm, inputs, variant, number, recording)
 
 
 def partition_with(cfg: Config, number: int) -> Function:
@@ -171,7 +177,14 @@ def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
         warnings.warn(f"{trace.graph_name} is split as it was traced: {error}", FallbackWarning, stacklevel=2)
 
 
-def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Function:
+@dataclass
+class _Donations:
+    """The inputs of a backward whose memory it may take over, which the compilation of its forward finds out."""
+
+    inputs: tuple[int, ...] = ()
+
+
+def _compiler(cfg: Config, number: int, kind: str, recording: Recording, donations: _Donations) -> Function:
     # the backward is compiled long after this call has returned, so the closure holds cfg
     hooked = kind == "backward" and bool(
         torch_api.hooks_on_saved_tensors()
@@ -180,12 +193,14 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording) -> Func
     def compile_(gm: torch.fx.GraphModule, example_inputs: Values) -> object:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
-            torch_api.forbid_donated_buffers()
+            donations.inputs = torch_api.take_donated_buffers(gm)
         gradients = _gradients(gm) if kind == "backward" else range(0)
         negative = wrapper_plan.negative_inputs(gm) & frozenset(gradients)
         # the graph to run if a pass or the build fails; the passes change gm's graph in place
         traced = snapshot(gm.graph)
-        job = Job(kind, *_inputs_and_outputs(kind), hooked)
+        # a hook may replace saved tensors, and the recording of a CUDA graph copies them into memory of its own
+        donated = donations.inputs if kind == "backward" and not hooked and not cfg.cudagraphs else ()
+        job = Job(kind, *_inputs_and_outputs(kind), hooked, donated)
         if kind != "backward":
             gm.graph.output_node().meta["of_inputs"] = aot_autograd.views_of_inputs(gm, torch_api.traced_metadata())
         if cfg.repro == "always":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
@@ -85,7 +86,6 @@ _ADDED = (
     aten._native_batch_norm_legit,
     aten.native_batch_norm,
     aten.native_layer_norm_backward,
-    aten.native_group_norm_backward,
     aten._softmax_backward_data,
     aten._log_softmax_backward_data,
     aten._log_softmax,  # a backward can then recompute it from its input and two numbers per row
@@ -258,6 +258,45 @@ def _frac(x: torch.Tensor) -> object:
     return aten.sub(x, aten.trunc(x))
 
 
+def _group_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    batch: Any,
+    channels: Any,
+    size: Any,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    """Decompose the gradients of a group normalisation into sums of `grad` and of `grad` times the normalised input.
+
+    With y = (x - mean) rstd and g = grad weight: dx = rstd (g - mean(g) - y mean(g y)), means over a group. No term is
+    large where the mean of the input is; torch subtracts sum(grad) mean from sum(grad x).
+    """
+    if any(isinstance(n, int) and n == 0 for n in x.shape):
+        return NotImplemented
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    split, statistic = [batch, groups, channels // groups, size], [batch, groups, 1, 1]
+    share = channels // groups * size  # elements of a group
+    g, centred = aten.reshape(grad.to(wide), split), aten.reshape(x.to(wide), split)
+    centred, rstd = centred - aten.reshape(mean.to(wide), statistic), aten.reshape(rstd.to(wide), statistic)
+    # of every channel of every image
+    sums, products = aten.sum(g, [3], True), aten.sum(g * centred, [3], True) * rstd
+    factor = 1 if weight is None else aten.reshape(weight.to(wide), [1, groups, channels // groups, 1])
+    dx = None
+    if wanted[0]:
+        mean_g, mean_gy = (aten.sum(t * factor, [2], True) / share for t in (sums, products))
+        dx = aten.reshape((g * factor - mean_g - centred * (mean_gy * rstd)) * rstd, x.shape).to(x.dtype)
+    dtype = x.dtype if weight is None else weight.dtype
+    dw, db = (
+        aten.reshape(aten.sum(t, [0]), [channels]).to(dtype) if asked else None
+        for t, asked in zip((products, sums), wanted[1:], strict=True)
+    )
+    return dx, dw, db
+
+
 _SMOOTH_L1, _NLL, _NLL_2D = (
     get_decompositions([op])[op.default]
     for op in (aten.smooth_l1_loss_backward, aten.nll_loss_backward, aten.nll_loss2d_backward)
@@ -272,6 +311,7 @@ _OWN: dict[torch._ops.OpOverload, Callable[..., object]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.nll_loss_backward.default: _nll_loss_backward(_NLL),
     aten.nll_loss2d_backward.default: _nll_loss_backward(_NLL_2D),
 }

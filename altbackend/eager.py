@@ -265,20 +265,33 @@ def _ensure(
     with exclusive(entry.store.path(f"{entry.name}.lock"), LONGEST_BUILD):
         if entry.is_stored:
             return
-        program = torch.export.export(_Call(f), tuple(args), dict(kwargs), strict=False)
+        call = _Call(f, args, kwargs)
+        program = torch.export.export(call, tuple(call.tensors), strict=False)
         library = build(program, (), {}, {**options, "aot_constants": "embedded"})
         entry.store.write(f"{entry.name}.so", library.path.read_bytes())
         entry.store.write(f"{entry.name}.json", entry.metadata().encode())
 
 
 class _Call(torch.nn.Module):
-    """One call of a function, with a tuple of results."""
+    """One call of a function: it takes the tensors among the arguments and returns a tuple.
 
-    def __init__(self, f: Callable[..., object]) -> None:
+    All other arguments are fixed; export takes no dtype, layout or device.
+    """
+
+    def __init__(self, f: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         super().__init__()
         self.f = f
+        self.leaves, self.tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
 
-    def forward(self, *args: object, **kwargs: object) -> object:
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the arguments, in order."""
+        return [x for x in self.leaves if isinstance(x, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> object:
         """Call the function."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(x, torch.Tensor) else x for x in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
         result = self.f(*args, **kwargs)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)

@@ -345,6 +345,23 @@ class FallbackWarning(AltWarning):
 
 
 @dataclass(eq=False, repr=False)
+class DiscardedParameter(AltError):
+    """A use of a parameter whose memory a compiled graph has taken over (`freezing_discard_parameters`)."""
+
+    parameter: str
+    operator: str
+
+    message: ClassVar[str] = (
+        "{operator} reads parameter {parameter!r}, which a compiled graph has frozen: its memory was given up "
+        "because of the option freezing_discard_parameters"
+    )
+    action: ClassVar[str] = (
+        "load the weights again with load_state_dict(..., assign=True), compile for all shapes at once with "
+        "dynamic=True and without graph breaks between uses of a parameter, or leave the option out"
+    )
+
+
+@dataclass(eq=False, repr=False)
 class BadGraph(AltError):
     """A program that cannot become a library: its form, or its example inputs."""
 

@@ -40,11 +40,12 @@ from .schedule import deps as dependencies
 from .schedule import horizontal_fusion, horizontal_split, kernel, split
 from .schedule.deps import Deps
 from .schedule.device import Cpu, Device, Gpu, ScheduleContext, read_device
+from .schedule.donated import with_donated
 from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
-from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, tile_steps
+from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
 Constants = dict[str, object]
 
@@ -210,7 +211,7 @@ def schedule_graph(
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
-        check(program, cfg)
+        program = check(with_donated(program, job.donated if cfg.reuse_memory else ()), cfg)
         if job.kind == "subgraph":
             require_closed(program)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
@@ -311,7 +312,7 @@ def _host_text(
     except Unsupported as cause:
         trace.decision(DecisionKind.HOST, trace.graph_name, "python", str(cause))
         return None
-    form = HostForm(printed.inputs, printed.outputs, printed.constants)
+    form = HostForm(printed.inputs, printed.outputs, printed.constants, printed.donated)
     return HostText(printed.text, form, printed.segments, printed.steps)
 
 
@@ -356,7 +357,8 @@ def cuda_steps(
         else:
             for tiled, printed_kernel, buffers in emitted:
                 origins = tiled.kernel.origins
-                p, launches = cuda_program.launches(p, printed_kernel, buffers, origins, len(steps))
+                in_place = pairs_in_one_pass(tiled)
+                p, launches = cuda_program.launches(p, printed_kernel, buffers, origins, len(steps), in_place)
                 steps += launches
         for x in steps[first:]:
             if submit is not None and isinstance(x, cuda_program.CudaLaunch):

@@ -2,7 +2,8 @@
 
 Each row is a way to distribute a stack of feed-forward layers (DDP, FSDP2, tensor parallel) and a backend. The
 gradients of the first step are compared with those of eager in one process. Times are the median of a step on the
-slowest rank. With `--trace FOLDER`, rank 0 writes a profile of one step, which shows communication beside kernels.
+slowest rank. `overlap` is the share of rank 0's communication during which kernels compute, by torch's profiler. With
+`--trace FOLDER`, rank 0 writes that profile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.overlap import share_of
 
 T = torch.Tensor
 
@@ -85,16 +88,26 @@ def measured(way: str, backend: str, reference: nn.Sequential, batch: T, chosen:
     first = step()
     compare(model, reference, batch)
     times = [step() for _ in range(chosen.steps)]
-    if chosen.trace and dist.get_rank() == 0:
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities[: 1 + torch.cuda.is_available()]) as profile:
-            step()
-        profile.export_chrome_trace(str(Path(chosen.trace) / f"{way.replace(' ', '_')}-{backend}.json"))
-    elif chosen.trace:
+    overlap = None
+    if dist.get_rank() == 0:
+        profile = profiled(step)
+        overlap = share_of(profile.events(), batch.device.type == "cuda")
+        if chosen.trace:
+            profile.export_chrome_trace(str(Path(chosen.trace) / f"{way.replace(' ', '_')}-{backend}.json"))
+    else:
         step()  # the ranks' collectives must match
     slowest = torch.tensor(median(times), device=batch.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return f"{way:16} {backend:10} {slowest.item() * 1e3:9.2f} {first:9.2f}"
+    percent = "-" if overlap is None else f"{overlap:.0%}"
+    return f"{way:16} {backend:10} {slowest.item() * 1e3:9.2f} {first:9.2f} {percent:>8}"
+
+
+def profiled(step: Callable[[], float]) -> torch.profiler.profile:
+    """Return the profile of one step."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities[: 1 + torch.cuda.is_available()]) as profile:
+        step()
+    return profile
 
 
 def compare(model: nn.Module, reference: nn.Module, batch: T) -> None:
@@ -130,7 +143,7 @@ def main() -> None:
     reference = nn.Sequential(*[Layer(chosen.width) for _ in range(chosen.layers)]).to(device)
     batch = torch.randn(chosen.rows, chosen.width, device=device)
     if dist.get_rank() == 0:
-        print(f"{'way':16} {'backend':10} {'step ms':>9} {'first s':>9}", flush=True)
+        print(f"{'way':16} {'backend':10} {'step ms':>9} {'first s':>9} {'overlap':>8}", flush=True)
     for way in chosen.ways:
         for backend in chosen.backends:
             row = measured(way, backend, reference, batch, chosen)

@@ -54,7 +54,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Callable[..., None], **opt
         interpret(p, planned.launches[function - 1], programs, arguments, launch)
         return 0
 
-    form = HostForm(printed.inputs, printed.outputs, printed.constants)
+    form = HostForm(printed.inputs, printed.outputs, printed.constants, printed.donated)
     host = CppHost(str(path), form, fake, [], s.constants, 0)
     address = ctypes.cast(fake, ctypes.c_void_p).value or 0
     count = len(planned.launches)

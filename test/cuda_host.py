@@ -115,7 +115,7 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
     constants = {n: _held(c, memory) for n, c in pipeline.callables(found, s.constants).items()}
     with patch.multiple(runtime, **names), torch_api.real_tensors():
         kernels = [_launcher(k, memory, launch) for k, _ in printed.launches]
-        call = load.load(printed.python, resolve(), kernels, constants)
+        call = load.load(printed.python, resolve(), kernels, constants, 0)
         for c in constants.values():
             if isinstance(c, torch.Tensor):
                 memory.hold(c)

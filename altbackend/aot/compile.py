@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from ..config.resolve import resolve
 from ..debug.trace import Trace
 from ..disk_cache.folders import build_folder
 from ..disk_cache.storage import open_store
+from ..errors import BadOptionValue
 from ..runtime import isa
 from . import machine_code, text, weights
 from .capture import Captured, capture
@@ -69,6 +71,8 @@ def build(
 ) -> Library:
     """Compile a program to a library, with the facts of its compilation. Raise as `aot_compile`."""
     asked = resolve(None, options)
+    if not re.fullmatch(r"(?:[A-Za-z_]\w*)?", asked.aot_prefix, re.ASCII):
+        raise BadOptionValue("aot_prefix", asked.aot_prefix, "it must be the beginning of a C identifier")
     target = isa.detect() if asked.aot_isa == "auto" else asked.aot_isa
     # eager's own generator draws random numbers; weights are folded when the library is created
     cfg = replace(asked, freezing=True, fallback_random=True, cudagraphs=False)
@@ -92,7 +96,9 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
         target = "generic"  # the CPU runs the host program only
         jobs = [job for part in programs.jobs.values() for job in part]
         code = machine_code.build(jobs, machine_code.architectures(cfg, programs.device), cfg)
-    content = text.Content(captured, programs, block, literals, cfg.aot_constants, target, code)
+    content = text.Content(
+        captured, programs, block, literals, cfg.aot_constants, target, code, cfg.aot_format == "object"
+    )
     host = text.model_text(content)
     trace.artifact("library.cpp", lambda: host, "output_code")
     units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
@@ -126,10 +132,11 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
 
 def _output_path(digest: str, cfg: Config) -> Path:
     """Return the path that the option names, else one by the digest of the content in the cache folder."""
+    name = "model.o" if cfg.aot_format == "object" else "model.so"
     if cfg.aot_output_path:
         path = Path(cfg.aot_output_path).expanduser()
-        return path / "model.so" if path.is_dir() else path
-    return open_store(cfg).folder / "aot" / "libraries" / digest / "model.so"
+        return path / name if path.is_dir() else path
+    return open_store(cfg).folder / "aot" / "libraries" / digest / name
 
 
 def _replace(path: Path, content: Iterable[bytes]) -> None:

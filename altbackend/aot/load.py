@@ -111,6 +111,13 @@ class AotModel:
         """
         self._bind(weights, inactive=False, complete=True, shared=True, rename=rename)
 
+    def current_weights(self) -> dict[str, torch.Tensor]:
+        """Return copies of the weights that calls use now, by name. Raise BadCall."""
+        try:
+            return {name: t.detach().clone() for name, t in self._runner.weights().items()}
+        except RuntimeError as cause:
+            raise BadCall(self.path, self._reason(cause)) from cause
+
     def swap_weights(self) -> None:
         """Make the inactive set of weights the active one. Calls that are running keep theirs. Raise BadCall."""
         try:
@@ -207,9 +214,11 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
         if recompile and facts[model].get("program"):
             return _recompiled(path, model)
         raise BadPackage(str(path), "; ".join(m.reason for m in found), found[0].todo)
-    loaded = AotModel(_unpacked(path, model, facts[model]), f"{path}:{model}")
+    with manifest.readable(path):
+        library = _unpacked(path, model, facts[model])
+    loaded = AotModel(library, f"{path}:{model}")
     if facts[model]["storage"] == "external":
-        with zipfile.ZipFile(path) as archive:
+        with manifest.readable(path), zipfile.ZipFile(path) as archive:
             weights = _shared_weights(archive, model)
         if weights:
             loaded.bind_weights(weights.views)
@@ -278,7 +287,7 @@ def _tensor(archive: zipfile.ZipFile, name: str, identity: tuple[str, int]) -> t
 
 
 def _recompiled(path: Path, model: str) -> AotModel:
-    with zipfile.ZipFile(path) as archive:
+    with manifest.readable(path), zipfile.ZipFile(path) as archive:
         root = archive.namelist()[0].split("/")[0]
         program = torch.export.load(io.BytesIO(archive.read(f"{root}/{PROGRAMS}{model}.pt2")))
     return AotModel(Path(aot_compile(program)), f"{path}:{model}, compiled again")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
+import struct
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import torch
 from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
 from ..compat.stable_abi import TARGET
 from ..disk_cache.json_object import JsonObject
-from ..errors import BadPackage
+from ..errors import AltError, BadPackage
 from ..runtime import isa
 from .machine_code import ONE_ALONE
 
@@ -76,20 +79,32 @@ def dumps(models: dict[str, Entry]) -> str:
     return json.dumps(content, indent=1, sort_keys=True)
 
 
-def read(path: Path) -> JsonObject:
-    """Return the manifest of a package. Raise BadPackage."""
+# the errors of zipfile for a damaged archive, RuntimeError for one that seems encrypted
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, LookupError, RuntimeError)
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise BadPackage where the body meets a damaged archive."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            name = next((n for n in archive.namelist() if n.endswith(EXTRA_FOLDER + NAME)), None)
-            if name is None:
-                others = any(LIBRARY_FOLDER in n for n in archive.namelist())
-                reason = "it has no manifest of altbackend" + (": another compiler has made it" if others else "")
-                raise BadPackage(str(path), reason, "load it with torch's own loader, or package the model again")
-            manifest = json.loads(archive.read(name))
-            _require_form(path, manifest)
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError) as cause:
+        yield
+    except AltError:
+        raise
+    except UNREADABLE as cause:
         todo = "check the path, or copy or package the file again"
         raise BadPackage(str(path), f"it is no readable package: {cause}", todo) from cause
+
+
+def read(path: Path) -> JsonObject:
+    """Return the manifest of a package. Raise BadPackage."""
+    with readable(path), zipfile.ZipFile(path) as archive:
+        name = next((n for n in archive.namelist() if n.endswith(EXTRA_FOLDER + NAME)), None)
+        if name is None:
+            others = any(LIBRARY_FOLDER in n for n in archive.namelist())
+            reason = "it has no manifest of altbackend" + (": another compiler has made it" if others else "")
+            raise BadPackage(str(path), reason, "load it with torch's own loader, or package the model again")
+        manifest = json.loads(archive.read(name))
+        _require_form(path, manifest)
     return dict(manifest)
 
 
@@ -175,7 +190,7 @@ def _damaged(path: Path, model: str, facts: JsonObject) -> list[Misfit]:
                     reason = (
                         "is damaged" if (len(content), hashlib.sha256(content).hexdigest()) != (size, digest) else ""
                     )
-                except (zipfile.BadZipFile, OSError, EOFError) as cause:
+                except UNREADABLE as cause:
                     reason = f"is damaged: {cause}"
             if reason:
                 out.append(Misfit(model, f"its file {file} {reason}", "copy or package the file again"))

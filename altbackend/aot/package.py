@@ -14,7 +14,8 @@ import torch
 from torch.export import ExportedProgram
 
 from ..compat import pt2
-from ..errors import BadGraph
+from ..config.resolve import resolve
+from ..errors import BadGraph, BadOptionValue
 from . import manifest, text
 from .compile import Library, build
 
@@ -40,6 +41,10 @@ def aot_package(
     wrong = [name for name, program in named.items() if not isinstance(program, ExportedProgram)]
     if wrong or not named:
         raise BadGraph(f"the models {wrong}", "a package holds exported programs", "pass torch.export.export(...)")
+    asked = resolve(None, options or {})
+    if asked.aot_format != "shared" or asked.aot_prefix:
+        name, value = ("aot_prefix", asked.aot_prefix) if asked.aot_prefix else ("aot_format", asked.aot_format)
+        raise BadOptionValue(name, value, "loaders of packages look for a shared library without a prefix")
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".altbackend-", dir=target.parent) as folder:

@@ -35,6 +35,7 @@ class Content:
     storage: str
     target: str
     code: MachineCode = NONE
+    is_object: bool = False  # an object file, which has no place after its code
 
     @property
     def before_code(self) -> int:
@@ -49,14 +50,14 @@ class Content:
     @property
     def appended(self) -> bool:
         """Return whether embedded weights follow the code in the library's file: linking would copy them often."""
-        return self.storage == "embedded" and self.weights.size >= APPENDED
+        return self.storage == "embedded" and self.weights.size >= APPENDED and not self.is_object
 
 
 def model_text(content: Content) -> str:
     """Return the translation unit of the host programs and tables."""
     captured, programs = content.captured, content.programs
     declarations = dict.fromkeys((*programs.main.declarations, *(programs.fold.declarations if programs.fold else ())))
-    hosts = [p.host for p in (programs.main, programs.fold) if p is not None]
+    hosts = [programs.main.host, *([_unoptimised(programs.fold.host)] if programs.fold else [])]
     lines = [
         *(f"#include <altbackend/aot/{h}>" for h in _HEADERS),
         "",
@@ -80,6 +81,11 @@ def model_text(content: Content) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _unoptimised(host: str) -> str:
+    """Return a host program that runs once for each set of weights: its compilation takes longer than its runs."""
+    return f'#pragma GCC push_options\n#pragma GCC optimize("O0")\n{host}\n#pragma GCC pop_options'
 
 
 def specs(captured: Captured) -> tuple[str, str]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 from torch.fx import Node
 
+from .name import CACHED_OPERATORS
+
 
 def is_mutable(target: object) -> bool:
     """Return whether an operator writes to an argument; False for a target without a schema."""
+    if isinstance(target, torch._ops.OpOverload):
+        return _is_mutable_overload(target)
     schema = getattr(target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+@functools.lru_cache(maxsize=CACHED_OPERATORS)
+def _is_mutable_overload(op: torch._ops.OpOverload) -> bool:
+    return bool(op._schema.is_mutable)
 
 
 def writes(n: Node) -> bool:

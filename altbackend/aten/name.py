@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+CACHED_OPERATORS = 4096  # schemas are slow to read, and every pass asks about every node
 
 
 def words(*lines: str) -> frozenset[str]:
@@ -12,4 +16,9 @@ def words(*lines: str) -> frozenset[str]:
 
 def operator_name(target: object) -> str:
     """Return the name of an operator without namespace and overload, or "" for a target that is not an operator."""
-    return str(target._schema.name.split("::")[-1]) if isinstance(target, torch._ops.OpOverload) else ""
+    return _overload_name(target) if isinstance(target, torch._ops.OpOverload) else ""
+
+
+@functools.lru_cache(maxsize=CACHED_OPERATORS)
+def _overload_name(op: torch._ops.OpOverload) -> str:
+    return str(op._schema.name.split("::")[-1])

@@ -6,13 +6,14 @@ operators have such results too: `copy_(Tensor(a!) self, ...) -> Tensor(a!)`.
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import torch
 from torch.fx import Node
 
 from .mutates import is_mutable, is_write_back
-from .name import operator_name, words
+from .name import CACHED_OPERATORS, operator_name, words
 
 # Operators that return a view if the strides allow it, else a copy, and whose schema declares neither.
 UNDECLARED = words("_unsafe_view reshape")
@@ -26,6 +27,15 @@ def declares_alias(target: object) -> bool:
 
 def is_view_operator(target: object) -> bool:
     """Return whether an operator returns views of an argument and writes nothing."""
+    return _is_view_overload(target) if isinstance(target, torch._ops.OpOverload) else _is_view(target)
+
+
+@functools.lru_cache(maxsize=CACHED_OPERATORS)
+def _is_view_overload(op: torch._ops.OpOverload) -> bool:
+    return _is_view(op)
+
+
+def _is_view(target: object) -> bool:
     return (declares_alias(target) and not is_mutable(target)) or operator_name(target) in UNDECLARED
 
 

@@ -15,18 +15,23 @@ import torch
 from torch.export import ExportedProgram
 
 from altbackend.aot import manifest
+from altbackend.aot.compare import first_difference
+from altbackend.aot.compile import aot_compile
 from altbackend.aot.load import aot_load, check_package, describe
 from altbackend.aot.package import PROGRAMS, aot_package
 from altbackend.config.resolve import resolve
 from altbackend.errors import AltError, BadPackage
+from altbackend.fx_passes.check import differences
 
 _modules = itertools.count()
-TOLERANCE = 1e-4
+UNKNOWN = "none in a library that is compiled now; compile the package again"
+LIBRARIES = {".so": "shared", ".o": "object"}
 
 
 def compile_file(source: str, inputs: str, output: str, options: Sequence[str]) -> int:
-    """Compile `FILE.py:name`, a module, a class of one or a function, for the inputs, and write a package.
+    """Compile `FILE.py:name`, a module, a class of one or a function, for the inputs, and write a package or library.
 
+    `output`: `.so` and `.o` are libraries, all others packages.
     `inputs`: shapes as `2x3`, with a dtype as `2x3:int64`, separated by commas; `b2x3` makes that size dynamic.
     """
     file, _, name = source.rpartition(":")
@@ -37,8 +42,12 @@ def compile_file(source: str, inputs: str, output: str, options: Sequence[str]) 
     tensors, dynamic = _inputs(inputs)
     shapes = dynamic if any(dynamic) else None
     program = torch.export.export(module.eval(), tensors, dynamic_shapes=shapes)
-    given = dict(item.split("=", 1) for item in options)
-    print(aot_package(output, program, options=_typed(given)))
+    given = _typed(dict(item.split("=", 1) for item in options))
+    if Path(output).suffix in LIBRARIES:
+        given = {"aot_format": LIBRARIES[Path(output).suffix], **given, "aot_output_path": output}
+        print(aot_compile(program, options=given))
+    else:
+        print(aot_package(output, program, options=given))
     return 0
 
 
@@ -63,29 +72,39 @@ def inspect(path: str) -> int:
 
 
 def compare(path: str, inputs: str) -> int:
-    """Run each model of a package beside its ExportedProgram in eager; return 1 if results differ."""
+    """Run each model of a package beside its ExportedProgram in eager; return 1 if results differ.
+
+    Then also print the first operator, or the weight, at which they differ.
+    """
     status = 0
     for name, facts in manifest.read(Path(path))["models"].items():
         program = _program(path, name)
         tensors, _ = _inputs(inputs) if inputs else (_example(facts["description"]), ())
+        model = aot_load(path, name)
+        torch.manual_seed(0)
         # the library first: its error names the input that does not fit
-        actual = torch.utils._pytree.tree_leaves(aot_load(path, name)(*_cloned(tensors)))
-        expected = torch.utils._pytree.tree_leaves(program.module()(*_cloned(tensors)))
+        actual = torch.utils._pytree.tree_leaves(model(*_cloned(tensors)))
+        torch.manual_seed(0)
+        with torch.no_grad():
+            expected = torch.utils._pytree.tree_leaves(program.module()(*_cloned(tensors)))
+        same = True
         for k, (want, got) in enumerate(zip(expected, actual, strict=True)):
-            line, same = _difference(want, got)
-            print(f"model {name}, output {k}: {line}")
-            status |= not same
-    return int(status)
+            reason = differences([got], [want]).removeprefix("result 0: ")
+            print(f"model {name}, output {k}: {'DIFFERENT: ' + reason if reason else _distance(want, got)}")
+            same &= not reason
+        if not same:
+            cause = first_difference(program, model, tensors)
+            print(f"model {name}, first difference: {cause or UNKNOWN}")
+            status = 1
+    return status
 
 
-def _difference(want: Any, got: Any) -> tuple[str, bool]:
-    if not isinstance(want, torch.Tensor):
-        return f"{got!r}, eager {want!r}", want == got
-    if want.shape != got.shape or want.dtype != got.dtype:
-        return f"{got.dtype} {tuple(got.shape)}, eager {want.dtype} {tuple(want.shape)}", False
-    same = torch.allclose(want.double(), got.double(), TOLERANCE, TOLERANCE, equal_nan=True)
-    error = (want.double() - got.double()).abs().nan_to_num(0).max().item() if want.numel() else 0.0
-    return f"largest difference {error:.2e} ({'equal' if same else 'DIFFERENT'} within {TOLERANCE})", same
+def _distance(want: Any, got: Any) -> str:
+    if not isinstance(want, torch.Tensor) or not want.numel():
+        return "equal"
+    kind = torch.complex128 if want.is_complex() else torch.float64
+    error = (want.to(kind) - got.to(kind)).abs().nan_to_num(0).max().item()
+    return f"equal within rounding, largest difference {error:.2e}"
 
 
 def _program(path: str, name: str) -> ExportedProgram:

@@ -101,7 +101,9 @@ def _add_aot(command: argparse.ArgumentParser) -> None:
     made = actions.add_parser("compile", help="compile a module or function of a file into a package")
     made.add_argument("source", metavar="FILE.py:NAME", help="a module, a class without arguments, or a function")
     made.add_argument("--inputs", required=True, help="shapes: 2x3,4x5:int64; a letter makes a size dynamic: b2x3")
-    made.add_argument("-o", dest="output", required=True, metavar="OUT.pt2", help="the package to write")
+    made.add_argument(
+        "-o", dest="output", required=True, metavar="OUT", help="the package (.pt2) or library (.so, .o) to write"
+    )
     made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the backend")
     shown = actions.add_parser("inspect", help="print models, inputs, weights; exit status 1 if it cannot run here")
     shown.add_argument("file", metavar="FILE")

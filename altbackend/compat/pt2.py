@@ -58,6 +58,10 @@ class Runner:
         """Replace weights, in copies or in the caller's memory (`shared`). Raise RuntimeError."""
         self.runner.update_constant_buffer(dict(weights), inactive, complete, shared)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the active weights by name; they stay the library's. Raise RuntimeError."""
+        return dict(self.runner.extract_constants_map(False))
+
     def swap(self) -> None:
         """Make the inactive set of weights the active one. Raise RuntimeError."""
         self.runner.swap_constant_buffer()

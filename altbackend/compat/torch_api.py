@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,18 @@ def keeps_unread_random() -> bool:
 def real_tensors() -> contextlib.AbstractContextManager[object]:
     """Compute on real tensors while a tracer's fake mode is active, as it is inside a backend."""
     return unset_fake_temporarily()
+
+
+def swap_contents(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Exchange what two tensor objects hold, whoever refers to them. Return whether torch allowed it.
+
+    `torch.utils.swap_tensors` does the same, but refuses tensors with weak references, which Dynamo's guards are.
+    """
+    try:
+        torch._C._swap_tensor_impl(a, b)
+    except RuntimeError:
+        return False
+    return True
 
 
 def has_symbolic_geometry(t: torch.Tensor) -> bool:
@@ -204,14 +217,34 @@ def guards_layouts() -> bool:
     return version() >= (2, 13)
 
 
-def forbid_donated_buffers() -> None:
-    """Allow a second backward (`retain_graph=True`): no generated kernel overwrites tensors saved for the first.
+def take_donated_buffers(forward: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Return the inputs of a backward that AOTAutograd lists as donated, and empty its list.
 
-    AOTAutograd lists saved tensors that a backward may overwrite, and refuses a second backward if the list is not
-    empty. Must be called while a forward is compiled.
+    With a list that is not empty, AOTAutograd refuses a second backward (`retain_graph=True`). Generated programs need
+    no such rule: they ask at every call whether something else refers to a tensor. Must be called while the forward is
+    compiled. Tensors that share memory, and those that the autograd context keeps as attributes, are left out.
     """
-    if (meta := traced_metadata()) is not None:
-        meta.bw_donated_idxs = []
+    meta = traced_metadata()
+    listed = tuple(getattr(meta, "bw_donated_idxs", None) or ())
+    if meta is None:
+        return ()
+    meta.bw_donated_idxs = []
+    if not listed:
+        return ()
+    results: Any = forward.graph.output_node().args[0]
+    saved = results[meta.tensors_saved_for_backwards_slice]
+    kept = len(saved) - meta.num_tensors_saved_with_no_vc_check
+    storages = [_storage_number(n.meta.get("val")) if isinstance(n, torch.fx.Node) else None for n in saved]
+    first, users = meta.num_symints_saved_for_bw, Counter(storages)
+    alone = [storage is not None and users[storage] == 1 for storage in storages[:kept]]
+    return tuple(k for k in listed if k - first < kept and alone[k - first])
+
+
+def _storage_number(value: object) -> int | None:
+    """Return a number that tensors share exactly if they share memory; None for what has no strided memory."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def lifted(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:

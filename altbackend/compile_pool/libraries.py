@@ -25,7 +25,8 @@ from . import cpp
 _HOST = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 _KERNELS = ("-fwrapv", "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-w")
 # templates of the C++ library would be visible otherwise
-_EXPORTS = "{ global: AOTInductor*; altbackend_*; local: *; };\n"
+_EXPORTS = "{{ global: {0}AOTInductor*; {0}altbackend_*; local: *; }};\n"
+BLOCK = "alt_block"  # the symbol of the embedded file
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def kernel_units(name: str, text: str) -> list[Unit]:
 def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Config) -> bytes:
     """Return a library of the units and of a file that it embeds. `block`: assembler for a path `@`, and the file.
 
+    It is a shared library or one object file, by the option `aot_format`.
     Raise CompilerMissing or CompilerFailed.
     """
     compiler, store = cpp.find_compiler(cfg.cxx), open_store(cfg)
@@ -62,9 +64,10 @@ def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Conf
                 continue
             source = folder / f"{unit.name}.cpp"
             source.write_text(unit.text)
-            commands[unit.name] = [compiler, *_flags(unit, target), "-c", str(source), "-o", str(objects[-1])]
+            commands[unit.name] = [compiler, *_flags(unit, target, cfg), "-c", str(source), "-o", str(objects[-1])]
         assembler, content = block
-        (folder / "block.S").write_text(assembler.replace("@", str(content)))
+        symbol = cfg.aot_prefix + BLOCK
+        (folder / "block.S").write_text(assembler.replace(BLOCK, symbol).replace("@", str(content)))
         objects.append(folder / "block.o")
         commands["block"] = [compiler, "-c", str(folder / "block.S"), "-o", str(objects[-1])]
         _run(list(commands.values()), cfg)
@@ -72,11 +75,27 @@ def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Conf
             if unit.name in commands:
                 with contextlib.suppress(OSError):
                     store.write(_stored_name(unit, target, cfg), (folder / f"{unit.name}.o").read_bytes())
-        built = folder / "library.so"
-        (folder / "exports").write_text(_EXPORTS)
-        torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", f"-Wl,--version-script={folder}/exports"]
-        _run([[compiler, "-shared", *map(str, objects), "-o", str(built), *torch_library]], cfg)
+        built = folder / "library"
+        _run([_link(compiler, objects, built, folder, cfg)], cfg)
         return built.read_bytes()
+
+
+def _link(compiler: str, objects: Sequence[Path], built: Path, folder: Path, cfg: Config) -> list[str]:
+    """Return the command that links objects."""
+    named = [*map(str, objects), "-o", str(built)]
+    if cfg.aot_format == "object":
+        return [compiler, "-r", "-nostdlib", *named]
+    (folder / "exports").write_text(_EXPORTS.format(cfg.aot_prefix))
+    torch_library = [f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s", f"-Wl,--version-script={folder}/exports"]
+    return [compiler, "-shared", *named, *torch_library]
+
+
+def _prefixed(cfg: Config) -> tuple[str, ...]:
+    """Return the flags that put the prefix before C names, the block's symbol and the namespace of everything else."""
+    if not cfg.aot_prefix:
+        return ()
+    prefix = cfg.aot_prefix
+    return (f"-DALTBACKEND_PREFIX={prefix}", f"-D{BLOCK}={prefix}{BLOCK}", f"-Dalt={prefix}alt")
 
 
 def host_name(text: str) -> str:
@@ -101,14 +120,14 @@ def build_host(text: str, cfg: Config, low_priority: bool) -> None:
         store.write(host_name(text), built.read_bytes())
 
 
-def _flags(unit: Unit, target: str) -> tuple[str, ...]:
+def _flags(unit: Unit, target: str, cfg: Config) -> tuple[str, ...]:
     include = f"-I{isa.INCLUDE_DIR}"
     if not unit.kernels:
-        return (*_HOST, stable_abi.TARGET_FLAG, include, f"-I{stable_abi.INCLUDE}")
+        return (*_HOST, *_prefixed(cfg), stable_abi.TARGET_FLAG, include, f"-I{stable_abi.INCLUDE}")
     float8 = () if torch_api.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
     number, count = unit.piece
     pieces = (f"-DALT_UNITS={count}", f"-DALT_UNIT={number}") if count > 1 else ()
-    return (*isa.flags(target), *_KERNELS, *float8, *pieces, include)
+    return (*isa.flags(target), *_KERNELS, *_prefixed(cfg), *float8, *pieces, include)
 
 
 @functools.cache
@@ -122,7 +141,7 @@ def _headers() -> str:
 def _stored_name(unit: Unit, target: str, cfg: Config) -> str:
     """Return the name of a unit's object in the store, by all that determines it."""
     version = torch.__version__ if not unit.kernels else ""
-    flags = [f for f in _flags(unit, target) if not f.startswith("-I")]
+    flags = [f for f in _flags(unit, target, cfg) if not f.startswith("-I")]
     parts = [unit.text, *flags, _headers(), cpp.compiler_version(cpp.find_compiler(cfg.cxx)), version]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
     return f"aot/{digest[:2]}/{digest}.o"

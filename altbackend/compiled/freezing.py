@@ -10,6 +10,7 @@ import torch
 
 from ..compat import torch_api
 from ..config.options import Config
+from ..errors import BadOptionValue
 from ..runtime import page_guard
 from ..runtime.frozen import Watch, by_pages, by_pages_or_versions
 
@@ -19,6 +20,11 @@ def decide_freezing(cfg: Config, inputs: Sequence[object]) -> tuple[Config, str]
 
     Parameters must be real.
     """
+    if cfg.freezing_discard_parameters:
+        if cfg.freezing is False:
+            reason = "only frozen graphs discard parameters, and `freezing` is False"
+            raise BadOptionValue("freezing_discard_parameters", True, reason)
+        return replace(cfg, freezing=True), "parameters are discarded, so nobody else writes them"
     if cfg.freezing != "auto":
         return cfg, "as the option says"
     reason = _refusal(inputs)

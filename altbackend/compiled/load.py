@@ -40,13 +40,15 @@ class Job:
 
     - `static_inputs`: indices of inputs whose address does not change;
     - `user_outputs`: the number of leading results that a user sees; a forward's further results are for its backward;
-    - `any_strides`: inputs may come with other strides than were traced.
+    - `any_strides`: inputs may come with other strides than were traced;
+    - `donated`: indices of inputs whose memory the graph may take over, in calls in which nothing else refers to them.
     """
 
     kind: str
     static_inputs: tuple[int, ...] = ()
     user_outputs: int = ALL
     any_strides: bool = False
+    donated: tuple[int, ...] = ()
 
 
 def bind(code: Code, cfg: Config, trace: Trace, job: Job) -> BoxedCall:
@@ -177,7 +179,8 @@ def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, object], cfg:
         for n, c in enumerate(cubins):
             loaded.setdefault(id(c), cuda_runtime.load(c, f"kernel{n}"))
         kernels = [loaded[id(c)] for c in cubins]
-        return hosts.on_gpu(code, load(code.python, cfg, kernels, constants), kernels, cfg, trace)
+        python = load(code.python, cfg, kernels, constants, code.device.index or 0)
+        return hosts.on_gpu(code, python, kernels, cfg, trace)
 
 
 _loaded = 0

@@ -78,6 +78,10 @@ def _constants(value: object) -> str:
     return "embedded" if value else "external"
 
 
+def _linkage(value: object) -> str:
+    return "shared" if value else "object"
+
+
 def _start(value: object) -> object:
     return "subprocess" if value == "fork" else value
 
@@ -161,6 +165,7 @@ NAMES: Mapping[str, Row] = MappingProxyType(
         "post_grad_fusion_options": Refused(({}, None), "there are no fusion groups; use post_grad_custom_post_pass"),
         # build, cache and logs
         "aot_inductor.output_path": Renamed("aot_output_path", "same meaning", _path_or_default),
+        "aot_inductor.dynamic_linkage": Renamed("aot_format", "False means `object`", _linkage),
         "aot_inductor.package_constants_in_so": Renamed("aot_constants", "False leaves weights external", _constants),
         "aot_inductor.use_runtime_constant_folding": Ignored("folding always runs when a library is created"),
         "aot_inductor.package": Ignored("`altbackend.aot_package` makes packages"),

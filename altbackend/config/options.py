@@ -102,6 +102,13 @@ class Config:
         "code",
         choices=("auto", "guarded", True, False),
     )
+    freezing_discard_parameters: bool = _option(
+        False,
+        "free the memory of parameters and buffers that a graph of inference has packed or folded; every other use of "
+        "the module's parameters is then an error that says so. Needs `freezing` other than `False`, and then caches "
+        "as `freezing=True` does; such graphs are traced in every process",
+        "code",
+    )
     size_asserts: bool = _option(
         False,
         "check the dtype, sizes, strides and storage of every input of every graph at each call, backwards included; "
@@ -218,6 +225,19 @@ class Config:
         "the program that loads it binds them",
         "runtime",
         choices=("embedded", "file", "external"),
+    )
+    aot_format: str = _option(
+        "shared",
+        "the file of an ahead-of-time library: `shared` for loaders, or `object`, one object file (.o) to be linked "
+        "into a program together with libtorch_cpu.so",
+        "runtime",
+        choices=("shared", "object"),
+    )
+    aot_prefix: str = _option(
+        "",
+        "text before every name that an ahead-of-time library exports, so that several can be linked into one program; "
+        "loaders look for the names without it",
+        "runtime",
     )
     aot_output_path: str = _option(
         "", "path of the library; empty takes a name from its content, in the cache folder", "runtime"

@@ -13,7 +13,7 @@ from torch.fx.node import Argument
 
 from ..aten.mutates import is_mutable
 from ..aten.random import is_random
-from ..compat import torch_api
+from ..compat import fake_values, torch_api
 
 aten = torch.ops.aten
 
@@ -127,6 +127,9 @@ def insert(
 def fake_call(n: Node) -> Any:
     """Return the fake value of a call, computed from those of its arguments."""
     args = torch.fx.node.map_arg(n.args, val)
+    known = None if n.kwargs else fake_values.of_call(n.target, args)
+    if known is not None:
+        return known
     kwargs = torch.fx.node.map_arg(n.kwargs, val)
     mode = fake_mode(n.graph)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """Rewrite instance normalisations by their own statistics as group normalisations with a channel a group.
 
 torch computes them by joining batch and channels to one dimension. In a channels-last image these are not neighbours,
-so the image would be copied; a group normalisation reads it as it lies. Training keeps torch's form: the gradient of a
-group normalisation subtracts terms that are large where the mean is.
+so the image would be copied; a group normalisation reads it as it lies. The gradients of both are equally exact, since
+`decomp.py` has a gradient of group normalisations without large terms.
 """
 
 from __future__ import annotations
@@ -81,6 +81,5 @@ def _suits(x: torch.Tensor, args: dict[str, Any]) -> bool:
         and not torch_api.has_symbolic_geometry(x)
         and several
         and x.numel() > 0
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *parameters)))
         and all(p.dtype == x.dtype for p in parameters)
     )

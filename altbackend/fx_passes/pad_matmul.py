@@ -19,7 +19,7 @@ from ..aten.pointwise import is_elementwise
 from ..aten.view import is_view
 from .context import Context
 from .graph import aten, function_of, insert, is_call, propagate, val
-from .padding_cost import ALIGNED, Padding, alignment, rate_of
+from .padding_cost import ALIGNED, Padding, Work, alignment, rate_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -104,8 +104,14 @@ def _pays(n: Node, sizes: Sizes, more: Sizes, padded: _Copies, free: set[Node] |
     if (r or w) and not _sliced_for_free(n):
         copied.append(val(n).numel())
     unaligned = min(alignment(s, itemsize) for s, m in zip(sizes, more, strict=True) if m)
-    operations, wide = (2.0 * batch * x * y * z for x, y, z in (sizes, (rows + r, depth + d, width + w)))
-    return Padding(rate, unaligned, operations, wide, sum(copied) * itemsize, len(copied)).pays()
+    work, wide = (_work(batch, s, itemsize) for s in (sizes, (rows + r, depth + d, width + w)))
+    return Padding(rate, unaligned, work, wide, sum(copied) * itemsize, len(copied)).pays()
+
+
+def _work(batch: int, sizes: Sizes, itemsize: int) -> Work:
+    rows, depth, width = sizes
+    elements = rows * depth + depth * width + rows * width
+    return Work(2.0 * batch * rows * depth * width, 1.0 * batch * elements * itemsize)
 
 
 def _in_kernel(x: Node) -> bool:

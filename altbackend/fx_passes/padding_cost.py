@@ -3,7 +3,9 @@
 The library's fast kernels need rows in memory that are multiples of 16 bytes. For other rows it takes slower kernels.
 The factor depends on the dtype and on the largest power of two that divides the rows' bytes:
 
-    time = START_US + slowdown * operations / rate
+    time = START_US + max(slowdown * operations / rate, bytes / bandwidth)
+
+Products of many small matrices wait for memory, whatever the alignment.
 
 `python -m benchmarks.padding` measures the factors and prints this table.
 """
@@ -32,9 +34,18 @@ class Rate:
     per_us: float
     slowdown: Mapping[int, float]
 
-    def us(self, operations: float, alignment: int) -> float:
+    def us(self, work: Work, alignment: int) -> float:
         """Return the time of a product whose rows are multiples of `alignment` bytes."""
-        return START_US + self.slowdown.get(alignment, 1.0) * operations / self.per_us
+        computing = self.slowdown.get(alignment, 1.0) * work.operations / self.per_us
+        return START_US + max(computing, work.bytes / BYTES_PER_US)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Multiplications and additions of a product, and the bytes of its operands and its result."""
+
+    operations: float
+    bytes: float
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
@@ -63,21 +74,21 @@ def alignment(elements: int, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class Padding:
-    """A padding of one product. `operations`, `padded_operations`: multiplications and additions without and with it.
+    """A padding of one product. `work`, `padded_work`: the product without and with it.
 
     `copied`: bytes of the operands and results that are copied for it. `copies`: the number of such copies.
     """
 
     rate: Rate
     alignment: int
-    operations: float
-    padded_operations: float
+    work: Work
+    padded_work: Work
     copied: int
     copies: int
 
     def pays(self) -> bool:
         """Return whether the padded product and its copies are clearly faster."""
-        before = self.rate.us(self.operations, self.alignment)
+        before = self.rate.us(self.work, self.alignment)
         copying = 2 * self.copied / BYTES_PER_US + self.copies * COPY_START_US
-        after = self.rate.us(self.padded_operations, ALIGNED) + copying
+        after = self.rate.us(self.padded_work, ALIGNED) + copying
         return after < (1 - LEAST_GAIN) * before

@@ -24,6 +24,7 @@ from . import (
     patchify,
     permutations,
     pointwise_convolutions,
+    product_operands,
     random,
     reinplace,
     shared_input,
@@ -82,6 +83,7 @@ REQUIRED = frozenset(
 
 P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
+_OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
 # fmt: off
@@ -114,6 +116,7 @@ PASSES: tuple[Pass, ...] = (
         "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
     ),
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
+    Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
@@ -138,6 +141,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
+    Pass("product operands", P.POST_GRAD, BOTH, FAST, product_operands.run, decision=_OPERANDS),
     Pass("simplify", P.POST_GRAD, BOTH, ANY, simplify.run),
     Pass(
         "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,

@@ -69,8 +69,9 @@ def read(stored: JsonObject, gm: GraphModule) -> Code:
 def _read(stored: JsonObject, gm: GraphModule) -> Code:
     if set(stored) != {f.name for f in fields(Code)} | {"launches"}:
         raise ValueError(f"an entry with the fields {sorted(stored)}")
+    device = torch.device(_text(stored["device"]))
     return Code(
-        torch.device(_text(stored["device"])),
+        device,
         _text(stored["python"]),
         _number(stored["kernels"]),
         _number(stored["library_calls"]),
@@ -78,7 +79,7 @@ def _read(stored: JsonObject, gm: GraphModule) -> Code:
         _read_jobs(stored["jobs"], stored["launches"]),
         {name: _read_constant(x, gm) for name, x in stored["constants"].items()},
         _of(bool, stored["names_lines"]),
-        None if stored["recording"] is None else _read_facts(stored["recording"]),
+        None if stored["recording"] is None else _read_facts(stored["recording"], device),
         tuple(map(_number, stored["main_inputs"])),
         tuple(map(_number, stored["prologue_inputs"])),
         None if stored["weight_prologue"] is None else decode_calls(stored["weight_prologue"]),
@@ -135,16 +136,17 @@ def _read_jobs(stored: Sequence[JsonObject], launches: Sequence[object]) -> tupl
     return tuple(jobs[_number(k)] for k in launches)
 
 
-def _read_facts(stored: JsonObject) -> Facts:
+def _read_facts(stored: JsonObject, device: torch.device) -> Facts:
     written = tuple(map(_number, stored["written"]))
-    return Facts(_text(stored["refusal"]), written, _of(bool, stored["sized"]), _number(stored["device"]))
+    return Facts(_text(stored["refusal"]), written, _of(bool, stored["sized"]), device.index or 0)
 
 
 def _read_host(stored: JsonObject) -> HostText:
     form = stored["form"]
     outputs, constants = (tuple(map(_text, form[k])) for k in ("outputs", "constants"))
     steps = _number(stored["segments"]), _number(stored["steps"])
-    return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants), *steps)
+    donated = tuple(map(_number, form["donated"]))
+    return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants, donated), *steps)
 
 
 Kind = TypeVar("Kind")

@@ -18,7 +18,7 @@ from ..config.options import Config
 from ..debug.trace import GRAPHS, DecisionKind, Trace
 from ..disk_cache.storage import open_store
 from ..errors import AltError
-from . import artifacts, entry, entry_files, key
+from . import artifacts, entry, entry_files, key, own_device
 from .json_values import NotCacheable
 
 OnStored = Callable[[entry_files.EntryPath], None]
@@ -29,7 +29,8 @@ NO_FAMILY = "the cache holds no graph with these calls"
 class Query:
     """A graph that is looked up, described before compiling changes it.
 
-    `attribute_paths` names its constants by identity, `sizes` the conditions on symbolic sizes so far.
+    `attribute_paths` names its constants by identity, `sizes` the conditions on symbolic sizes so far. `gpu` is the
+    number of its GPU, which `parts` leave out; None for a graph without a GPU or over several.
     """
 
     gm: GraphModule
@@ -38,6 +39,7 @@ class Query:
     path: entry_files.EntryPath
     attribute_paths: Mapping[int, str]
     sizes: tuple[str, ...]
+    gpu: int | None = None
 
     @functools.cached_property
     def lines(self) -> str:
@@ -98,7 +100,7 @@ def find(query: Query, trace: Trace) -> Hit | Miss:
         if stored["lines"] and stored["lines"] != query.lines:
             return Miss(query, "errors of the cached graph name other lines")
         with trace.stage("cache"):
-            return Hit(query, entry.read(stored["code"], query.gm), start)
+            return Hit(query, entry.read(own_device.with_number(stored["code"], query.gpu), query.gm), start)
     except Exception as cause:  # an entry with any defect is a miss
         return unusable(query, cause, trace)
 
@@ -146,7 +148,8 @@ def _content(query: Query, code: Code, lines: str) -> dict[str, object] | str:
         return "compiling it has put further conditions on its sizes"
     try:
         return {
-            "code": entry.write(code, query.attribute_paths),
+            "code": own_device.without_number(entry.write(code, query.attribute_paths), query.gpu),
+            "gpu": query.gpu,
             "lines": lines if any(c.names_lines for c in code.with_subgraphs()) else "",
             "binaries": binaries(code, query.cfg),
         }
@@ -195,5 +198,7 @@ def _query(gm: GraphModule, cfg: Config, job: Mapping[str, object]) -> Query | U
         return Uncacheable(str(cause))
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return Uncacheable(f"its key cannot be made: {type(cause).__name__}: {cause}")
+    gpu = own_device.number_in(parts)
+    parts = own_device.without_number(parts, gpu)
     path = entry_path(cfg, key.family_of(parts), key.key_of(parts))
-    return Query(gm, cfg, parts, path, entry.attributes(gm), key.conditions_on_sizes(gm))
+    return Query(gm, cfg, parts, path, entry.attributes(gm), key.conditions_on_sizes(gm), gpu)

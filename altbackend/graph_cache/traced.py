@@ -24,7 +24,7 @@ from ..runtime.aot_wrapper import Alias, Backward, Plan, Tangent, inference, tra
 from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
 from ..runtime.views import OPERATORS, Step
-from . import artifacts, backward_text, entry, entry_files, lookup, wrapper_plan
+from . import artifacts, backward_text, entry, entry_files, lookup, own_device, wrapper_plan
 from .json_values import NotCacheable
 from .key import Parts, key_of
 from .traced_key import family_of, lines_of, parts_of
@@ -34,7 +34,7 @@ Load = Callable[[Code, JsonObject], BoxedCall]
 
 @dataclass(frozen=True)
 class Query:
-    """A captured graph that is looked up in the cache. `numbers` holds its symbolic inputs."""
+    """A captured graph that is looked up in the cache. `numbers`: its symbolic inputs. `gpu`: see `lookup.Query`."""
 
     cfg: Config
     path: entry_files.EntryPath
@@ -42,6 +42,7 @@ class Query:
     lines: str
     numbers: tuple[torch.SymInt, ...]
     deterministic: bool
+    gpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
     """Return the query for a graph as captured, before any pass; or the reason why the graph is not looked up."""
     if not cfg.warm_start:
         return "option warm_start is off"
+    if cfg.freezing_discard_parameters:
+        return "AOTAutograd has to say which parameters may be discarded"
     if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in inputs):
         return "an input has oneDNN's own layout"
     if reason := lookup.switched_off(cfg):
@@ -67,9 +70,11 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
         return str(cause)
     except Exception as cause:  # a graph that cannot be described can still be compiled
         return f"its key cannot be made: {type(cause).__name__}: {cause}"
+    gpu = own_device.number_in(parts)
+    parts = own_device.without_number(parts, gpu)
     path = lookup.entry_path(cfg, f"traced-{family_of(gm)}", key_of(parts))
     numbers = tuple(x for x in inputs if isinstance(x, torch.SymInt))
-    return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled())
+    return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled(), gpu)
 
 
 def load_cached(
@@ -86,7 +91,7 @@ def load_cached(
     try:
         if stored["lines"] and stored["lines"] != query.lines:
             return None
-        calls = [_load_part(ref, gm, cfg, load) for ref in stored["graphs"]]
+        calls = [_load_part(ref, gm, query, load) for ref in stored["graphs"]]
         plan = read_plan(stored["plan"])
         if not torch_api.conditions_hold(stored["conditions"], query.numbers):
             trace.decision(
@@ -102,18 +107,20 @@ def load_cached(
     if len(calls) == 1:
         call = inference(calls[0], plan, torch_api.mark_dynamic, before)
     else:
-        backward = Backward(calls[1], query.deterministic, backward_text.reader(str(stored["backward"])))
+        operators = backward_text.reader(str(stored["backward"]), query.gpu)
+        backward = Backward(calls[1], query.deterministic, operators)
         call = training(calls[0], backward, plan, torch_api.mark_dynamic, before)
     return watched(call, watch, on_overlap, before)
 
 
-def _load_part(ref: JsonObject, gm: GraphModule, cfg: Config, load: Load) -> BoxedCall:
-    path = lookup.entry_path(cfg, ref["family"], ref["key"])
+def _load_part(ref: JsonObject, gm: GraphModule, query: Query, load: Load) -> BoxedCall:
+    path = lookup.entry_path(query.cfg, ref["family"], ref["key"])
     stored = entry_files.read(path)
     if stored is None:
         raise LookupError(f"the entry of its {ref['job']['kind']} graph is gone")
     artifacts.record(path)
-    return load(entry.read(stored["code"], gm), ref["job"])
+    gpu = stored["gpu"] if query.gpu is None else query.gpu  # a captured graph over several GPUs has numbers in its key
+    return load(entry.read(own_device.with_number(stored["code"], gpu), gm), ref["job"])
 
 
 class Recording:
@@ -143,7 +150,7 @@ class Recording:
                 if self.plan is None:
                     return None
                 self.plan = replace(self.plan, detached=wrapper_plan.detached(self.meta, gm))
-                self.backward = backward_text.write(gm)
+                self.backward = backward_text.write(gm, self.query.gpu)
             else:
                 self.meta = torch_api.traced_metadata()
                 self.plan = wrapper_plan.plan_of(self.meta, gm, training=kind == "forward")

@@ -34,7 +34,8 @@ class Buffer:
     """Strided storage of one dtype; `sizes` and `strides` are in elements.
 
     `kind`: "input", "temp" or "const" (filled once and reused by every call). `negative`: the tensor has torch's
-    negative bit, so library calls read the negative of the values in memory.
+    negative bit, so library calls read the negative of the values in memory. `donated`: an input whose memory the
+    program may take over after its last use, in calls that own it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Buffer:
     device: torch.device = torch.device("cpu")
     kind: str = "temp"
     negative: bool = False
+    donated: bool = False
 
     @property
     def numel(self) -> Index:

@@ -37,7 +37,7 @@ class Tensor:
         return va.cast(self.value, dtype or compute_dtype(self.dtype))
 
     def rounded(self) -> Tensor:
-        """Return the tensor as memory holds it: a 16-bit value that is computed in float32 is rounded."""
+        """Return the tensor with its value as memory holds it: a float32 value of a 16-bit tensor is rounded."""
         return Tensor(self.sizes, self.dtype, va.cast(self.value, self.dtype))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .boxed import Args, BoxedCall, Values, boxed
+from .donated import owned
 from .host import close_with
 
 # Handles of tensors for C++, and tensors of such handles. Each handle is a capsule that owns nothing.
@@ -27,11 +28,13 @@ class HostForm:
     """The calling convention of a host program in C++.
 
     `inputs`: a letter each: "t" tensor, "n" integer, "-" not used. `outputs`: tensor, int, float, bool or none.
+    `donated`: inputs whose memory the program takes over, if the call owns it; one more number says whether it does.
     """
 
     inputs: str
     outputs: tuple[str, ...]
     constants: tuple[str, ...]
+    donated: tuple[int, ...] = ()
 
 
 class CppHost:
@@ -91,23 +94,25 @@ def bound(
     tensors = [k for k, t in enumerate(is_tensor) if t]
     numbers = [k for k, kind in enumerate(form.inputs) if kind == "n"]
     only_tensors = all(is_tensor)
-    finish = _results(form)
+    finish, donated = _results(form), form.donated
 
     @boxed
     def call(args: Args) -> Values:
         if _modes():
             return python(args)
+        own = [int(owned(args, donated))] if donated else nothing
         try:
             handles = handles_of(args if only_tensors else [args[k] for k in tensors])
         except TypeError:  # an input that is no tensor, which only Python can pass on
             return python(args)
         rest = nothing if only_tensors else [None if t else x for t, x in zip(is_tensor, args, strict=True)]
         args.clear()
-        out = run(host.state, handles, [rest[k] for k in numbers] if numbers else nothing, stream() if stream else None)
+        given = [rest[k] for k in numbers] + own if numbers else own
+        out = run(host.state, handles, given, stream() if stream else None)
         if out is not None:
             return finish(out)
-        given = iter(tensors_of(handles))
-        return python([next(given) if t else rest[k] for k, t in enumerate(is_tensor)])
+        tensors_left = iter(tensors_of(handles))
+        return python([next(tensors_left) if t else rest[k] for k, t in enumerate(is_tensor)])
 
     return call
 

@@ -18,7 +18,7 @@ from weakref import WeakSet, ref
 import torch
 
 from ..compat.torch_api import unannotated
-from . import escapes, page_guard
+from . import discarded, escapes, page_guard
 from .boxed import Args, BoxedCall, Values, boxed
 
 MOST_SETS = 1024  # sets of parameters whose results one graph caches
@@ -142,6 +142,8 @@ class Frozen:
         pick = operator.itemgetter(first, *more)
         self._pick: Callable[[Args], Sources] = pick if more else lambda args: (pick(args),)
         self.sets: dict[Addresses, CachedResults] = {}
+        self.final: Values | None = None  # the results, once their parameters are discarded
+        self.unread: Sources = ()  # originals to release once the main graph can run
         self.reason = ""
         _alive.add(self)
 
@@ -153,13 +155,21 @@ class Frozen:
     def __call__(self, args: list[object]) -> Values:
         results = self.results(args)
         main_args = [args[k] for k in self.main_inputs]
+        if self.unread:
+            self._release(main_args)
         args.clear()
         main_args += results
         return self.main(main_args)
 
     def results(self, args: Args) -> Values:
         """Return the prologue's results for these inputs; recompute them if they are not cached or may have changed."""
+        if self.final is not None:
+            return self.final
         sources = self._pick(args)
+        if discarded.are_originals(sources):
+            with torch.no_grad():
+                self.unread, self.final = sources, self.prologue(*sources)
+            return self.final
         addresses = tuple(map(_address, sources))
         cached = self.sets.get(addresses)
         if cached is None:
@@ -174,6 +184,12 @@ class Frozen:
                 results = _in_place(cached.results, results, sources)
         cached.results, cached.guard = results if guard or self.in_place else (), guard
         return results
+
+    def _release(self, main_args: Args) -> None:
+        """Give up the originals that only the prologue reads: its results are final."""
+        read = {id(x) for x in main_args}
+        unread, self.unread = self.unread, ()
+        discarded.release([t for t in unread if id(t) not in read])
 
     def _new(self, sources: Sources, addresses: Addresses) -> CachedResults:
         cached = CachedResults()

@@ -18,6 +18,7 @@ from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
+from .tiling.gpu.row_numbers import number_rows
 from .tiling.gpu.row_order import order_rows
 
 GLOBAL, SCRATCH, SCALAR, FORWARD = "global", "scratch", "scalar", "forward"
@@ -79,7 +80,8 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     if isinstance(device, Cpu):
         mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped)), device)
     else:
-        mapped = order_rows(p, _common_loops(g.mapped), _stored(deps, g), device)
+        stored = _stored(deps, g)
+        mapped = number_rows(p, order_rows(p, _common_loops(g.mapped), stored, device), stored, device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped)
     storage = _storage(deps, g, mapped, numbers)
@@ -206,30 +208,33 @@ def _read_by_other_loops(b: str, writer: MappedNode, s: int, nodes: Iterable[tup
 
 
 def _in_place(p: Program, stages: Sequence[Stage], stored: frozenset[str], deps: Deps) -> tuple[tuple[str, str], ...]:
-    """Return pairs of temporaries where every read of the first comes before, and at the point of, the second's store.
+    """Return pairs of buffers where every read of the first comes before, and at the point of, the second's store.
 
-    Nodes of one loop body run in order: a read after the storing node would see the overwritten value.
+    Nodes of one loop body run in order: a read after the storing node would see the overwritten value. The first is a
+    temporary or a donated input, and there is at most one of each for a second. The second is a temporary. If it is a
+    result of the program, it may take over donated memory only, which is a tensor of its own.
     """
     members = [q for s in stages for q in s.members]
     loads: dict[str, list[tuple[int, Index]]] = {}
     for n, q in enumerate(members):
         for b, index in va.loads(q.value):
             loads.setdefault(b, []).append((n, index))
+    donated = [b for b in loads if p.buffers[b].donated]
+    temporary = [b for b in loads if b not in deps.escaping]
     pairs: list[tuple[str, str]] = []
     taken: set[str] = set(stored)
     for n, q in enumerate(members):
         out = p.buffers[q.node.out]
-        if q.kind is not Kind.POINT or out.name not in stored or out.name in deps.escaping:
+        if q.kind is not Kind.POINT or out.name not in stored or out.kind != "temp":
             continue
-        for name, uses in loads.items():
-            source = p.buffers[name]
-            same = source.extent == out.extent and source.dtype == out.dtype
-            if name in taken or name in deps.escaping or source.kind != "temp" or not same:
-                continue
-            if all(position <= n and index is q.index for position, index in uses):
-                pairs.append((name, out.name))
-                taken.add(name)
-                break
+        for sources in (donated, temporary if out.name not in deps.escaping else ()):
+            for name in sources:
+                source = p.buffers[name]
+                same = source.extent == out.extent and source.dtype == out.dtype
+                if same and name not in taken and all(k <= n and index is q.index for k, index in loads[name]):
+                    pairs.append((name, out.name))
+                    taken.add(name)
+                    break
     return tuple(pairs)
 
 

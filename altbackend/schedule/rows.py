@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.value import Value
 from .device import Gpu
 from .loop_mapping import MappedNode
 
 # Rows of one GPU program where neighbouring rows, not the points in them, are contiguous: a cache line of 16 bits.
 ROWS_OF_COLUMNS = 64
+ROW_TILE = 2048  # elements of a tile of several short rows
+TILED_ROW = 1024  # points of a row of which a tile holds several where neighbouring rows are neighbours in memory
+SECTOR = 32  # bytes of the smallest memory access of a GPU
 MOST_SYMBOLIC = 1024  # a symbolic size counts as at most so many when costs are compared
 
 
@@ -37,19 +39,44 @@ def total_points(q: MappedNode) -> int:
     return estimate(ex.prod((ex.size_of(q.row), *q.sizes)))
 
 
-def rows_are_neighbours(members: Sequence[MappedNode]) -> bool:
-    """Return whether memory is contiguous from row to row, as in a reduction over columns, and not along rows."""
-    counts = [_contiguous(q.value, q.index, q.inner, q.row) for q in members if q.inner and q.points != 1]
-    return sum(across for _, across in counts) > sum(along for along, _ in counts)
+def rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[str] | None = None) -> bool:
+    """Return whether memory is contiguous from row to row, as in a reduction over columns, and not along rows.
+
+    `stored`: the buffers that the kernel of `members` writes to memory. None while kernels are being fused: all values
+    count as if they were in memory.
+    """
+    along, across = _contiguous_accesses(members, stored)
+    return across > along
 
 
-@functools.lru_cache(maxsize=4096)  # fusion asks about a member with every node that may join its kernel
-def _contiguous(value: Value, store: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[int, int]:
-    """Count the accesses that are contiguous along a row, and those contiguous from row to row."""
+def some_rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[str]) -> bool:
+    """Return whether an access is contiguous from row to row, though most may be contiguous along rows."""
+    return _contiguous_accesses(members, stored)[1] > 0
+
+
+def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] | None) -> tuple[int, int]:
+    """Count the accesses to memory that are contiguous along a row, and those contiguous from row to row.
+
+    An access that is the same in all rows, such as a weight, comes from the cache and does not count.
+    """
+    written = set() if stored is None else {q.node.out for q in members}
     along = across = 0
-    for index in (*(i for _, i in va.loads(value)), store):
-        strides = [ex.coefficient(index, v) for v in inner]
-        along += any(s == 1 for s in strides)
-        row_stride = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
-        across += row_stride == 1 and all(s not in (0, 1) for s in strides)
+    for q in members:
+        if not q.inner or q.points == 1:
+            continue
+        indices = [i for name, i in va.loads(q.value) if name not in written]
+        if stored is None or q.node.out in stored:
+            indices.append(q.index)
+        for index in indices:
+            if q.row in ex.vars_of(index):
+                is_along, is_across = _contiguous(index, q.inner, q.row)
+                along += is_along
+                across += is_across
     return along, across
+
+
+@functools.lru_cache(maxsize=8192)  # fusion asks about a member with every node that may join its kernel
+def _contiguous(index: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[bool, bool]:
+    strides = [ex.coefficient(index, v) for v in inner]
+    row_stride = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
+    return any(s == 1 for s in strides), row_stride == 1 and all(s not in (0, 1) for s in strides)

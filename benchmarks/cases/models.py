@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.cases import text, vision
+from benchmarks.cases import text, unet, vision
 from benchmarks.cases.case import Built, Case, Preset, class_loss
 from benchmarks.cases.micro import NORM_CHAIN
 
@@ -27,4 +27,9 @@ CASES: tuple[Case, ...] = (
     _image("vit_b16", vision.VIT_B16),
     _image("convnext_t", vision.CONVNEXT_T),
     _image("mobilenetv3_l", vision.MOBILENETV3_L),
+    _image("densenet121", vision.DENSENET121),
+    _image("regnety_16", vision.REGNETY_16),
+    _image("efficientnet_b0", vision.EFFICIENTNET_B0),
+    _image("swin_t", vision.SWIN_T),
+    Case("unet", unet.unet, class_loss, autocast=True),
 )

@@ -57,6 +57,23 @@ MOBILENETV3_L = _sizes(
     128,
     ImageSize("mobilenetv3_small_050", 2, 64, {"num_classes": 10}),
 )
+DENSENET121 = _sizes(
+    "densenet121",
+    64,
+    ImageSize("densenet121", 2, 64, {"block_config": (2, 2), "growth_rate": 8, "num_classes": 10}),
+)
+REGNETY_16 = _sizes("regnety_160", 64, ImageSize("regnety_002", 2, 64, {"num_classes": 10}))
+EFFICIENTNET_B0 = _sizes("efficientnet_b0", 64, ImageSize("efficientnet_lite0", 2, 64, {"num_classes": 10}))
+SWIN_T = _sizes(
+    "swin_tiny_patch4_window7_224",
+    64,
+    ImageSize(
+        "swin_tiny_patch4_window7_224",
+        2,
+        64,
+        {"img_size": 64, "window_size": 4, "depths": (2, 2), "embed_dim": 32, "num_heads": (2, 4), "num_classes": 10},
+    ),
+)
 
 
 def classifier(sizes: dict[Preset, ImageSize], preset: Preset) -> Built:

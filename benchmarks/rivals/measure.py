@@ -142,15 +142,15 @@ def _time(calls: dict[str, Call], device: torch.device, result: Result) -> None:
     for name, call in calls.items():
         for _ in range(WARM_UPS):
             call()
-        result.peak_bytes[name] = _peak(call, device)
+        result.peak_bytes[name] = peak_bytes(call, device)
     begin = time.perf_counter()
     while len(times["eager"]) < ROUNDS or (time.perf_counter() - begin < SECONDS and len(times["eager"]) < MOST_ROUNDS):
         for name, call in calls.items():
-            times[name].append(_milliseconds(call, device))
+            times[name].append(milliseconds(call, device))
     result.milliseconds = {name: median(values) for name, values in times.items()}
 
 
-def _peak(call: Call, device: torch.device) -> int:
+def peak_bytes(call: Call, device: torch.device) -> int:
     """Return the bytes that a call needs beyond what is allocated before it; 0 on a CPU."""
     if device.type != "cuda":
         return 0
@@ -160,7 +160,7 @@ def _peak(call: Call, device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
-def _milliseconds(call: Call, device: torch.device) -> float:
+def milliseconds(call: Call, device: torch.device) -> float:
     """Return the time of one call, from an idle device to the end of its last kernel."""
     _synchronise(device)
     begin = time.perf_counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import altbackend
 from altbackend import eager
-from altbackend.aot import compile as compile_library
-from altbackend.compile_pool import libraries
-from altbackend.config.resolve import resolve
-from altbackend.disk_cache.storage import open_store
 from altbackend.errors import BadGraph
-from altbackend.runtime import isa
 
 _COMMON = """
 import torch
@@ -67,21 +60,6 @@ def _run(code: str, folder: Path) -> str:
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A cache folder with nothing but the object that all libraries share, which takes seconds to compile."""
-    cfg = resolve()
-    unit = libraries.Unit("container", compile_library._CONTAINER, False)
-    name = libraries._stored_name(unit, isa.detect(), cfg)
-    if open_store(cfg).find(name) is None:
-        altbackend.aot_compile(torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),)))
-    file = open_store(cfg).find(name)
-    assert file is not None
-    (tmp_path / name).parent.mkdir(parents=True)
-    shutil.copy(file.path, tmp_path / name)
-    return tmp_path
 
 
 def test_operators_of_other_kinds_and_a_second_process_that_compiles_nothing(folder: Path) -> None:

@@ -22,6 +22,7 @@ from altbackend.aot.load import aot_load, check_package
 from altbackend.cli.main import main
 from altbackend.errors import BadGraph, BadPackage
 
+from . import fuzz_calls
 from .models import Dim, Mlp, batched
 
 
@@ -222,3 +223,18 @@ def test_a_server_without_python(tmp_path: Path) -> None:
     bad = subprocess.run([server, library, "11", "16"], env=environment, capture_output=True, text=True, check=False)
     assert bad.returncode == 1
     assert "dimension 0 of input 0 (x) is 11; the library was compiled for sizes from 1 to 10" in bad.stderr
+
+
+def test_damaged_packages_are_errors_that_say_so(package: Path, tmp_path: Path) -> None:
+    """Some damages make the names in the archive unreadable, or let its files seem encrypted."""
+    here = tmp_path / "model.pt2"
+    here.write_bytes(package.read_bytes())
+    rng, refused = random.Random(1), 0
+    for _ in range(60):
+        refused += fuzz_calls.packages(here, rng)
+    assert refused > 50
+    content = here.read_bytes()
+    at = content.index(b"alt/manifest.json")  # the name in front of the file, which zipfile reads as UTF-8
+    (tmp_path / "name.pt2").write_bytes(content[:at] + b"\xf6" + content[at + 1 :])
+    with pytest.raises(BadPackage, match="no readable package"):
+        altbackend.aot_load(tmp_path / "name.pt2")

@@ -169,13 +169,9 @@ def test_instance_norms_become_group_norms(monkeypatch: pytest.MonkeyPatch) -> N
     for layer in (torch.nn.InstanceNorm2d(6, affine=True), torch.nn.InstanceNorm1d(6)):
         torch._dynamo.reset()
         x = torch.randn(2, 6, 5, 4) if isinstance(layer, torch.nn.InstanceNorm2d) else torch.randn(2, 6, 9)
-        with torch.no_grad():
-            got = torch.compile(layer, backend=backend)(x)
+        got = torch.compile(layer, backend=backend)(x.requires_grad_())
         assert torch.allclose(got, layer(x), atol=1e-5)
         assert torch.nn.functional.group_norm in {n.target for n in seen[-1].graph.nodes}
-    torch._dynamo.reset()
-    torch.compile(torch.nn.InstanceNorm2d(6), backend=backend)(torch.randn(2, 6, 5, 4, requires_grad=True))
-    assert torch.nn.functional.group_norm not in {n.target for n in seen[-1].graph.nodes}
     tracking = torch.nn.InstanceNorm2d(6, track_running_stats=True)
     torch.compile(tracking, backend=backend)(torch.randn(2, 6, 5, 4))
     assert torch.nn.functional.group_norm not in {n.target for n in seen[-1].graph.nodes}

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
+from altbackend.schedule import split
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.loop_mapping import Refusal
@@ -388,6 +389,34 @@ def test_without_fusion_every_operation_is_a_kernel() -> None:
 def test_a_small_device_splits_nothing() -> None:
     small = ScheduleContext(replace(H200, sms=1))
     verify(lambda x: x.sum(0), [r(40, 5)], 1, ctx=small)
+
+
+NORMS = {
+    "layer norm": lambda x, w, b: F.layer_norm(x, (24,), w, b),
+    "rms norm": lambda x, w, b: F.rms_norm(x, (24,), w) + b,  # the totals come first in its backward
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_a_normalisation_take_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel reads the input and the gradient once, for the gradients of the input, the weight and the bias."""
+    monkeypatch.setattr(split, "LONG_COLUMN", 32)
+    monkeypatch.setattr(split, "SHORTEST_COLUMN", 8)
+    inputs, dy, seen = [r(40, 24), r(24), r(24)], r(40, 24), list[Any]()
+
+    def gradients(fn: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        y = fn(*leaves)
+        seen.clear()
+        return list(torch.autograd.grad(y, leaves, dy))
+
+    want = gradients(NORMS[name])
+    _same(gradients(triton_run.compiled(NORMS[name], seen=seen)), want, [None] * 3)
+    ((kernel, buffers),) = seen
+    source = kernel.source
+    assert len(kernel.finish) == 1  # the partial totals of all programs
+    assert [source.count(f"tl.load({q.name} ") for q in kernel.params if not q.written].count(1) >= 2
+    assert len(buffers) == len(set(buffers))
 
 
 def test_older_gpus() -> None:

@@ -204,6 +204,33 @@ def two_masks(q: T, k: T, v: T, bias: T, keep: T) -> T:
     return scores.masked_fill(~keep, torch.finfo(q.dtype).min).softmax(-1) @ v
 
 
+def cosine(q: T, k: T, v: T, scale: T, bias: T) -> T:
+    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+    return ((scores * scale.exp() + bias).softmax(-1)) @ v
+
+
+def rows_divided(q: T, k: T, v: T, rows: T) -> T:
+    return (q @ k.transpose(-2, -1) / (rows * rows + 1)).softmax(-1) @ v
+
+
+def floored(q: T, k: T, v: T, mask: T) -> T:
+    scores = (q @ k.transpose(-2, -1)) + mask
+    return torch.max(scores, torch.tensor(torch.finfo(q.dtype).min)).softmax(-1) @ v
+
+
+def blocks(q: T, k: T, v: T, bias: T) -> T:
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k)
+    scores += bias
+    return torch.einsum("...hqk,...khd->...qhd", scores.float().softmax(-1).type_as(scores), v)
+
+
+def bias_written_between(q: T, k: T, v: T, left: T, right: T) -> T:
+    scores = q @ k.transpose(-2, -1)
+    bias = left * 2
+    bias += right
+    return (scores + bias).softmax(-1) @ v
+
+
 def checkpointed(q: T, k: T, v: T) -> T:
     return torch.utils.checkpoint.checkpoint(scaled, q, k, v, use_reentrant=False)
 
@@ -262,6 +289,12 @@ CASES = [
     Case(shifted_windows, lambda: [*heads(4, H, L, D), torch.randn(H, L, L), torch.randn(2, L, L)]),
     Case(equations, lambda: heads(B, L, H, D)),
     Case(two_masks, lambda: [*heads(), torch.randn(1, H, L, S), padding()]),
+    Case(cosine, lambda: [*heads(), torch.randn(H, 1, 1), torch.randn(1, H, L, S)]),
+    Case(rows_divided, lambda: [*heads(), torch.randn(B, 1, L, 1)]),
+    Case(floored, lambda: [*heads(), low_padding()]),
+    Case(floored, lambda: [*heads(), infinite_padding()]),
+    Case(blocks, lambda: [*heads(B, 3, L, H, D), torch.randn(1, 1, H, L, S)]),
+    Case(bias_written_between, lambda: [*heads(), torch.randn(1, H, L, S), torch.randn(1, H, L, S)]),
     Case(checkpointed),
 ]
 IDS = [f"{k}-{case.fn.__name__}" for k, case in enumerate(CASES)]
@@ -518,6 +551,18 @@ def written_between(q: T, k: T, v: T) -> T:
     return scores.softmax(-1) @ v
 
 
+def mask_written_between(q: T, k: T, v: T) -> T:
+    bias = q[..., :1] * 1
+    scores = (q @ k.transpose(2, 3)) + bias
+    bias.zero_()
+    return scores.softmax(-1) @ v
+
+
+def column_in_half(q: T, k: T, v: T) -> T:
+    q, k, v = q.half(), k.half(), v.half()
+    return ((q @ k.transpose(2, 3)) * q[..., :1]).softmax(-1) @ v
+
+
 def dropped(q: T, k: T, v: T) -> T:
     return F.dropout(F.softmax(q @ k.transpose(2, 3), -1), 0.5, training=True) @ v
 
@@ -534,7 +579,17 @@ def differentiated(q: T, k: T, v: T) -> T:
     return torch.func.grad(lambda q: scaled(q, k, v).sum())(q)
 
 
-STAY = [over_queries, capped, barely_filled, masked_then_scaled_up, written_between, dropped, narrow_values]
+STAY = [
+    *(over_queries, capped, barely_filled, masked_then_scaled_up, written_between, mask_written_between),
+    *(column_in_half, dropped, narrow_values),
+]
+
+
+def test_the_call_in_the_way_is_recorded() -> None:
+    backend = captured(capped, heads())
+    assert set(backend.kept()) == {
+        "tanh stands between its first product and the softmax, and the fused kernels have none"
+    }
 
 
 @pytest.mark.parametrize("fn", [returned_weights, *STAY, head_mask, differentiated], ids=lambda fn: fn.__name__)

@@ -64,8 +64,8 @@ FORWARD: dict[str, tuple[Callable[..., Any], Make, int, int]] = {
 }
 # name: (function, inputs, kernels of the backward)
 BACKWARD: dict[str, tuple[Callable[..., Any], Make, int]] = {
-    # gradient * weight and the normalised input share no data until a third node reads both; kernels do not merge then
-    "layer norm": (lambda x, w, b: F.layer_norm(x, (N,), w, b), lambda: [r(B, N), r(N), r(N)], 2),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (N,), w, b), lambda: [r(B, N), r(N), r(N)], 1),
+    "rms norm": (lambda x, w: F.rms_norm(x, (N,), w), lambda: [r(B, N), r(N)], 1),
     "softmax": (lambda x: torch.softmax(x, -1), lambda: [r(B, N)], 1),
     "cross entropy": (
         lambda x: F.cross_entropy(x, torch.zeros(B, dtype=torch.int64)),

@@ -1,6 +1,7 @@
 """Programs with state as hypothesis state machines: a compiled model beside an eager twin that gets the same writes.
 
     python -m test.stateful.machine --runs 20000 --seed 0
+    python -m test.stateful.machine --runs 200 --ways auto --disabled-passes "oneDNN epilogues,binary folding"
     python -m test.stateful.machine --runs 500 --device cuda --ways auto,counters,graphs
 
 A run is a sequence of rules: calls in every mode, backward passes, optimizer steps, writes through each door of
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch import nn
 
+from altbackend.config.resolve import variable_of
 from altbackend.fx_passes import onednn
 from altbackend.runtime import page_guard
 from test.stateful import modules
@@ -359,7 +361,10 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(CPU_WAYS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--disabled-passes", default="", metavar="A,B", help="graph passes to leave out")
     options = parser.parse_args()
+    if options.disabled_passes:
+        os.environ[variable_of("disabled_passes")] = options.disabled_passes
     onednn.SMALL = 0  # weights of small linears are packed too
     torch.backends.cudnn.allow_tf32 = False  # eager's convolutions are then as exact as ours
     for way in options.ways.split(","):

@@ -26,6 +26,7 @@ from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import Launch, Step, plan
 from .python_text import is_foreign
+from .take_over import donors
 
 HEADERS = ("graph.h", "dispatcher.h", "numbers.h")
 
@@ -35,7 +36,8 @@ class GraphHost:
     """A host program in C++. `steps`: runs of kernels and library calls.
 
     `inputs`: a letter each: "t" a tensor, "n" an integer, "-" not used.
-    `constants`: names of the tensors that the program takes besides its inputs.
+    `constants`: names of the tensors that the program takes besides its inputs. `donated`: inputs whose memory it takes
+    over.
     """
 
     text: str
@@ -44,6 +46,7 @@ class GraphHost:
     inputs: str
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
+    donated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def _graph(host: PrintedHost, edges: _GraphEdges, cfg: Config) -> GraphHost:
     calls = sum(isinstance(s, Extern) for s in host.planned.steps)
     # the kernels of a segment are one call on a CPU; on a GPU, each is a launch
     steps = calls + (segments or host.launches)
-    return GraphHost("\n".join(lines), segments, steps, inputs, _constants(p), host.outputs)
+    donated = tuple(donors(p, host.planned.locations.takes))
+    return GraphHost("\n".join(lines), segments, steps, inputs, _constants(p), host.outputs, donated)
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,8 @@ class _GraphEdges:
             if b not in state.types:
                 state.types[b] = "int"
                 w.add(f"const int64_t {b} = own.given[{k}];")
+        if state.planned.locations.takes:
+            w.add(f"const bool donated = own.given[{len(self.given.numbers)}] != 0;")
         for b in (b for b in p.inputs if b in p.buffers):
             for axis, n in enumerate(p.buffers[b].sizes):
                 text = ex.show(n)
@@ -196,6 +202,8 @@ class _GraphEdges:
             raise Unsupported(named(s), "a custom operator, whose errors may be of any type of Python's")
         if effect_of(state.program, s):
             state.w.add("own.repeatable = false;")
+        elif not state.planned.locations.takes.keys().isdisjoint(written_by(s)):
+            state.w.add("if (donated) own.repeatable = false;")
 
     def drop_input(self, state: Printer, b: str) -> None:
         if self.calling.drops and not self.calling.any_strides:
@@ -215,6 +223,15 @@ class _GraphEdges:
         field = "real" if kind == "float" else "integer"
         w.add(f"own.numbers[{k}].{field} = {CTYPES[kind]}({text});")
         return kind
+
+
+def written_by(s: AnyStep) -> Sequence[str | None]:
+    """Return the buffers that a step writes."""
+    if isinstance(s, Extern):
+        return writes(s)
+    if isinstance(s, Launch):
+        return [b for q, b in s.operands() if q.written]
+    return [b for q, b in zip(s.params, s.buffers, strict=True) if q.written]
 
 
 def effect_of(p: Program, s: AnyStep) -> bool:

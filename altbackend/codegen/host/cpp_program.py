@@ -184,7 +184,11 @@ def allocate(state: Printer, b: str) -> None:
         return
     declare(state, b)
     function = "empty(" if buffer.device.type == "cpu" else "empty_on_gpu(frame.device, "
-    state.w.add(f"t_{b} = {function}{dtype_text(buffer.dtype)}, {ints(buffer.sizes)}, {ints(buffer.strides)});")
+    geometry = f"{ints(buffer.sizes)}, {ints(buffer.strides)}"
+    new = f"{function}{dtype_text(buffer.dtype)}, {geometry})"
+    source = state.planned.locations.takes.get(b)
+    text = new if source is None else f"donated ? view(t_{source}.get(), {geometry}, 0) : {new}"
+    state.w.add(f"t_{b} = {text};")
     set_pointer(state, b)
 
 

@@ -12,6 +12,7 @@ from .debug_file import file_text
 from .launch_plan import Launch, LaunchPlan, Locations, Step, cpp_text, full_view, plan
 from .python_text import (
     HostLines,
+    allocation_text,
     argument_view,
     bind_late,
     bind_numbers,
@@ -73,7 +74,7 @@ def _body(planned: LaunchPlan, cfg: Config, any_strides: bool) -> HostLines:
 
 
 def _prologue(w: HostLines, p: Program, locations: Locations, any_strides: bool, checked: bool) -> None:
-    open_call(w, p)
+    open_call(w, p, locations.takes)
     bind_sizes(w, p, any_strides, checked and not any_strides)
     bind_numbers(w, p)
     w.add(f"ws = spaces.take({', '.join(locations.layout)})")
@@ -95,7 +96,7 @@ def _set_pointer(w: HostLines, locations: Locations, b: str) -> None:
 def _allocate(w: HostLines, p: Program, locations: Locations, b: str) -> None:
     """Allocate a buffer that is a tensor of its own."""
     w.targets[b] = b
-    w.add(f"{b} = empty_cpu({geometry_text(p, b)}, {p.buffers[b].dtype})")
+    w.add(f"{b} = {allocation_text(p, locations, b, 'empty_cpu')}")
     if b in locations.slots:
         _set_pointer(w, locations, b)
 

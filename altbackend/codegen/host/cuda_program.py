@@ -19,6 +19,7 @@ from .debug_file import describe, optional_functions
 from .launch_plan import Locations
 from .python_text import (
     HostLines,
+    allocation_text,
     bind_late,
     bind_numbers,
     bind_sizes,
@@ -27,22 +28,28 @@ from .python_text import (
     is_foreign,
     number_imports,
     open_call,
+    owned_import,
     promise,
     promise_imports,
     provenance,
     return_line,
 )
+from .take_over import Uses, Writes, from_donated
 
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel on named buffers. `scratch`: the buffer of its global scratch memory, or ""."""
+    """One kernel on named buffers. `scratch`: the buffer of its global scratch memory, or "".
+
+    `in_place`: pairs of buffers that may share memory, see `Kernel`.
+    """
 
     kernel: TritonKernel
     params: tuple[Param, ...]
     buffers: tuple[str, ...]
     origins: tuple[Origin, ...]
     scratch: str = ""
+    in_place: tuple[tuple[str, str], ...] = ()
 
     @property
     def all_buffers(self) -> tuple[str, ...]:
@@ -64,7 +71,12 @@ class CudaHost:
 
 
 def launches(
-    p: Program, kernel: TritonKernel, buffers: tuple[str, ...], origins: tuple[Origin, ...], number: int
+    p: Program,
+    kernel: TritonKernel,
+    buffers: tuple[str, ...],
+    origins: tuple[Origin, ...],
+    number: int,
+    in_place: tuple[tuple[str, str], ...] = (),
 ) -> tuple[Program, list[CudaLaunch]]:
     """Return the launches of a kernel and its second kernels, and the program with their workspaces as buffers."""
     buffer_of = dict(zip((q.name for q in (*kernel.params, *kernel.totals)), buffers, strict=True))
@@ -79,7 +91,7 @@ def launches(
     if added:
         p = replace(p, buffers={**p.buffers, **added})
     params = (*kernel.params, *(Param(w.name, w.dtype, True) for w in kernel.workspace))
-    steps = [CudaLaunch(kernel, params, tuple(buffer_of[q.name] for q in params), origins, scratch)]
+    steps = [CudaLaunch(kernel, params, tuple(buffer_of[q.name] for q in params), origins, scratch, in_place)]
     for f in kernel.finish:
         names = tuple(buffer_of[a] for a in f.arguments)
         steps.append(CudaLaunch(f.kernel, f.kernel.params, names, origins))
@@ -152,13 +164,20 @@ def _locate(p: Program, steps: Sequence[Step]) -> Locations:
     """Return the slots of pointers and sizes; every temporary is a tensor of its own."""
     slots: dict[str, int] = {}
     symbols: set[str] = set()
-    for s in steps:
+    uses = Uses()
+    for k, s in enumerate(steps):
         if isinstance(s, CudaLaunch):
             symbols.update(s.kernel.symbols)
             for b in s.all_buffers:
                 slots.setdefault(b, len(slots))
+            uses.add(k, s.all_buffers)
+        else:
+            uses.aliased.update({o: s.aliases for o in s.outs if o} if s.aliases else {})
+            uses.add(k, (*reads(s), *writes(s)))
     temporary = {b for b, buffer in p.buffers.items() if buffer.kind == "temp"}
-    return Locations(slots, {}, {}, {}, temporary, tuple(sorted(symbols)))
+    in_place = [Writes((), s.in_place if isinstance(s, CudaLaunch) else ()) for s in steps]
+    takes = from_donated(p, in_place, uses, in_place_only=True)  # the allocator gives dead memory to later buffers
+    return Locations(slots, {}, {}, {}, temporary, tuple(sorted(symbols)), takes=takes)
 
 
 def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
@@ -209,7 +228,7 @@ def _body(planned: CudaPlan, any_strides: bool, checked: bool) -> HostLines:
 
 def _prologue(w: HostLines, planned: CudaPlan, any_strides: bool, checked: bool) -> None:
     p, locations = planned.program, planned.locations
-    open_call(w, p)
+    open_call(w, p, locations.takes)
     if planned.flagged:
         w.add("flag.check()")
     bind_sizes(w, p, any_strides, checked)
@@ -243,7 +262,7 @@ def _launch(w: HostLines, planned: CudaPlan, s: CudaLaunch, number: int) -> None
     for b in s.all_buffers:
         if b in locations.fresh and b not in w.targets:
             w.targets[b] = b
-            w.add(f"{b} = empty_cuda({geometry_text(p, b)}, {p.buffers[b].dtype})")
+            w.add(f"{b} = {allocation_text(p, locations, b, 'empty_cuda')}")
             w.add(f"P[{locations.slots[b]}] = {b}.data_ptr()")
             if any(q.name in s.kernel.zeroed for q, c in zip(s.params, s.buffers, strict=True) if c == b):
                 w.add(f"{b}.zero_()")
@@ -290,7 +309,6 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
     p, locations, launched = planned.program, planned.locations, planned.launches
     flag = len(locations.slots)
     checks = sorted({o.line for s in launched if s.kernel.checks for o in s.origins if o.line})
-    device = next(b.device for b in p.buffers.values() if b.device.type == "cuda").index or 0
     fixed = {locations.slots[b]: f"const[{b!r}]" for b in locations.slots if p.buffers[b].kind == "const"}
     fixed |= {flag: "flag"} if planned.flagged else {}
     fixed_text = ", ".join(f"{slot}: {text}" for slot, text in fixed.items())
@@ -305,12 +323,11 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
         "from altbackend.runtime.cuda import stream as current_stream",
         *(f"from altbackend.runtime.host import {name}" for name in optional_functions(w)),
         *promise_imports(p),
+        *owned_import(locations.takes),
         "",
-        f"DEVICE = {device}",
         "",
-        "",
-        "def bind(kernels, const):",
-        '    """`kernels`: one launch function per launch, in order; `const`: constants by name."""',
+        "def bind(kernels, const, DEVICE):",
+        '    """`kernels`: one launch function per launch, in order; `const`: constants by name; `DEVICE`: the GPU."""',
         *([f"    flag = ErrorFlag({checks!r})"] if planned.flagged else []),
         "    launches = [",
         *(f"        {text},  # SOURCE{n}" for text, n in zip(arguments, numbers, strict=True)),

@@ -8,7 +8,7 @@ from ...config.options import Config
 from ...ir import expr as ex
 from ...ir.loops import Extern, Program
 from .launch_plan import LaunchPlan, Locations
-from .python_text import HostLines, geometry_text, number_imports, promise_imports, tuple_text
+from .python_text import HostLines, geometry_text, number_imports, owned_import, promise_imports, tuple_text
 
 _RUNTIME = ("Workspaces", "check_error", "empty_cpu", "ensure_strides", "view")
 
@@ -28,6 +28,7 @@ def file_text(planned: LaunchPlan, cfg: Config, w: HostLines, source: str) -> st
     lines = [
         *number_imports(p),
         *promise_imports(p),
+        *owned_import(locations.takes),
         "import torch",
         f"from altbackend.runtime.host import {', '.join(sorted([*_RUNTIME, *optional_functions(w)]))}",
         "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...aten.collective import is_start
@@ -15,6 +15,7 @@ from ...schedule.deps import Deps
 from ...schedule.horizontal_parts import HorizontalKernel
 from ..cpp import print_cpp, print_horizontal, translation_units
 from ..cpp.ast import Function, Param
+from .take_over import Uses, Writes, from_donated
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Locations:
     `slots`: numbers in the table of pointers. `windows`: numbers of views on temporaries in the table of views.
     `arena`: first and last step of each temporary in the arena. `shares`: temporary -> the one whose storage it takes
     over. `fresh`: buffers that are tensors of their own. `symbols`: names in the table of sizes; the first
-    `layout_symbols` of them decide the layout of the arena, the others may differ in every call.
+    `layout_symbols` of them decide the layout of the arena, the others may differ in every call. `takes`: buffer -> the
+    donated input whose memory it takes over, in calls that own their donated inputs.
     """
 
     slots: dict[str, int]
@@ -69,6 +71,7 @@ class Locations:
     fresh: set[str]
     symbols: tuple[str, ...]
     layout_symbols: int = 0
+    takes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def layout(self) -> tuple[str, ...]:
@@ -89,8 +92,9 @@ class LaunchPlan:
         """Return for each step the inputs and library results that no later step uses, to free their memory early."""
         p, last = self.program, dict[str, int]()
         for k, s in enumerate(self.steps):
-            for b in s.buffers if isinstance(s, Launch) else (*reads(s), *writes(s)):
+            for b in _names(s):
                 last[b] = k
+        last |= {a: max(last[a], self._first_use(b)) for b, a in self.locations.takes.items()}
         outputs = {o.buffer for o in p.outputs if isinstance(o, View)}
         results = {o for s in self.steps if isinstance(s, Extern) and s.out_variant is None for o in s.outs}
         drops: dict[int, list[str]] = {}
@@ -100,6 +104,13 @@ class LaunchPlan:
             if p.buffers[b].kind == "input" or b in results:
                 drops.setdefault(k, []).append(b)
         return drops
+
+    def _first_use(self, b: str) -> int:
+        return next(k for k, s in enumerate(self.steps) if b in _names(s))
+
+
+def _names(s: Step) -> tuple[str, ...]:
+    return s.buffers if isinstance(s, Launch) else (*reads(s), *writes(s))
 
 
 def plan(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> LaunchPlan:
@@ -119,31 +130,9 @@ def full_view(p: Program, b: str) -> View:
 # --- locations -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Uses:
-    """The first and last step that uses each buffer, directly or through an alias."""
-
-    first: dict[str, int] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)
-    aliased: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def add(self, k: int, buffers: Sequence[str]) -> None:
-        for b in buffers:
-            for used in (b, *self._below(b)):
-                self.first.setdefault(used, k)
-                self.last[used] = k
-
-    def _below(self, b: str) -> list[str]:
-        """Return the buffers of which `b` may be a view."""
-        below: list[str] = []
-        for a in self.aliased.get(b, ()):
-            below += [a, *self._below(a)]
-        return below
-
-
 def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locations:
     """Return which temporaries share the arena, which are tensors of their own, and all slots."""
-    uses = _Uses()
+    uses = Uses()
     fresh = {b for b in deps.escaping if p.buffers[b].kind == "temp"} | _sized_in_call(p, steps)
     slots: dict[str, int] = {}
     symbols: set[str] = set()
@@ -161,6 +150,8 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
             for b in s.buffers:
                 slots.setdefault(b, len(slots))
             uses.add(k, s.buffers)
+    takes = from_donated(p, [_writes_of(s, p) for s in steps], uses, in_place_only=False)
+    fresh.update(takes)
     temporary = [b for b in uses.first if b in p.buffers and p.buffers[b].kind == "temp" and b not in fresh]
     arena = {b: (uses.first[b], uses.last[b]) for b in temporary}
     layout: set[str] = set()
@@ -172,7 +163,17 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
         windows.setdefault(v, len(windows))
         layout.update(a.key for x in (*v.sizes, *v.strides, v.offset) for a in ex.syms_of(x))
     shares = _share_storage(steps, arena, cfg.reuse_memory)
-    return Locations(slots, windows, arena, shares, fresh, (*sorted(layout), *sorted(symbols - layout)), len(layout))
+    return Locations(
+        slots, windows, arena, shares, fresh, (*sorted(layout), *sorted(symbols - layout)), len(layout), takes
+    )
+
+
+def _writes_of(s: Step, p: Program) -> Writes:
+    """Return the temporaries that the host allocates for a step."""
+    if isinstance(s, Launch):
+        made = tuple(dict.fromkeys(b for q, b in s.operands() if q.written and p.buffers[b].kind == "temp"))
+        return Writes(made, s.in_place)
+    return Writes((s.outs[0],) if s.out_variant is not None and s.outs[0] else ())
 
 
 def _call_views(p: Program, s: Extern) -> list[View]:
@@ -214,7 +215,7 @@ def _without_restrict(s: Step, locations: Locations) -> Step:
     """Return the step without the promise to the compiler that arguments are disjoint, where they share storage."""
     if not isinstance(s, Launch):
         return s
-    roots = [locations.shares.get(b, b) for b in s.buffers]
+    roots = [locations.takes.get(b, locations.shares.get(b, b)) for b in s.buffers]
     count = len(s.function.params)
     parts = [roots[k : k + count] for k in range(0, len(roots), count)]
     if all(len(set(part)) == count for part in parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from ...ir.loops import Constant, Extern, HostNumber, Origin, Program, View, nam
 from ...lowering.graph import Opaque
 from ..lines import Lines
 from .launch_plan import Locations
+from .take_over import donors
 
 OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
 LONGEST_PROVENANCE = 160  # characters
@@ -50,11 +51,26 @@ def provenance(origins: Sequence[Origin]) -> str:
     return shown + (f" ... {lines[-1]}" if len(lines) > 1 else "")
 
 
+def allocation_text(p: Program, locations: Locations, b: str, allocate: str) -> str:
+    """Return the text of a new tensor for a buffer, in memory that it takes over if the call owns that."""
+    geometry = geometry_text(p, b)
+    new = f"{allocate}({geometry}, {p.buffers[b].dtype})"
+    source = locations.takes.get(b)
+    return new if source is None else f"view({source}, {geometry}, 0) if own else {new}"
+
+
+def owned_import(takes: Mapping[str, str]) -> list[str]:
+    """Return the import that asks whether a call owns its donated inputs."""
+    return ["from altbackend.runtime.donated import owned"] if takes else []
+
+
 # --- sizes and numbers -----------------------------------------------------------------------------------------------
 
 
-def open_call(w: HostLines, p: Program) -> None:
-    """Print names for the inputs, and drop the caller's list."""
+def open_call(w: HostLines, p: Program, takes: Mapping[str, str]) -> None:
+    """Print names for the inputs, and drop the caller's list. `takes`: see `Locations`."""
+    if takes:
+        w.add(f"own = owned(args, ({', '.join(map(str, donors(p, takes)))},))")
     if p.inputs:
         w.add(f"{', '.join(p.inputs)}{',' if len(p.inputs) == 1 else ''} = args")
     w.add("args.clear()")
@@ -185,6 +201,8 @@ def _argument(p: Program, locations: Locations, x: object) -> str:
             return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
         case float() if x != x or x in (float("inf"), float("-inf")):
             return f'float("{x}")'
+        case torch.device() if x.type == "cuda" and {x} == _gpus(p):
+            return 'torch.device("cuda", DEVICE)'
         case torch.device():
             return f"torch.device({str(x)!r})"
         case torch._ops.OpOverload():  # an argument of a higher-order operator
@@ -193,6 +211,10 @@ def _argument(p: Program, locations: Locations, x: object) -> str:
             return f"torch.ops.higher_order.{x._name}"
         case _:
             return repr(x)
+
+
+def _gpus(p: Program) -> set[torch.device]:
+    return {b.device for b in p.buffers.values() if b.device.type == "cuda"}
 
 
 def argument_view(p: Program, locations: Locations, v: View) -> str:

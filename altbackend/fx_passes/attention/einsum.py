@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 Order = tuple[int, ...]
 
 
@@ -14,6 +16,21 @@ def _letters(equation: object) -> tuple[str, str, str] | None:
     if len(operands) != 2 or any(len(set(text)) != len(text) for text in (*operands, result)):
         return None
     return operands[0], operands[1], result
+
+
+def explicit(equation: object, first: int, second: int) -> object:
+    """Return an equation with letters for "...", for operands of these numbers of dimensions; others unchanged."""
+    if not isinstance(equation, str) or "..." not in equation:
+        return equation
+    left, _, result = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    if len(operands) != 2 or not all(text.startswith("...") for text in (*operands, result)):
+        return equation
+    counts = {dims - len(text) + 3 for text, dims in zip(operands, (first, second), strict=True)}
+    free = [letter for letter in string.ascii_uppercase if letter not in equation]
+    if len(counts) != 1 or not 0 <= (count := counts.pop()) <= len(free):
+        return equation  # operands that are broadcast
+    return equation.replace(" ", "").replace("...", "".join(free[:count]))
 
 
 def scores_order(equation: object) -> tuple[Order, Order] | None:

@@ -10,8 +10,11 @@ import torch
 from torch.fx import Node
 
 from ..simplify import same_sizes
-from .einsum import output_order, scores_order
+from .einsum import explicit, output_order, scores_order
 from .operators import Operation, is_tensor, read, shape_of, value_of
+
+LOWEST = -1e30  # below it, adding a score does not change the number in float32
+COLUMNS = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Operand:
 class Step:
     """A call between the first product and the softmax, on scores of the leading sizes `lead`.
 
-    `kind`: "scale" by `number`; "multiply" or "divide" by the symbolic number `mask`; "add" or "subtract" the tensor
-    `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`. `dtype`: that of the scores.
+    `kind`: "scale" by `number`; "multiply" or "divide" by `mask`, a symbolic number or a tensor with one column; "add"
+    or "subtract" the tensor `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`; "floor":
+    the larger of a score and `number`, which is lower than any. `dtype`: that of the scores.
     """
 
     kind: str
@@ -72,11 +76,11 @@ Constant = Callable[[Node], Any]  # the value of a node that depends on no input
 
 def form_of(last: Node, constant: Constant) -> Form | None:
     """Return the attention whose last product is a node, or None. `constant` computes values known beforehand."""
-    operands = _last_product(last)
+    operands = last_product(last)
     if operands is None or not is_tensor(last):
         return None
     weights, value, order = operands
-    after = _after_softmax(weights)
+    after = after_softmax(weights)
     if after is None:
         return None
     softmax, dropout, calls = after
@@ -88,25 +92,25 @@ def form_of(last: Node, constant: Constant) -> Form | None:
     if scores is None:
         return None
     interior = (*scores.calls, softmax, *calls)
-    if any(len(n.users) != 1 for n in interior):
+    if any(u not in (*interior, last) for n in interior for u in n.users):
         return None
     return Form(scores.query, scores.key, value, scores.steps, dropout, last, (*interior, last), scores.product, order)
 
 
-def _last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None:
+def last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None:
     """Return (weights, value, order of the result) of a product with weights on the left."""
     call = read(n)
     if call.name == "matmul" and is_tensor(call.get("input")) and is_tensor(call.get("other")):
         return call.args["input"], Operand(call.args["other"]), None
     if call.name == "einsum" and len(call.args["operands"]) == 2 and all(map(is_tensor, call.args["operands"])):
-        orders = output_order(call.args["equation"])
+        orders = output_order(explicit(call.args["equation"], *(value_of(x).dim() for x in call.args["operands"])))
         if orders is not None:
             weights, value = call.args["operands"]
             return weights, Operand(value, orders[0]), orders[1]
     return None
 
 
-def _after_softmax(n: Any) -> tuple[Node, float, tuple[Node, ...]] | None:
+def after_softmax(n: Any) -> tuple[Node, float, tuple[Node, ...]] | None:
     """Return (softmax, probability of dropout, calls behind the softmax) of attention weights."""
     dropout, calls = 0.0, list[Node]()
     while is_tensor(n):
@@ -161,7 +165,19 @@ def _scores(n: Any, constant: Constant) -> _Scores | None:
             return _masked(n, call, constant)
         case "masked_fill" | "where":
             return _filled(n, call, constant)
+        case "maximum":
+            return _floored(n, call, constant)
     return None
+
+
+def _floored(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a maximum with a number that is lower than all scores without a mask."""
+    scores, number = call.get("input"), _fill_number(call.get("other"), constant)
+    if call.more or number is None or number > LOWEST or not is_tensor(scores):
+        return None
+    if shape_of(scores) != shape_of(n) or value_of(scores).dtype != value_of(n).dtype:
+        return None
+    return _behind(_scores(scores, constant), n, _step("floor", n, number=number))
 
 
 def _first_product(n: Node, call: Operation) -> _Scores | None:
@@ -171,7 +187,7 @@ def _first_product(n: Node, call: Operation) -> _Scores | None:
             return None
         return _Scores(n, Operand(call.args["input"]), Operand(call.args["other"]), (), (n,))
     if call.name == "einsum" and len(call.args["operands"]) == 2 and all(map(is_tensor, call.args["operands"])):
-        orders = scores_order(call.args["equation"])
+        orders = scores_order(explicit(call.args["equation"], *(value_of(x).dim() for x in call.args["operands"])))
         if orders is None:
             return None
         query, key = call.args["operands"]
@@ -207,10 +223,24 @@ def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
     if _symbolic(second) and is_tensor(first):
         kind = "multiply" if call.name == "mul" else "divide"
         return _behind(_scores(first, constant), n, _step(kind, n, mask=second))
+    for scores, column in ((first, second), (second, first))[: 2 if call.name == "mul" else 1]:
+        if is_tensor(scores) and _is_column(column, scores, n):
+            kind = "multiply" if call.name == "mul" else "divide"
+            return _behind(_scores(scores, constant), n, _step(kind, n, mask=column))
     number = _number(second, constant)
     if number is None or number == 0 or not is_tensor(first):
         return None
     return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
+
+
+def _is_column(x: Any, scores: Node, n: Node) -> bool:
+    """Return whether a tensor has one column and no more rows than the scores: it can scale the query instead.
+
+    Not in float16, where the scaled query may be out of range although the scores are not.
+    """
+    if not is_tensor(x) or value_of(x).dim() < 2 or value_of(x).dtype not in COLUMNS or shape_of(x)[-1:] != (1,):
+        return False
+    return value_of(x).dtype == value_of(scores).dtype and same_sizes(shape_of(scores), shape_of(n))
 
 
 def _symbolic(x: object) -> bool:

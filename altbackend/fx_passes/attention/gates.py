@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -16,7 +16,7 @@ from ..context import Context
 from ..simplify import same_sizes
 from .form import Form
 from .masks import Mask
-from .operators import dtype_of, shape_of, value_of
+from .operators import dtype_of, is_tensor, shape_of, value_of
 
 _TYPES = {
     "cpu": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -92,18 +92,27 @@ def _dropout(form: Form, ctx: Context, device: str) -> str:
 def _writes_between(form: Form) -> str:
     """Return why operands may change before the last product, which takes the place of all others, or ""."""
     inside = set(form.interior)
+    read_before: set[int | None] = set()  # storages that the fused call would read later than the calls so far
     n: Node = form.scores
     while n is not form.result:
-        if n not in inside and _may_write(n):
+        if n in inside:
+            read_before.update(torch_api.storage_of(value_of(m)) for m in n.all_input_nodes if is_tensor(m))
+        elif _may_write(n, read_before):
             return f"{n} may write to an operand before it is read"
         n = n.next
     return ""
 
 
-def _may_write(n: Node) -> bool:
+def _may_write(n: Node, storages: Collection[int | None]) -> bool:
+    """Return whether a call may write to one of the storages."""
     if n.op == "call_module" or isinstance(n.target, HigherOrderOperator):
         return True
-    return n.op in ("call_function", "call_method") and (attention_mask.writes_in_place(n) or is_mutable(n.target))
+    if n.op not in ("call_function", "call_method"):
+        return False
+    if attention_mask.writes_in_place(n) and "out" not in n.kwargs and is_tensor(n.args[0] if n.args else None):
+        written = torch_api.storage_of(value_of(n.args[0]))
+        return written is None or None in storages or written in storages
+    return attention_mask.writes_in_place(n) or is_mutable(n.target)
 
 
 def refused_mask(form: Form, mask: Mask, ctx: Context) -> str:

@@ -29,7 +29,7 @@ LOW = -1e9  # a number that masks write: exp(score + LOW - largest score) is 0 f
 class Mask:
     """The mask of the fused operator. `node` is None if nothing is hidden, or only what is behind the diagonal.
 
-    `factors`: symbolic numbers by which the query is multiplied or divided first.
+    `factors`: numbers or columns by which the query is multiplied or divided first, and whether it is a division.
     `hidden_rows`: the number by which each row of the result is multiplied: NaN for rows with no visible column.
     """
 
@@ -37,7 +37,7 @@ class Mask:
     node: Node | None = None
     causal: bool = False
     hidden_rows: Node | None = None
-    factors: tuple[Step, ...] = ()
+    factors: tuple[tuple[Node, bool], ...] = ()
 
 
 def working_dtype(form: Form, device: str) -> torch.dtype:
@@ -52,11 +52,17 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
     """Return the mask and the scale of an attention, or why the fused operator cannot have them."""
     work, scale = working_dtype(form, device), 1.0
     total: Node | None = None
-    factors = tuple(step for step in form.steps if step.kind in ("multiply", "divide"))
+    factors: list[tuple[Node, bool]] = []
     for step in form.steps:
-        if step in factors:
-            if total is not None:
-                return "masked scores are scaled by a symbolic number"
+        if step.kind in ("multiply", "divide"):
+            factor = _factor(build, step, lead)
+            if total is not None or factor is None:
+                return "masked scores are scaled by a symbolic number or a tensor"
+            factors.append((factor, step.kind == "divide"))
+            continue
+        if step.kind == "floor":
+            lowest = max(step.number, torch.finfo(work).min)
+            total = total if total is None else build.call(aten.clamp_min.default, total, lowest)
             continue
         if step.kind == "scale":
             scale *= step.number
@@ -70,7 +76,13 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
             return combined
         total = combined
     mask = Mask(scale) if total is None else _finished(build, form, total, scale, device, values)
-    return mask if isinstance(mask, str) else replace(mask, factors=factors)
+    return mask if isinstance(mask, str) else replace(mask, factors=tuple(factors))
+
+
+def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
+    """Return a factor of scores as one of the query; None if its symbolic sizes must be reshaped."""
+    assert step.mask is not None
+    return _placed(build, step.mask, step, lead) if is_tensor(step.mask) else step.mask
 
 
 def _finished(
@@ -184,6 +196,8 @@ def finite(n: Any) -> bool:
         return True
     if n.target in (aten.full.default, torch.full):
         return finite(n.args[1] if len(n.args) > 1 else n.kwargs.get("fill_value"))
+    if n.target is aten.clamp_min.default:
+        return True
     if n.target in (torch.zeros, torch.ones, aten.zeros.default, aten.ones.default):
         return True
     call = read(n)

@@ -77,6 +77,7 @@ SPELLINGS = (
             )
         ],
     ),
+    Spelling("maximum", "input other", (torch.max, torch.maximum, "max", "maximum", aten.maximum.default)),
     Spelling(
         "masked_fill",
         "input mask value",

@@ -16,6 +16,7 @@ from ..simplify import same_layout, same_sizes
 from . import gates, masks, shapes
 from .builder import Builder
 from .form import Form, form_of
+from .obstacles import obstacle
 from .operators import PRODUCTS, aten, read, shape_of, value_of
 
 _FUSED = torch.nn.functional.scaled_dot_product_attention
@@ -69,6 +70,8 @@ class Attention:
         """Fuse the attention whose last product is a node, if the kernels take it exactly and faster."""
         form = form_of(n, self.constant)
         if form is None:
+            if reason := obstacle(n):
+                self.ctx.trace.decision(DecisionKind.SIMPLIFY, f"attention {n.name}", "kept", reason)
             return None
         reason = gates.refused(form, self.ctx) or gates.slower(form, self.ctx)
         new = reason or self._fused(form)
@@ -161,8 +164,8 @@ def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask) -> 
         options["enable_gqa"] = True
     target = _FUSED if build.key == "example_value" else aten.scaled_dot_product_attention.default
     query, key, value = operands.query, operands.key, operands.value
-    for step in mask.factors:
-        query = build.call(aten.mul.Tensor if step.kind == "multiply" else aten.div.Tensor, query, step.mask)
+    for factor, divides in mask.factors:
+        query = build.call(aten.div.Tensor if divides else aten.mul.Tensor, query, factor)
     fake = value_of(query)
     result = fake.new_empty((*fake.shape[:-1], value_of(value).shape[-1]))
     return build.with_value(result, target, query, key, value, mask.node, **options)

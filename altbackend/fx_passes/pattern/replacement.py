@@ -49,6 +49,7 @@ class Replacement:
     scalars: Mapping[str, float] = field(default_factory=dict)
     first: Check = lambda match: True  # a cheap condition on the structure's match, before the search is traced
     traces: dict[Hashable, GraphModule] = field(default_factory=dict, compare=False)  # of one application, by geometry
+    strict: dict[GraphModule, Traced] = field(default_factory=dict, compare=False)  # traces as terms
 
     @property
     def targets(self) -> tuple[object, ...]:
@@ -87,9 +88,9 @@ class Replacement:
         traced = self._traced(self.search, match)
         if traced is None:
             return None
-        names = self.pattern.names[: self._count()]
-        strict = terms_of(traced, names, {}, loose=False)
-        exact = matching.match(strict.outputs, n)
+        if traced not in self.strict:
+            self.strict[traced] = terms_of(traced, self.pattern.names[: self._count()], {}, loose=False)
+        exact = matching.match(self.strict[traced].outputs, n)
         if exact is None or any(
             exact.kwargs.get(k, v) is not v for k, v in match.kwargs.items() if isinstance(v, Node)
         ):
@@ -137,6 +138,7 @@ class Replacement:
     def forget(self) -> None:
         """Drop the traces of an application, which hold the values of its graph."""
         self.traces.clear()
+        self.strict.clear()
 
 
 def geometry(value: object) -> Hashable:

@@ -10,6 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
+from ...aten.view import declares_alias
+from ...compat import fake_values
 from ..graph import aten, attribute, fake_call, val
 from ..simplify import same_layout
 from .match import Match, equal
@@ -63,7 +65,7 @@ class Splice:
             elif n.op == "call_function":
                 args, kwargs = self._resolved((n.args, n.kwargs), copies)
                 copies[n] = self.graph.call_function(n.target, args, kwargs)
-                copies[n].meta["val"] = fake_call(copies[n])
+                copies[n].meta["val"] = _value(n, copies[n])
 
     def _constant(self, n: Node) -> Node:
         owner = self.graph.owning_module
@@ -86,6 +88,16 @@ class Splice:
         if isinstance(value, (list, tuple)):
             return type(value)(self._resolved(v, copies) for v in value)
         return value
+
+
+def _value(traced: Node, copy: Node) -> Any:
+    """Return the fake value of a copied call. Its arguments have the geometry of those that were traced."""
+    known = (
+        None
+        if declares_alias(traced.target)
+        else fake_values.another(val(traced), [val(a) for a in copy.all_input_nodes])
+    )
+    return fake_call(copy) if known is None else known
 
 
 def _holds(n: Node, size: torch.SymInt) -> bool:

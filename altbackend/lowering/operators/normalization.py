@@ -18,7 +18,17 @@ from ..registry import lowers
 from ..tensor import Dims, Size, Tensor, axes, expand, points
 from .pieces import Cut, Ends, cut_of, inside, split_of
 from .pointwise import finish
-from .reduction import as_number, count, drop_dims, norm_dims, reduce, result_of, shared_as_read, shared_of_groups
+from .reduction import (
+    Groups,
+    as_number,
+    count,
+    drop_dims,
+    norm_dims,
+    reduce,
+    result_of,
+    shared_as_read,
+    shared_of_groups,
+)
 
 MOST_FLOPS = 64  # float additions that two kernels compute rather than one stores their result and the other reads it
 
@@ -216,7 +226,7 @@ def native_layer_norm(
     rank = len(x.sizes)
     reduced_dims = tuple(range(rank - len(shape), rank))
     own = recomputed(x, acc) if is_cut(ctx, x, reduced_dims) else None
-    x = own or shared_of_groups(ctx, x, ex.prod(x.sizes[: rank - len(shape)]), acc)
+    x = own or shared_of_groups(ctx, x, Groups(ex.prod(x.sizes[: rank - len(shape)]), x.sizes[rank - len(shape)]), acc)
     mu, m2 = moments(ctx, x, reduced_dims, acc)
     rstd = ctx.realize(inverse_std(ctx, m2, count(x, reduced_dims), eps, acc))
     y = s.mul(s.sub(va.cast(x.value, acc), expand(mu, x.sizes).value), expand(rstd, x.sizes).value)
@@ -254,7 +264,7 @@ def native_group_norm(
     split = (batch, groups, per_group, *x.sizes[2:])
     reduced_dims = tuple(range(2, len(split)))
     own = recomputed(x, acc) if is_cut(ctx, _grouped(x, split, acc), reduced_dims) else None
-    x = own or shared_of_groups(ctx, x, ex.mul(batch, groups), acc)
+    x = own or shared_of_groups(ctx, x, Groups(ex.mul(batch, groups), per_group), acc)
     g = _grouped(x, split, acc)
     mu, m2 = moments(ctx, g, reduced_dims, acc)
     rstd = ctx.realize(inverse_std(ctx, m2, count(g, reduced_dims), eps, acc))

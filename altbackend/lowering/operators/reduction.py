@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,15 @@ from .pointwise import finish
 
 FEW_GROUPS = 512  # groups that do not fill a GPU with one program each
 LARGE_GROUP = 1 << 16  # elements from which such a group is reduced in parts
+SECTOR = 32  # bytes of the smallest memory access of a GPU
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of channels that a normalisation reduces: their number, and the channels of each."""
+
+    number: Index
+    channels: Index
 
 
 def norm_dims(dims: Dims, rank: int) -> tuple[int, ...]:
@@ -110,22 +120,30 @@ def materialised(ctx: Ctx, x: Tensor) -> Tensor:
     return x if x.value.op == "load" else ctx.realize(x)
 
 
-def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` for several readers: stored, unless recomputing it costs no more than a load and a cast."""
+def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype, like: torch.Tensor | None = None) -> Tensor:
+    """Return `x` for several readers: stored, unless recomputing it costs no more than a load and a cast.
+
+    `like`: a fake tensor whose order of strides a new buffer takes.
+    """
     if va.flops(x.value) == 0 and len(va.loads(x.value)) <= 1:
         return x
-    return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)))
+    if ctx.gpu:  # a tile in registers has the value in `dtype` anyway, and memory holds half the bytes
+        return ctx.realize(x.rounded(), like)
+    return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)), like)
 
 
-def shared_of_groups(ctx: Ctx, x: Tensor, groups: Index, dtype: torch.dtype) -> Tensor:
-    """Return `x` for several readers, which reduce `groups` equal parts of it, each over all its channels and points.
+def shared_of_groups(ctx: Ctx, x: Tensor, groups: Groups, dtype: torch.dtype) -> Tensor:
+    """Return `x` for several readers, which reduce each group of channels over all points.
 
     Few, large groups are reduced in parts by kernels that read `x` from memory. Then it is stored as its main operand
-    lies, so that a channels-last image is not transposed. Other groups are rows of one kernel, and `x` is not stored.
+    lies, so that a channels-last image is not transposed. Other groups are rows of one kernel, and `x` is stored only
+    for other kernels: like the normalised result if a group's channels fill sectors of memory.
     """
-    numel = ex.prod(x.sizes)
-    few = isinstance(groups, int) and isinstance(numel, int) and groups < FEW_GROUPS and numel >= groups * LARGE_GROUP
-    return shared_as_read(ctx, x, dtype) if few else shared(ctx, x, dtype)
+    number, numel = groups.number, ex.prod(x.sizes)
+    if isinstance(number, int) and isinstance(numel, int) and number < FEW_GROUPS and numel >= number * LARGE_GROUP:
+        return shared_as_read(ctx, x, dtype)
+    whole = isinstance(groups.channels, int) and groups.channels * x.dtype.itemsize >= SECTOR
+    return shared(ctx, x, dtype, result_of(ctx, 0) if whole else None)
 
 
 def shared_as_read(ctx: Ctx, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -288,7 +306,7 @@ def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, x, acc)
+    x = shared(ctx, x, acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
     e = ctx.realize(e, out)
@@ -302,7 +320,7 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, x, acc)
+    x = shared(ctx, x, acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     shifted = s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)
     total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), reduced_dims, acc, acc)
@@ -368,7 +386,7 @@ def logsumexp(ctx: Ctx, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
         raise FallBack("logsumexp of integers")
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dims, len(x.sizes))
-    x = shared(ctx, x, acc)
+    x = shared_as_read(ctx, x, acc)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
     total = reduce(ctx, "sum", e, reduced_dims, acc, acc)

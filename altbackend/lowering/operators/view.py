@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from ...aten.view import storage_owner
+from ...aten.name import operator_name
+from ...aten.pointwise import is_tagged
+from ...aten.reduction import is_normalisation, is_reduction
+from ...aten.view import passes_storage_on, storage_owner
 from ...compat import torch_api
 from ...errors import Unsupported
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from ...ir.loops import View
+from ...ir.loops import Extern, View
 from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
@@ -313,12 +316,62 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
         return full(sizes, 0, out.dtype)  # without elements
     if len(parts) == 1:
         return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
+    if _is_read_in_place(ctx, parts):
+        return Tensor(sizes, out.dtype, _choice_of_parts(parts, sizes, dim, out.dtype))
     buffer = ctx.new_buffer(out.dtype, sizes, ctx.strides_like(sizes, out))
     begin: Index = 0
     for part in parts:
         ctx.store_region(buffer, Tensor(part.sizes, out.dtype, va.cast(part.value, part.dtype)), dim, begin)
         begin = ex.add(begin, part.sizes[dim])
     return of_view(View(buffer.name, buffer.sizes, buffer.strides), out.dtype)
+
+
+MOST_PARTS, PART_FLOPS, PART_LOADS = 6, 8, 3  # of a concatenation that its readers compute element by element
+MOST_READERS = 2
+
+
+def _is_read_in_place(ctx: Ctx, parts: Sequence[Tensor]) -> bool:
+    """Return whether the readers of a concatenation choose the part of each element, and nothing is stored.
+
+    So they do on a GPU if no kernel computes a part, which could store it in its place, and if they are kernels
+    themselves: writing and reading the concatenation would be two more passes over memory.
+    """
+    if not ctx.gpu or len(parts) > MOST_PARTS or ctx.returned[ctx.node] or len(ctx.node.users) > MOST_READERS:
+        return False
+    if not all(_reads_each_element_once(u) for u in ctx.node.users):
+        return False
+    computed = {n.out for n in ctx.nodes if not isinstance(n, Extern)}
+    return all(_is_plain(p, computed) for p in parts)
+
+
+def _reads_each_element_once(user: torch.fx.Node) -> bool:
+    if user.op != "call_function":
+        return False
+    if passes_storage_on(user):
+        return bool(user.users) and all(_reads_each_element_once(u) for u in user.users)
+    converts = operator_name(user.target) == "_to_copy"
+    return converts or is_tagged(user.target) or is_reduction(user.target) or is_normalisation(user.target)
+
+
+def _is_plain(part: Tensor, computed: set[str]) -> bool:
+    """Return whether a part is little more than a load of a tensor that a library call or the caller wrote."""
+    loads = va.loads(part.value)
+    few = va.flops(part.value) <= PART_FLOPS and 0 < len(loads) <= PART_LOADS
+    return few and not any(b in computed for b, _ in loads)
+
+
+def _choice_of_parts(parts: Sequence[Tensor], sizes: Sequence[Index], dim: int, dtype: torch.dtype) -> va.Value:
+    """Return the value of a concatenation at a point: that of the part in which the point lies."""
+    p = list(points(sizes))
+    end = sizes[dim]
+    value = va.const(0, dtype)
+    for part in reversed(parts):
+        begin = ex.sub(end, part.sizes[dim])
+        inside = va.conjunction(va.compare_index("ge", p[dim], begin), va.compare_index("lt", p[dim], end))
+        own = part.at([*p[:dim], ex.sub(p[dim], begin), *p[dim + 1 :]])
+        value = va.masked(inside, va.cast(va.cast(own, part.dtype), dtype), value)
+        end = begin
+    return value
 
 
 @lowers("slice_scatter.default")

@@ -7,25 +7,20 @@ onto the rows of that kernel, and no rule (`rules/`) may refuse. Every refusal i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...config.options import Config
 from ...debug.trace import DecisionKind
-from ...ir import expr as ex
-from ...ir import value as va
-from ...ir.expr import Index
-from ...ir.loops import Buffer, Extern, Loop, Program, Reduction, reads, writes
-from ..access import same_point
+from ...ir.loops import Buffer, Extern, Loop, Pointwise, Program, Reduction, reads, writes
 from ..deps import Deps, analyse
 from ..device import Device, Gpu
-from ..loop_mapping import Kind, MappedNode, Refusal, mappings, natural_rows, ordered_vars
+from ..loop_mapping import Kind, Refusal, ordered_vars
 from ..reachability import Reachability
 from ..rows import estimate
 from ..split import cuts_of
 from .group import Decision, Fusion, Group, ignore, open_group
+from .join import join, redirect
+from .late_totals import join_late_totals
 from .order import order
-from .rules.rule import Proposal
-from .rules.table import refuse_mapping, refuse_nodes
 
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
 
@@ -47,8 +42,10 @@ def fuse(p: Program, deps: Deps, config: Config, device: Device, decide: Decisio
         groups[group.number] = group.with_needs(group.needs | needs)
         reachability.add(group.number, needs)
         number_of[k] = group.number
-    if fusion.on_gpu and config.fuse:
+    if config.fuse:
         groups = merge(fusion, groups, reachability)
+    if fusion.on_gpu and config.fuse:
+        groups = join_late_totals(fusion, groups, reachability)
     return order(groups)
 
 
@@ -114,71 +111,14 @@ def _bytes(b: Buffer) -> int:
     return estimate(b.numel) * b.dtype.itemsize
 
 
-def join(fusion: Fusion, group: Group, k: int, node: Loop) -> Group | Refusal:
-    """Return `group` with node number `k`, mapped anew where the rows change, or the refusal of the last attempt."""
-    joined = group.with_node(k, node)
-    if (refusal := refuse_nodes(fusion, joined)) is not None:
-        return refusal
-    flexible = group.rows == 1 and all(q.kind is Kind.POINT or not q.node.dims for q in group.mapped)
-    row_counts: list[Index] = [group.rows]
-    if flexible:
-        row_counts = [1 if r is None else r for r in natural_rows(node, row_per_result=fusion.on_gpu)] + [1]
-    last = Refusal("no common rows")
-    for rows in dict.fromkeys(row_counts):
-        mapped = _join_on_rows(fusion, group, joined, rows)
-        if isinstance(mapped, Group):
-            return mapped
-        last = mapped
-    return last
-
-
-def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> Group | Refusal:
-    """Return `joined` mapped onto `rows` rows; `group` is mapped, and lacks the last node of `joined`."""
-    node = joined.nodes[-1]
-    assert not isinstance(node, Extern)
-    candidates = mappings(node, rows, any_order=fusion.on_gpu)
-    if isinstance(candidates, Refusal):
-        return Refusal(f"{node.out} on {ex.show(rows)} rows: {candidates.reason}")
-    new = tuple(range(len(group.mapped) + 1)) if rows != group.rows else (len(group.mapped),)
-    first: Refusal | None = None
-    for last in candidates:
-        earlier = group.mapped if rows == group.rows else _mapped_anew(fusion, group.mapped, last, rows)
-        if isinstance(earlier, Refusal):
-            return earlier
-        proposal = Proposal(replace(joined, rows=rows, mapped=(*earlier, last)), new)
-        refusal = refuse_mapping(fusion, proposal)
-        if refusal is None:
-            return proposal.group
-        first = first or refusal
-    assert first is not None
-    return first
-
-
-def _mapped_anew(
-    fusion: Fusion, mapped: Sequence[MappedNode], last: MappedNode, rows: Index
-) -> tuple[MappedNode, ...] | Refusal:
-    """Return the nodes of a kernel mapped onto other rows, if possible such that readers use the points of their row.
-
-    `last` is the node that joins them, already mapped.
-    """
-    result = [last]
-    for q in reversed(mapped):
-        candidates = mappings(q.node, rows, any_order=fusion.on_gpu)
-        if isinstance(candidates, Refusal):
-            return Refusal(f"{q.node.out} on {ex.show(rows)} rows: {candidates.reason}")
-        readers = [r for r in result if any(b == q.node.out for b, _ in va.loads(r.value))] if fusion.on_gpu else []
-        aligned = (c for c in candidates if all(same_point(c, r) for r in readers))
-        result.insert(0, next(aligned, candidates[0]))
-    return tuple(result[:-1])
-
-
-# --- kernels of a GPU join --------------------------------------------------------------------------------------------
+# --- kernels join ----------------------------------------------------------------------------------------------------
 
 
 def merge(fusion: Fusion, groups: Sequence[Group], reachability: Reachability) -> list[Group]:
     """Join kernels with kernels that they read from, where a node between them prevented it at first.
 
-    On a GPU a kernel less is a launch and a pass over memory less.
+    On a GPU a kernel less is a launch and a pass over memory less. On a CPU, pointwise values join the kernel of rows
+    that alone reads them.
     """
     alive = {g.number: g for g in groups}
     users: dict[int, set[int]] = {}
@@ -191,7 +131,7 @@ def merge(fusion: Fusion, groups: Sequence[Group], reachability: Reachability) -
             alive[number] = merged
             del alive[earlier.number]
             reachability.join(earlier.number, number)
-            _redirect(alive, users, earlier, merged)
+            redirect(alive, users, earlier, merged)
     return list(alive.values())
 
 
@@ -200,7 +140,8 @@ def _merge_into(
 ) -> tuple[Group, Group] | None:
     """Return the latest kernel that kernel `number` needs and can join, with both as one; None where none can."""
     later = alive[number]
-    for earlier in sorted((alive[n] for n in later.needs), key=lambda g: -g.number):
+    needed = [alive[n] for n in later.needs if fusion.on_gpu or _values_for_rows(fusion, alive[n], later)]
+    for earlier in sorted(needed, key=lambda g: -g.number):
         merged = _merged(fusion, reachability, earlier, later)
         subject = f"kernel of {_opener(later)} with kernel of {_opener(earlier)}"
         if isinstance(merged, Group):
@@ -208,17 +149,6 @@ def _merge_into(
             return earlier, merged
         fusion.decide(DecisionKind.FUSION, subject, "not fused", merged.reason)
     return None
-
-
-def _redirect(alive: dict[int, Group], users: dict[int, set[int]], gone: Group, merged: Group) -> None:
-    """Let kernels that needed kernel `gone` need `merged`; `users` has the numbers of the kernels that need each."""
-    for n in gone.needs:
-        users[n].discard(gone.number)
-    for n in merged.needs:
-        users.setdefault(n, set()).add(merged.number)
-    for n in users.pop(gone.number, set()) - {merged.number}:
-        alive[n] = alive[n].with_needs((alive[n].needs - {gone.number}) | {merged.number})
-        users.setdefault(merged.number, set()).add(n)
 
 
 def _opener(g: Group) -> str:
@@ -241,4 +171,14 @@ def _merged(fusion: Fusion, reachability: Reachability, earlier: Group, later: G
         if isinstance(joined, Refusal):
             return joined
         merged = joined
+    if not fusion.on_gpu and merged.rows != later.rows:
+        return Refusal("the kernel would have other rows")
     return merged.with_needs((earlier.needs | others) - {earlier.number})
+
+
+def _values_for_rows(fusion: Fusion, earlier: Group, later: Group) -> bool:
+    """Return whether the earlier kernel is pointwise and nothing but the later one, which has rows, reads it."""
+    pointwise = all(isinstance(n, Pointwise) for n in earlier.nodes)
+    readers = {k for b in earlier.writes for k in fusion.deps.readers.get(b, ())}
+    alone = readers <= {*earlier.members, *later.members} and earlier.writes.isdisjoint(fusion.deps.escaping)
+    return later.rows != 1 and pointwise and alone

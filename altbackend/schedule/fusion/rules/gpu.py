@@ -18,8 +18,9 @@ from ....ir.loops import Extern, Node, Reduction
 from ....ir.value import Value
 from ...access import reads_same_point
 from ...device import Gpu
-from ...loop_mapping import Kind, MappedNode, Refusal
+from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
 from ...rows import ROWS_OF_COLUMNS, estimate, exceeds, is_long, rows_are_neighbours
+from ...split import cuts_of
 from ..group import CACHED_COUNTS, Fusion, Group
 from .rule import Edge, Proposal, Rule, Table
 
@@ -90,6 +91,21 @@ def _node_on_tile(q: MappedNode, device: Gpu) -> Refusal | None:
     if not isinstance(results, int) or results > device.row_limit // 2:
         return Refusal(f"{name} has {ex.show(results)} totals, more than fit in registers")
     return None
+
+
+def _rows_of_long_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse to total over columns, one a row, what a kernel of rows would sum; long columns become totals of that."""
+    new = [proposal.mapped[n] for n in proposal.new]
+    if not any(q.kind is Kind.CROSS_ROW and q.results != 1 and not q.reduced and _sums_neighbours(q) for q in new):
+        return None
+    columns = (q.node for q in proposal.mapped if q.kind is Kind.IN_ROW and not _sums_neighbours(q))
+    if any(isinstance(n, Reduction) and n.dims and cuts_of(n, fusion.device) is not None for n in columns):
+        return Refusal("neighbours in memory would be a row each")
+    return None
+
+
+def _sums_neighbours(q: MappedNode) -> bool:
+    return ordered_vars(q.node)[-1] in rdims(q.node)
 
 
 def _without_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -234,6 +250,7 @@ GPU = Table(
         Rule("kernels without rows are points and totals", _without_rows),
         Rule("totals over rows need short rows", _totals_of_long_rows),
         Rule("totals over rows need rows, not columns", _totals_of_columns),
+        Rule("sums of neighbours are no totals over long columns", _rows_of_long_columns),
         Rule("rows fill the device", _enough_rows),
         Rule("nodes are contiguous in the same direction", _same_direction),
         Rule("long rows are read in whole sectors", _whole_sectors),

@@ -16,9 +16,8 @@ from ....ir.expr import Atom, Index
 from ....ir.loops import Program, Reduction
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode
-from ...rows import estimate, is_long, rows_are_neighbours
+from ...rows import SECTOR, estimate, is_long, rows_are_neighbours
 
-SECTOR = 32  # bytes of the smallest memory access
 THREAD = 8  # most neighbouring elements that one thread holds
 STORED = 0.5  # cost of a stored sector beside one that is read: stores wait for nothing, and the cache merges them
 LEAST_GAIN = 1.5  # an order other than that of the results is taken where it moves so many times fewer sectors
@@ -50,15 +49,34 @@ def order_rows(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str],
 
     `stored`: the buffers that the kernel writes to memory.
     """
-    if rows_are_neighbours(mapped) or any(_keeps_its_order(q) for q in mapped):
+    if rows_are_neighbours(mapped, stored) or any(_keeps_its_order(q) for q in mapped):
         return list(mapped)
-    orders: dict[tuple[Atom, ...], tuple[Atom, ...]] = {}
-    for loops in {q.inner for q in mapped if len(q.inner) > 1}:
-        if _is_read_in_order(loops, mapped):
+    ordered = list(mapped)
+    for positions in _by_shared_loops(mapped):
+        nodes = [mapped[k] for k in positions]
+        loops = nodes[0].inner
+        if len(loops) < 2 or _is_read_in_order(loops, mapped):
             continue
-        accesses = list(_accesses(p, [q for q in mapped if q.inner == loops], stored, device))
-        orders[loops] = _best_order(loops, accesses)
-    return [replace(q, inner=orders.get(q.inner, q.inner)) for q in mapped]
+        order = _best_order(loops, list(_accesses(p, nodes, stored, device)))
+        for k in positions:
+            ordered[k] = replace(mapped[k], inner=order)
+    return ordered
+
+
+def _by_shared_loops(mapped: Sequence[MappedNode]) -> list[list[int]]:
+    """Return the positions of the nodes, those together that read each other's values at the same point of a row.
+
+    Loops of equal sizes have equal names, so that nodes may have the same loops by chance, in other dimensions.
+    """
+    parts: list[list[int]] = []
+    part_of: dict[str, list[int]] = {}
+    for k, q in enumerate(mapped):
+        read = {b for b, _ in va.loads(q.value)}
+        joined = {id(x): x for b in read if (x := part_of.get(b)) is not None and mapped[x[0]].inner == q.inner}
+        part = [n for x in joined.values() for n in x] + [k]
+        parts = [x for x in parts if id(x) not in joined] + [part]
+        part_of.update({mapped[n].node.out: part for n in part if mapped[n].results != 1})
+    return parts
 
 
 def _keeps_its_order(q: MappedNode) -> bool:
@@ -71,7 +89,7 @@ def _keeps_its_order(q: MappedNode) -> bool:
 def _is_read_in_order(loops: tuple[Atom, ...], mapped: Sequence[MappedNode]) -> bool:
     """Return whether a node reads, at its place in a row, a value of a node whose row has other loops."""
     points = ex.prod(ex.size_of(v) for v in loops)
-    writers = {q.node.out: q for q in mapped}
+    writers = {q.node.out: q for q in mapped if q.results != 1}
     for q in mapped:
         for name, _ in va.loads(q.value):
             w = writers.get(name)

@@ -12,7 +12,15 @@ from ....ir.loops import Program
 from ...device import Gpu
 from ...kernel import Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
-from ...rows import ROWS_OF_COLUMNS, is_long, rows_are_neighbours
+from ...rows import (
+    ROW_TILE,
+    ROWS_OF_COLUMNS,
+    SECTOR,
+    TILED_ROW,
+    is_long,
+    rows_are_neighbours,
+    some_rows_are_neighbours,
+)
 from .blocks import (
     MOST_WARPS,
     WARP,
@@ -30,7 +38,6 @@ from .blocks import (
 from .one_pass import joined_passes
 from .pressure import alive_at_once
 
-ROW_TILE = 2048  # elements of a tile of several short rows
 LONE_ROW = 1024  # elements of a row that is a tile of its own
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
@@ -38,8 +45,8 @@ COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in 
 WINDOW = 3  # positions of a tensor, each with its own total: more tiles than a program holds whole rows of
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
+SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
 COLUMN_LIMIT = 512  # points of such a row that stay in registers
-SECTOR = 32  # bytes of the smallest memory access: a program takes at least that many neighbouring rows
 # For persistent programs over rows of at most so many elements: elements of their tile, and warps, as measured on an
 # H200 with layer norms' backwards. A row within as few warps as possible, 16 elements a thread.
 PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
@@ -67,7 +74,7 @@ class _Rows:
     @cached_property
     def columns(self) -> bool:
         """Return whether memory is contiguous from row to row."""
-        return rows_are_neighbours(self.members)
+        return rows_are_neighbours(self.members, self.kernel.stored)
 
     @cached_property
     def persistent(self) -> bool:
@@ -103,6 +110,8 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
         return _persistent_rows(r, rblocks)
     fewest = 1 if not r.columns else ROWS_OF_COLUMNS if long else column_rows
     xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
+    if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
+        xblock = max(xblock, _rows_of_sector(r))
     xblock = _fewer_rows(r, xblock, fewest)
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
@@ -134,7 +143,11 @@ def _fewer_rows(r: _Rows, xblock: int, fewest: int) -> int:
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:
     """Return the warps of a tile, as measured on an H200 (`benchmarks.tiles`)."""
     if r.columns and not r.persistent:
-        return 16 if long else min(warps_of(tile), 4) if tile <= 8192 else warps_of(tile)
+        if long:
+            return 16
+        # totals of a column that several warps share meet in shared memory
+        most = 2 if all(n <= SHORT_COLUMN for n in r.lengths if isinstance(n, int)) else 4
+        return min(warps_of(tile), most) if tile <= 8192 else warps_of(tile)
     if r.persistent and not r.columns and tile >= 4096:
         return 16  # totals share the registers with all values that live through a row
     return 2 if tile == LONE_ROW and not r.persistent else warps_of(tile)
@@ -182,11 +195,16 @@ def _resident(r: _Rows, warps: int, elements: int) -> int:
 
 def _rows_of_columns(r: _Rows) -> int:
     """Return the rows of a program where rows are neighbours: a cache line of them, fewer where programs are few."""
-    itemsizes = [r.program.buffers[b].dtype.itemsize for b in loaded_buffers(r.members)]
-    least, width = SECTOR // max(min(itemsizes, default=4), 1), ROWS_OF_COLUMNS
+    least, width = _rows_of_sector(r), ROWS_OF_COLUMNS
     while isinstance(r.kernel.rows, int) and width > least and r.kernel.rows < width * r.device.sms:
         width //= 2
     return width
+
+
+def _rows_of_sector(r: _Rows) -> int:
+    """Return the rows whose elements at one place fill a sector of each operand."""
+    itemsizes = [r.program.buffers[b].dtype.itemsize for b in loaded_buffers(r.members)]
+    return SECTOR // max(min(itemsizes, default=4), 1)
 
 
 def _slides(members: list[MappedNode]) -> bool:

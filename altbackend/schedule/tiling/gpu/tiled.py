@@ -185,3 +185,12 @@ def _finish(p: Program, blocks: Blocks, partials: Sequence[PartialTotal], ctx: S
     )
     program = Program(buffers, (), (), ())
     return FinishKernel(program, tile_kernel(program, kernel, ctx))
+
+
+def pairs_in_one_pass(t: TiledKernel) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of buffers that may share memory: those of a kernel that reads each element in a single pass.
+
+    A second pass could read an element after another thread of the program has overwritten it.
+    """
+    single = len(t.passes) == 1 and isinstance(t.passes[0], Stage) and t.kernel.matmul is None
+    return t.kernel.in_place if single else ()

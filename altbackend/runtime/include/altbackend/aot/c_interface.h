@@ -1,6 +1,5 @@
 // The C interface of include/altbackend.h.
 #pragma once
-#include "../../../../include/altbackend.h"
 #include "interface.h"
 
 namespace alt::aot {
@@ -42,22 +41,22 @@ inline altbackend_tensor described(Tensor t) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) const char* altbackend_describe(void) { return model.description; }
+__attribute__((visibility("default"))) const char* ALTBACKEND_NAME(altbackend_describe)(void) { return model.description; }
 
-__attribute__((visibility("default"))) const char* altbackend_last_error(void) { return alt::aot::last_error().c_str(); }
+__attribute__((visibility("default"))) const char* ALTBACKEND_NAME(altbackend_last_error)(void) { return alt::aot::last_error().c_str(); }
 
-__attribute__((visibility("default"))) int32_t altbackend_create(const char* device, altbackend_model** result) {
+__attribute__((visibility("default"))) int32_t ALTBACKEND_NAME(altbackend_create)(const char* device, altbackend_model** result) {
   return guarded([&] {
     given(result) = nullptr;
     *result = reinterpret_cast<altbackend_model*>(new Container(device));
   });
 }
 
-__attribute__((visibility("default"))) void altbackend_destroy(altbackend_model* m) {
+__attribute__((visibility("default"))) void ALTBACKEND_NAME(altbackend_destroy)(altbackend_model* m) {
   guarded([&] { delete reinterpret_cast<Container*>(m); });
 }
 
-__attribute__((visibility("default"))) int32_t altbackend_run(altbackend_model* m, const altbackend_tensor* inputs, size_t input_count, altbackend_tensor* outputs, size_t output_count) {
+__attribute__((visibility("default"))) int32_t ALTBACKEND_NAME(altbackend_run)(altbackend_model* m, const altbackend_tensor* inputs, size_t input_count, altbackend_tensor* outputs, size_t output_count) {
   return guarded([&] {
     given(m);
     if (input_count && !inputs) alt::aot::fail("the inputs are null");
@@ -77,13 +76,13 @@ __attribute__((visibility("default"))) int32_t altbackend_run(altbackend_model* 
   });
 }
 
-__attribute__((visibility("default"))) void altbackend_release(altbackend_tensor* t) {
+__attribute__((visibility("default"))) void ALTBACKEND_NAME(altbackend_release)(altbackend_tensor* t) {
   if (!t || !t->owner) return;
   aoti_torch_delete_tensor_object(static_cast<Handle>(std::exchange(t->owner, nullptr)));
   t->data = nullptr;
 }
 
-__attribute__((visibility("default"))) int32_t altbackend_update(altbackend_model* m, const char* const* names, const altbackend_tensor* values, size_t count, int32_t inactive, int32_t shared) {
+__attribute__((visibility("default"))) int32_t ALTBACKEND_NAME(altbackend_update)(altbackend_model* m, const char* const* names, const altbackend_tensor* values, size_t count, int32_t inactive, int32_t shared) {
   return guarded([&] {
     given(m);
     if (count && (!names || !values)) alt::aot::fail("the names or the values are null");
@@ -97,7 +96,7 @@ __attribute__((visibility("default"))) int32_t altbackend_update(altbackend_mode
   });
 }
 
-__attribute__((visibility("default"))) int32_t altbackend_swap(altbackend_model* m) {
+__attribute__((visibility("default"))) int32_t ALTBACKEND_NAME(altbackend_swap)(altbackend_model* m) {
   return guarded([&] { reinterpret_cast<Container*>(&given(m))->swap(); });
 }
 

@@ -1,5 +1,6 @@
 // The names that torch's loaders look up in a library, with the signatures of aoti_runtime/interface.h.
 #pragma once
+#include "../../../../include/altbackend.h"
 #include "container.h"
 
 #include <unordered_map>
@@ -57,20 +58,20 @@ using alt::aot::Handle;
 using alt::aot::model;
 
 // One container runs any number of calls at once, so `models` has no effect.
-ALT_EXPORT AOTInductorModelContainerCreateWithDevice(Container** result, size_t models, const char* device, const char*) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerCreateWithDevice)(Container** result, size_t models, const char* device, const char*) {
   return guarded([&] {
     (void)models;
     given(result) = nullptr;
     *result = new Container(device);
   });
 }
-ALT_EXPORT AOTInductorModelContainerCreate(Container** result, size_t, bool is_cpu, const char*) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerCreate)(Container** result, size_t, bool is_cpu, const char*) {
   return guarded([&] {
     given(result) = nullptr;
     *result = new Container(is_cpu ? "cpu" : "cuda");
   });
 }
-ALT_EXPORT AOTInductorModelContainerCreateWithExternalConstants(Container** result, size_t, const char* device, const char*, const alt::aot::Pair* pairs, size_t count) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerCreateWithExternalConstants)(Container** result, size_t, const char* device, const char*, const alt::aot::Pair* pairs, size_t count) {
   return guarded([&] {
     given(result) = nullptr;
     auto container = std::make_unique<Container>(device);
@@ -78,37 +79,37 @@ ALT_EXPORT AOTInductorModelContainerCreateWithExternalConstants(Container** resu
     *result = container.release();
   });
 }
-ALT_EXPORT AOTInductorModelContainerDelete(Container* c) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerDelete)(Container* c) {
   return guarded([&] { delete c; });
 }
-ALT_EXPORT AOTInductorModelContainerRun(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerRun)(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
   return guarded([&] { given(c).run(in, inputs, out, outputs, stream); });
 }
-ALT_EXPORT AOTInductorModelContainerRunSingleThreaded(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerRunSingleThreaded)(Container* c, Handle* in, size_t inputs, Handle* out, size_t outputs, void* stream, void*) {
   return guarded([&] { given(c).run(in, inputs, out, outputs, stream); });
 }
 
 // --- inputs and outputs ------------------------------------------------------------------------------------------
 
-ALT_EXPORT AOTInductorModelContainerGetNumInputs(Container*, size_t* n) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetNumInputs)(Container*, size_t* n) {
   return guarded([&] { given(n) = size_t(model.input_count); });
 }
-ALT_EXPORT AOTInductorModelContainerGetNumOutputs(Container*, size_t* n) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetNumOutputs)(Container*, size_t* n) {
   return guarded([&] { given(n) = size_t(model.output_count); });
 }
-ALT_EXPORT AOTInductorModelContainerGetInputName(Container*, size_t k, const char** name) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetInputName)(Container*, size_t k, const char** name) {
   return guarded([&] {
     if (k >= size_t(model.input_count)) alt::aot::fail("there is no input %zu; the library has %d", k, model.input_count);
     given(name) = model.inputs[k];
   });
 }
-ALT_EXPORT AOTInductorModelContainerGetOutputName(Container*, size_t k, const char** name) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetOutputName)(Container*, size_t k, const char** name) {
   return guarded([&] {
     if (k >= size_t(model.output_count)) alt::aot::fail("there is no output %zu; the library has %d", k, model.output_count);
     given(name) = model.outputs[k];
   });
 }
-ALT_EXPORT AOTInductorModelContainerGetCallSpec(Container*, const char** in_spec, const char** out_spec) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetCallSpec)(Container*, const char** in_spec, const char** out_spec) {
   return guarded([&] {
     given(in_spec) = model.in_spec;
     given(out_spec) = model.out_spec;
@@ -117,81 +118,81 @@ ALT_EXPORT AOTInductorModelContainerGetCallSpec(Container*, const char** in_spec
 
 // --- facts of weights --------------------------------------------------------------------------------------------
 
-ALT_EXPORT AOTInductorModelContainerGetNumConstants(Container*, size_t* n) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetNumConstants)(Container*, size_t* n) {
   return guarded([&] { given(n) = size_t(model.constant_count); });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantName(Container*, size_t k, const char** name) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantName)(Container*, size_t k, const char** name) {
   return guarded([&] { given(name) = Container::constant(k).name; });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantOriginalFQN(Container*, size_t k, const char** name) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantOriginalFQN)(Container*, size_t k, const char** name) {
   return guarded([&] { given(name) = Container::constant(k).name; });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantDtype(Container*, size_t k, int32_t* dtype) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantDtype)(Container*, size_t k, int32_t* dtype) {
   return guarded([&] { given(dtype) = alt::aot::code(Container::constant(k).dtype); });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantFromFolded(Container*, size_t k, bool* folded) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantFromFolded)(Container*, size_t k, bool* folded) {
   return guarded([&] {
     Container::constant(k);
     given(folded) = false;  // folded values are no constants of the interface
   });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantType(Container*, size_t k, int32_t* type) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantType)(Container*, size_t k, int32_t* type) {
   return guarded([&] { given(type) = Container::constant(k).type; });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantDataSize(Container*, size_t k, size_t* bytes) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantDataSize)(Container*, size_t k, size_t* bytes) {
   return guarded([&] { given(bytes) = size_t(Container::constant(k).bytes); });
 }
-ALT_EXPORT AOTInductorModelContainerGetConstantsBlobSize(Container*, uint64_t* bytes) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerGetConstantsBlobSize)(Container*, uint64_t* bytes) {
   return guarded([&] { given(bytes) = uint64_t(model.weights_bytes); });
 }
 
 // --- values of weights -------------------------------------------------------------------------------------------
 
 // The handles stay the container's.
-ALT_EXPORT AOTInductorModelContainerExtractConstantsMap(Container* c, alt::aot::ConstantMap* map, bool inactive) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerExtractConstantsMap)(Container* c, alt::aot::ConstantMap* map, bool inactive) {
   return guarded([&] {
     const auto w = given(c).set(inactive);
     for (int k = 0; w && k < model.constant_count; ++k)
       if (w->tensors[size_t(k)]) given(map).emplace(model.constants[k].name, w->tensors[size_t(k)]->get());
   });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateConstantBuffer(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateConstantBuffer)(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
   return guarded([&] { given(c).update(given(map), inactive, all, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateConstantBufferFromCpu(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateConstantBufferFromCpu)(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
   return guarded([&] { given(c).update(given(map), inactive, all, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateInactiveConstantBuffer(Container* c, alt::aot::ConstantMap* map) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateInactiveConstantBuffer)(Container* c, alt::aot::ConstantMap* map) {
   return guarded([&] { given(c).update(given(map), true, true, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateUserManagedConstantBuffer(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateUserManagedConstantBuffer)(Container* c, alt::aot::ConstantMap* map, bool inactive, bool all) {
   return guarded([&] { given(c).update(given(map), inactive, all, true); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateConstantBufferPairs(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateConstantBufferPairs)(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
   return guarded([&] { given(c).update(alt::aot::Pairs{pairs, n}, inactive, all, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateConstantBufferFromCpuPairs)(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
   return guarded([&] { given(c).update(alt::aot::Pairs{pairs, n}, inactive, all, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateInactiveConstantBufferPairs(Container* c, const alt::aot::Pair* pairs, size_t n) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateInactiveConstantBufferPairs)(Container* c, const alt::aot::Pair* pairs, size_t n) {
   return guarded([&] { given(c).update(alt::aot::Pairs{pairs, n}, true, true, false); });
 }
-ALT_EXPORT AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerUpdateUserManagedConstantBufferPairs)(Container* c, const alt::aot::Pair* pairs, size_t n, bool inactive, bool all) {
   return guarded([&] { given(c).update(alt::aot::Pairs{pairs, n}, inactive, all, true); });
 }
-ALT_EXPORT AOTInductorModelUpdateConstantsFromBlob(Container* c, const uint8_t* weights) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelUpdateConstantsFromBlob)(Container* c, const uint8_t* weights) {
   return guarded([&] { given(c).update_from_block(weights); });
 }
-ALT_EXPORT AOTInductorModelContainerRunConstantFolding(Container* c, bool inactive, void*, void*) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerRunConstantFolding)(Container* c, bool inactive, void*, void*) {
   return guarded([&] { given(c).fold(inactive); });
 }
-ALT_EXPORT AOTInductorModelContainerSwapConstantBuffer(Container* c) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerSwapConstantBuffer)(Container* c) {
   return guarded([&] { given(c).swap(); });
 }
-ALT_EXPORT AOTInductorModelContainerFreeInactiveConstantBuffer(Container* c) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerFreeInactiveConstantBuffer)(Container* c) {
   return guarded([&] { given(c).free_inactive(); });
 }
-ALT_EXPORT AOTInductorGetLastError(const char** text) {
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorGetLastError)(const char** text) {
   if (!text) return 1;
   *text = alt::aot::last_error().c_str();
   return 0;

@@ -1,0 +1,81 @@
+"""Choose which new buffers take over the memory of dying ones: the lifetimes of a host program's buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...ir.loops import Buffer, Program
+
+MIN_BYTES = 1 << 14  # the check and the view of a smaller buffer cost more than its memory
+
+
+@dataclass
+class Uses:
+    """The first and last step that uses each buffer, directly or through an alias."""
+
+    first: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    aliased: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, k: int, buffers: Sequence[str]) -> None:
+        """Enter step number `k`, which uses `buffers`."""
+        for b in buffers:
+            for used in (b, *self._below(b)):
+                self.first.setdefault(used, k)
+                self.last[used] = k
+
+    def _below(self, b: str) -> list[str]:
+        """Return the buffers of which `b` may be a view."""
+        below: list[str] = []
+        for a in self.aliased.get(b, ()):
+            below += [a, *self._below(a)]
+        return below
+
+
+@dataclass(frozen=True)
+class Writes:
+    """The buffers that one step makes. `in_place`: pairs (read, made) that may share memory."""
+
+    made: tuple[str, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
+
+
+def from_donated(p: Program, steps: Sequence[Writes], uses: Uses, in_place_only: bool) -> dict[str, str]:
+    """Return for each buffer that takes over the memory of a donated input the name of that input.
+
+    The buffer is made by a kernel that is the last to read the input and works in place, or after the last use of the
+    input, unless `in_place_only`. Both have the same bytes.
+    """
+    takes: dict[str, str] = {}
+    free = {b for b, buffer in p.buffers.items() if buffer.donated and b in uses.last and _is_large(buffer)}
+    for k, s in enumerate(steps):
+        for a, b in s.in_place:
+            if a in free and uses.last[a] == k and uses.first[b] == k and b not in takes:
+                takes[b] = a
+                free.discard(a)
+        for b in () if in_place_only else s.made:
+            if uses.first.get(b) == k and b not in takes and (a_dead := _dead(p, b, free, uses.last, k)):
+                takes[b] = a_dead
+                free.discard(a_dead)
+    return takes
+
+
+def _dead(p: Program, b: str, free: set[str], last: Mapping[str, int], k: int) -> str:
+    """Return a donated input whose last use is before step `k` and that has the bytes of `b`, or ""."""
+    return next((a for a in sorted(free) if last[a] < k and same_bytes(p.buffers[a], p.buffers[b])), "")
+
+
+def same_bytes(a: Buffer, b: Buffer) -> bool:
+    """Return whether two buffers have the same dtype, device and extent."""
+    return a.dtype == b.dtype and a.device == b.device and a.extent == b.extent
+
+
+def _is_large(b: Buffer) -> bool:
+    return not isinstance(b.extent, int) or b.extent * b.dtype.itemsize >= MIN_BYTES
+
+
+def donors(p: Program, takes: Mapping[str, str]) -> Iterator[int]:
+    """Yield the numbers of the inputs whose memory is taken over."""
+    taken = set(takes.values())
+    return (k for k, b in enumerate(p.inputs) if b in taken)

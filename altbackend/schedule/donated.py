@@ -1,0 +1,29 @@
+"""Mark the inputs of a program whose memory it may take over after their last use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..aten.collective import is_start
+from ..ir.loops import Extern, Program, View, reads, writes
+
+
+def with_donated(p: Program, inputs: Iterable[int]) -> Program:
+    """Return the program with the inputs of these numbers marked as donated.
+
+    An input that a result or the result of a call may view, that a node writes, or that a collective reads after its
+    call has returned, stays as it is.
+    """
+    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+    for n in p.nodes:
+        kept.update(writes(n))
+        if isinstance(n, Extern):
+            kept.update(n.aliases)
+            kept.update(reads(n) if is_start(n.target) else ())
+    names = (p.inputs[k] for k in inputs)
+    donated = {b for b in names if b in p.buffers and b not in kept and not p.buffers[b].negative}
+    if not donated:
+        return p
+    buffers = {b: replace(buffer, donated=True) if b in donated else buffer for b, buffer in p.buffers.items()}
+    return replace(p, buffers=buffers)

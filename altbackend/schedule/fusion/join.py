@@ -1,0 +1,85 @@
+"""Join a node to a kernel under construction: find rows on which all nodes of the kernel fit, and ask the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.loops import Extern, Loop
+from ..access import same_point
+from ..loop_mapping import Kind, MappedNode, Refusal, mappings, natural_rows
+from .group import Fusion, Group
+from .rules.rule import Proposal
+from .rules.table import refuse_mapping, refuse_nodes
+
+
+def join(fusion: Fusion, group: Group, k: int, node: Loop) -> Group | Refusal:
+    """Return `group` with node number `k`, mapped anew where the rows change, or the refusal of the last attempt."""
+    joined = group.with_node(k, node)
+    if (refusal := refuse_nodes(fusion, joined)) is not None:
+        return refusal
+    flexible = group.rows == 1 and all(q.kind is Kind.POINT or not q.node.dims for q in group.mapped)
+    row_counts: list[Index] = [group.rows]
+    if flexible:
+        row_counts = [1 if r is None else r for r in natural_rows(node, row_per_result=fusion.on_gpu)] + [1]
+    last = Refusal("no common rows")
+    for rows in dict.fromkeys(row_counts):
+        mapped = _join_on_rows(fusion, group, joined, rows)
+        if isinstance(mapped, Group):
+            return mapped
+        last = mapped
+    return last
+
+
+def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> Group | Refusal:
+    """Return `joined` mapped onto `rows` rows; `group` is mapped, and lacks the last node of `joined`."""
+    node = joined.nodes[-1]
+    assert not isinstance(node, Extern)
+    candidates = mappings(node, rows, any_order=fusion.on_gpu)
+    if isinstance(candidates, Refusal):
+        return Refusal(f"{node.out} on {ex.show(rows)} rows: {candidates.reason}")
+    new = tuple(range(len(group.mapped) + 1)) if rows != group.rows else (len(group.mapped),)
+    first: Refusal | None = None
+    for last in candidates:
+        earlier = group.mapped if rows == group.rows else _mapped_anew(fusion, group.mapped, last, rows)
+        if isinstance(earlier, Refusal):
+            return earlier
+        proposal = Proposal(replace(joined, rows=rows, mapped=(*earlier, last)), new)
+        refusal = refuse_mapping(fusion, proposal)
+        if refusal is None:
+            return proposal.group
+        first = first or refusal
+    assert first is not None
+    return first
+
+
+def _mapped_anew(
+    fusion: Fusion, mapped: Sequence[MappedNode], last: MappedNode, rows: Index
+) -> tuple[MappedNode, ...] | Refusal:
+    """Return the nodes of a kernel mapped onto other rows, if possible such that readers use the points of their row.
+
+    `last` is the node that joins them, already mapped.
+    """
+    result = [last]
+    for q in reversed(mapped):
+        candidates = mappings(q.node, rows, any_order=fusion.on_gpu)
+        if isinstance(candidates, Refusal):
+            return Refusal(f"{q.node.out} on {ex.show(rows)} rows: {candidates.reason}")
+        readers = [r for r in result if any(b == q.node.out for b, _ in va.loads(r.value))] if fusion.on_gpu else []
+        aligned = (c for c in candidates if all(same_point(c, r) for r in readers))
+        result.insert(0, next(aligned, candidates[0]))
+    return tuple(result[:-1])
+
+
+def redirect(alive: dict[int, Group], users: dict[int, set[int]], gone: Group, merged: Group) -> None:
+    """Let kernels that needed kernel `gone` need `merged`; `users` has the numbers of the kernels that need each."""
+    for n in gone.needs:
+        users[n].discard(gone.number)
+    for n in merged.needs:
+        users.setdefault(n, set()).add(merged.number)
+    for n in users.pop(gone.number, set()) - {merged.number}:
+        alive[n] = alive[n].with_needs((alive[n].needs - {gone.number}) | {merged.number})
+        users.setdefault(merged.number, set()).add(n)

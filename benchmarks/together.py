@@ -1,0 +1,162 @@
+"""Time models with several compilers, all compiling side by side and one measuring at a time.
+
+    python -m benchmarks.together --device cuda --mode inference
+    python -m benchmarks.together --device cuda --mode training --cases bert,resnet50 --processes 8
+
+`benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
+that a whole suite fits into minutes on a machine with many cores. A row: eager's, TorchInductor's and our milliseconds,
+medians of alternating calls; TorchInductor's time over ours; the largest relative error; peak memory beyond what is
+allocated before a call; seconds of the first call, under the load of the other compilations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from benchmarks import subject
+from benchmarks.cases import SUITES, choose
+from benchmarks.measure import relative_error
+from benchmarks.records import Request
+from benchmarks.rivals.measure import milliseconds, peak_bytes
+from benchmarks.table import geomean
+from benchmarks.workers import ANSWER, Ended, Worker
+
+BACKENDS = ("inductor", "alt")
+WARM_UPS = 3
+FEWEST_ROUNDS = 7
+
+
+def measure(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of one model: median milliseconds, error, peak bytes, seconds of the first call, by name."""
+    device = torch.device(asked["device"])
+    case = choose("models", [asked["case"]])[0]
+    requests = {name: Request(**{k: asked[k] for k in ("case", "mode", "preset", "device", "dtype")}, backend=name)
+                for name in BACKENDS}  # fmt: skip
+    first = requests[BACKENDS[0]]
+    built = subject.build(case, asked["preset"], first)
+    eager = subject.eager(case, built, first)
+    with subject.surroundings(first):
+        calls = {"eager": _call(eager)}
+        expected = calls["eager"]()
+        answer: dict[str, Any] = {"case": case.name, "ms": {}, "errors": {}, "peaks": {}, "first": {}, "failures": {}}
+        for name, request in requests.items():
+            call = _call(subject.compiled(case, built, request, dynamic=False))
+            begin = time.perf_counter()
+            try:
+                got = call()
+                milliseconds(list, device)  # waits for the device
+            except Exception as cause:  # a model that one compiler refuses is a figure too
+                answer["failures"][name] = f"{type(cause).__name__}: {str(cause)[:200]}"
+                continue
+            answer["first"][name] = time.perf_counter() - begin
+            answer["errors"][name] = max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+            calls[name] = call
+        with FileLock(asked["lock"]):
+            _time(calls, device, asked["seconds"], answer)
+    return answer
+
+
+def _call(s: subject.Subject) -> Callable[[], list[Tensor]]:
+    def call() -> list[Tensor]:
+        s.clear()
+        return [x.detach() for x in pytree.tree_leaves(s.run()) if isinstance(x, Tensor)]
+
+    return call
+
+
+def _time(calls: dict[str, Callable[[], Any]], device: torch.device, seconds: float, answer: dict[str, Any]) -> None:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for name, call in calls.items():
+        for _ in range(WARM_UPS):
+            call()
+        answer["peaks"][name] = peak_bytes(call, device)
+    begin = time.perf_counter()
+    while len(times["eager"]) < FEWEST_ROUNDS or time.perf_counter() - begin < seconds:
+        for name, call in calls.items():
+            times[name].append(milliseconds(call, device))
+    answer["ms"] = {name: median(values) for name, values in times.items()}
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table and the geometric mean."""
+    lines = [
+        "case | eager ms | inductor ms | alt ms | inductor/alt | errors | peak MB inductor, alt | first s inductor, alt"
+    ]
+    ratios: list[float] = []
+    for r in sorted(rows, key=lambda r: str(r["case"])):
+        ms = r.get("ms", {})
+        if not {"inductor", "alt"} <= set(ms):
+            lines.append(f"{r['case']} | {r.get('failed') or r.get('failures')}")
+            continue
+        ratios.append(ms["inductor"] / ms["alt"])
+        times = " | ".join(f"{ms[name]:.3f}" for name in ("eager", "inductor", "alt"))
+        errors = ", ".join(f"{r['errors'][name]:.0e}" for name in BACKENDS)
+        peaks = ", ".join(f"{r['peaks'][name] / 1e6:.0f}" for name in BACKENDS)
+        firsts = ", ".join(f"{r['first'][name]:.1f}" for name in BACKENDS)
+        lines.append(f"{r['case']} | {times} | {ratios[-1]:.2f} | {errors} | {peaks} | {firsts}")
+    return "\n".join([*lines, f"geometric mean of {len(ratios)}: {geomean(ratios) or 0:.3f}"])
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        try:
+            answer = measure(json.loads(line))
+        except Exception as cause:
+            answer = {"failed": f"{type(cause).__name__}: {str(cause)[:200]}", "broken": True}
+        print(ANSWER + json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Run the comparison from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", help="these, separated by commas; all of the suite by default")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--mode", default="inference", choices=("inference", "training"))
+    parser.add_argument("--preset", help="sizes; by default the device's")
+    parser.add_argument("--dtype", help="bfloat16 on cuda, float32 on a CPU")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of the timed calls of a model")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds of one model")
+    parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 2, 1))
+    args = parser.parse_args()
+    names = args.cases.split(",") if args.cases else [c.name for c in SUITES["models"] if c.mode is None]
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {
+            "device": args.device,
+            "mode": args.mode,
+            "preset": args.preset or {"cuda": "gpu", "cpu": "cpu"}[args.device],
+            "dtype": args.dtype or {"cuda": "bfloat16", "cpu": "float32"}[args.device],
+            "seconds": args.seconds,
+            "lock": f"{folder}/measure.lock",
+        }
+
+        def one(name: str) -> dict[str, Any]:
+            worker = Worker([sys.executable, "-m", "benchmarks.together", "--serve"])
+            try:
+                answer = worker.ask({"case": name, **asked}, args.timeout)
+            finally:
+                worker.stop()
+            return {"case": name, **({"failed": answer.words} if isinstance(answer, Ended) else answer)}
+
+        with ThreadPoolExecutor(args.processes) as threads:
+            print(report(list(threads.map(one, names))))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        _serve()
+    else:
+        main()
