@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
@@ -264,12 +263,12 @@ def _group_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    batch: Any,
-    channels: Any,
-    size: Any,
+    batch: int,
+    channels: int,
+    size: int,
     groups: int,
     wanted: Sequence[bool],
-) -> Any:
+) -> object:
     """Decompose the gradients of a group normalisation into sums of `grad` and of `grad` times the normalised input.
 
     With y = (x - mean) rstd and g = grad weight: dx = rstd (g - mean(g) - y mean(g y)), means over a group. No term is

@@ -99,7 +99,7 @@ def compare(path: str, inputs: str) -> int:
     return status
 
 
-def _distance(want: Any, got: Any) -> str:
+def _distance(want: torch.Tensor, got: torch.Tensor) -> str:
     if not isinstance(want, torch.Tensor) or not want.numel():
         return "equal"
     kind = torch.complex128 if want.is_complex() else torch.float64

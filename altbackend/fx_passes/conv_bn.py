@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -66,7 +65,7 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
         return 0
     new: list[Node] = []
 
-    def call(target: Callable[..., Any], *args: Argument) -> Node:
+    def call(target: Callable[..., object], *args: Argument) -> Node:
         new.append(insert(bn.graph, conv, target, args))
         return new[-1]
 

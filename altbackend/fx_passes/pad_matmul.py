@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
@@ -181,7 +180,7 @@ class _Copies:
             self.made[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
         return self.made[x, rows, columns]
 
-    def _new(self, before: Node, target: Callable[..., Any], args: tuple[Argument, ...], source: Node) -> Node:
+    def _new(self, before: Node, target: Callable[..., object], args: tuple[Argument, ...], source: Node) -> Node:
         new = insert(self.gm.graph, before, target, args)
         self.derived(new, source)
         return new

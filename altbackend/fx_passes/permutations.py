@@ -5,8 +5,6 @@ x[randperm(n)] reads without checks; x.index_add(0, randperm(n)[:k], v) stores x
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -31,14 +29,15 @@ def run(gm: GraphModule, ctx: Context) -> int:
     return count
 
 
-def _limit(n: object) -> Any:
+def _limit(n: object) -> int | torch.SymInt | None:
     """Return `m` if a node holds different numbers from 0 to m - 1: a part of `randperm(m)`; else None."""
     while isinstance(n, Node) and is_call(n, aten.slice.Tensor, aten.clone.default, aten.alias.default):
         n = n.args[0]
     if not isinstance(n, Node) or not is_call(n, aten.randperm.default):
         return None
     m = n.args[0]
-    return val(m) if isinstance(m, (int, Node)) else None
+    limit = val(m) if isinstance(m, (int, Node)) else None
+    return limit if isinstance(limit, (int, torch.SymInt)) else None
 
 
 def _fits(x: Node, dim: int, index: object) -> bool:

@@ -9,7 +9,6 @@ added.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -55,7 +54,7 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
     batch, channels, *pixels = image.shape
     out = val(w).shape[0]
 
-    def call(target: Callable[..., Any], *args: Argument) -> Node:
+    def call(target: Callable[..., object], *args: Argument) -> Node:
         return insert(gm.graph, n, target, args)
 
     last = [0, *range(2, image.dim()), 1]

@@ -61,7 +61,7 @@ def _dropout(gm: GraphModule, n: Node) -> None:
     operands: tuple[Any, ...] = n.args
     x, p, train = operands
 
-    def call(target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return _part_of(n, insert(gm.graph, n, target, args, kwargs))
 
     if train is False or p == 0:
@@ -139,7 +139,7 @@ class _Draw:
         self.gm, self.node, self.seed = gm, node, seed
         self.dtype: torch.dtype = val(node).dtype
 
-    def call(self, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         """Insert a call before the operator."""
         return _part_of(self.node, insert(self.gm.graph, self.node, target, args, kwargs))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -174,12 +173,12 @@ def _uncopied(n: Node) -> object:
     return None
 
 
-def _only(parts: Any) -> object:
-    return parts[0] if len(parts) == 1 else None
+def _only(parts: object) -> object:
+    return parts[0] if isinstance(parts, (list, tuple)) and len(parts) == 1 else None
 
 
-def _identity(order: Any) -> bool:
-    return all(k % len(order) == i for i, k in enumerate(order))
+def _identity(order: object) -> bool:
+    return isinstance(order, (list, tuple)) and all(k % len(order) == i for i, k in enumerate(order))
 
 
 def no_ops(gm: GraphModule) -> dict[str, int]:

@@ -7,7 +7,6 @@ width are bound by memory; a generated kernel reads them as fast as the library 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -46,7 +45,7 @@ def _suits(n: Node, device: str) -> bool:
 def _decompose(gm: GraphModule, n: Node) -> Node:
     a, b = n.args
 
-    def call(target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(gm.graph, n, target, args, kwargs)
 
     if val(a).shape[-1] == 1:

@@ -63,7 +63,7 @@ class _After:
     def __init__(self, gm: GraphModule, after: Node) -> None:
         self.gm, self.before = gm, after.next
 
-    def call(self, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(self.gm.graph, self.before, target, args, kwargs)
 
     def cast(self, n: Node, dtype: torch.dtype) -> Node:
