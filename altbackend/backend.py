@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from .graph_cache import wrapper_plan
 from .graph_cache.traced import Recording
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
-from .runtime.boxed import Function, Values
+from .runtime.boxed import BoxedCall, Function, Values
 from .runtime.cuda_graphs import ALL
 from .runtime.gradients import accepting_any_gradient
 from .runtime.sharing import Watch, relation_of, watched
@@ -120,20 +120,20 @@ def compile_again(gm: torch.fx.GraphModule, inputs: Values, cfg: Config, number:
 def partition_with(cfg: Config, number: int) -> Function:
     """Return the partitioner for AOTAutograd: it runs the passes over a joint graph and splits it."""
 
-    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: Any) -> object:
+    def partition_(joint: torch.fx.GraphModule, inputs: object, **kwargs: object) -> object:
         trace = Trace(f"graph{number}_joint", cfg)
         fx_passes.before_joint(joint, cfg, trace)
         _joint_passes(joint, cfg, trace)
         fx_passes.after_joint(joint, cfg, trace)
-        halves = split_joint(joint, inputs, kwargs, cfg, trace)
+        graphs = split_joint(joint, inputs, kwargs, cfg, trace)
         trace.finish()
-        return halves
+        return graphs
 
     return partition_
 
 
 def split_joint(
-    joint: torch.fx.GraphModule, inputs: Any, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
+    joint: torch.fx.GraphModule, inputs: object, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
 
@@ -159,8 +159,8 @@ def split_joint(
             reason = str(error)
             warnings.warn(f"{trace.graph_name} is split by torch: {error}", FallbackWarning, stacklevel=2)
     trace.decision(DecisionKind.PARTITION, trace.graph_name, "left to torch", reason)
-    halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
-    return halves
+    graphs: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = aot_autograd.joint_partition()(joint, inputs, **kwargs)
+    return graphs
 
 
 def _joint_passes(joint: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
@@ -190,7 +190,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording, donatio
         torch_api.hooks_on_saved_tensors()
     )  # hooks may change the strides of saved tensors
 
-    def compile_(gm: torch.fx.GraphModule, example_inputs: Values) -> Any:
+    def compile_(gm: torch.fx.GraphModule, example_inputs: Values) -> object:
         trace = Trace(f"graph{number}_{kind}", cfg)
         if kind == "forward":
             donations.inputs = torch_api.take_donated_buffers(gm)
@@ -206,7 +206,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording, donatio
         if cfg.repro == "always":
             repro_file.save(gm, trace, asdict(job), f"{trace.graph_name}, as it was traced.")
 
-        def failed(cause: Exception) -> Any:
+        def failed(cause: Exception) -> BoxedCall:
             original = torch.fx.GraphModule(gm, traced())
             error = failure(original, trace, job, cause)
             if cfg.strict:
@@ -239,7 +239,7 @@ def failure(gm: torch.fx.GraphModule, trace: Trace, job: Job, cause: Exception) 
     return error
 
 
-def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> Callable[[list[object]], Any]:
+def library_calls_only(gm: torch.fx.GraphModule, trace: Trace, error: AltError) -> BoxedCall:
     """Return a callable that runs the traced graph operator by operator, with one warning that says why."""
     warnings.warn(f"{trace.graph_name} runs with library calls only: {error}", FallbackWarning, stacklevel=2)
     trace.decision(DecisionKind.GRAPH, trace.graph_name, "library calls only", error.headline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
@@ -14,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from .aten.name import operator_name
 from .aten.pointwise import ONE_KERNEL, is_tagged
 from .compat import aot_autograd
+from .compat.torch_api import unannotated
 
 aten = torch.ops.aten
 
@@ -114,7 +114,7 @@ _SAME_NAME = (
     "abs acos add asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac lerp lgamma log "
     "log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
 )
-_EACH: dict[str, Any] = {name: getattr(aten, name) for name in _SAME_NAME.split()} | {
+_EACH: dict[str, Callable[..., object]] = {name: getattr(aten, name) for name in _SAME_NAME.split()} | {
     "addcdiv": lambda x, a, b, value=1: aten.addcdiv(x, a, b, value=value),
     "addcmul": lambda x, a, b, value=1: aten.addcmul(x, a, b, value=value),
     "max": aten.amax,
@@ -125,13 +125,13 @@ _EACH: dict[str, Any] = {name: getattr(aten, name) for name in _SAME_NAME.split(
 _EACH_NUMBER = {"maximum": aten.clamp_min, "minimum": aten.clamp_max}
 
 
-def _per_tensor(op: Any, single: Callable[..., Any]) -> Callable[..., Any]:
-    def each(*args: Any, **kwargs: Any) -> Any:
+def _per_tensor(op: torch._ops.OpOverload, single: Callable[..., object]) -> Callable[..., object]:
+    def each(*args: object, **kwargs: object) -> object:
         if op._overloadname == "Tensor" and single in (_EACH["addcdiv"], _EACH["addcmul"]):
             return NotImplemented  # the factors of all tensors are elements of one tensor
         n = next(len(a) for a in args if isinstance(a, (list, tuple)))
 
-        def at(k: int, a: Any) -> Any:
+        def at(k: int, a: object) -> object:
             return a[k] if isinstance(a, (list, tuple)) else a
 
         return [single(*(at(k, a) for a in args), **kwargs) for k in range(n)]
@@ -139,8 +139,8 @@ def _per_tensor(op: Any, single: Callable[..., Any]) -> Callable[..., Any]:
     return each
 
 
-def _foreach() -> dict[Any, Callable[..., Any]]:
-    decompositions: dict[Any, Callable[..., Any]] = {}
+def _foreach() -> dict[torch._ops.OpOverload, Callable[..., object]]:
+    decompositions: dict[torch._ops.OpOverload, Callable[..., object]] = {}
     for name, single in _EACH.items():
         packet = getattr(aten, f"_foreach_{name}", None)
         for which in packet.overloads() if packet is not None else ():
@@ -152,7 +152,7 @@ def _foreach() -> dict[Any, Callable[..., Any]]:
     return decompositions
 
 
-def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: object) -> object:
     """Decompose `index_fill` into one `index_put`, whose result has the strides of `x`.
 
     torch's own decomposition writes in place to a new tensor, which AOTAutograd refuses in a functional graph.
@@ -166,14 +166,14 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
     return aten.index_put(x, [None] * (dim % x.dim()) + [aten.reshape(index, [-1])], value)
 
 
-def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
+def _unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> object:
     """Decompose `_unique` into `_unique2`, for which all versions of torch trace an unbacked size."""
     return aten._unique2(x, sorted, return_inverse, False)[:2]
 
 
 def _batch_norm_with_update(
-    x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
-) -> Any:
+    x: torch.Tensor, weight: object, bias: object, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
+) -> object:
     """Decompose `_batch_norm_with_update_functional`; the running statistics keep their dtype.
 
     torch traces them as float32, but the library call returns their own dtype. Float32 statistics on a GPU stay with
@@ -198,11 +198,11 @@ def _not_decomposed(mask: torch.Tensor, *others: torch.Tensor) -> bool:
     return mask.device.type != "cpu" and (isinstance(mask.numel(), torch.SymInt) or mask.numel() > SCANNED_BY_ONE)
 
 
-def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
+def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> object:
     """Decompose `masked_scatter`: element k under the mask takes source[number of earlier elements under the mask]."""
     if _not_decomposed(mask, x, source):
         return NotImplemented
-    sizes = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+    sizes = unannotated(torch.broadcast_shapes)(x.shape, mask.shape)
     x, mask = aten.expand(x, sizes), aten.expand(mask, sizes)
     if source.numel() == 0 or x.numel() == 0:
         return aten.clone(x, memory_format=torch.contiguous_format)  # the source may be empty if the mask is
@@ -211,7 +211,7 @@ def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -
     return aten.clone(aten.where(mask, values, x), memory_format=torch.contiguous_format)
 
 
-def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Any) -> Any:
+def _masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> object:
     """Decompose the gradient of the source: the gradients under the mask in order, then zeros.
 
     The other gradients are written to one extra element, which is sliced off.
@@ -231,24 +231,28 @@ def _before(mask: torch.Tensor) -> torch.Tensor:
     return counted - 1
 
 
-def _nll_loss_backward(steps: Callable[..., Any]) -> Callable[..., Any]:
+def _nll_loss_backward(steps: Callable[..., object]) -> Callable[..., object]:
     """Return torch's decomposition with +0 in ignored rows, where torch's has -1 * 0 at one class."""
 
-    def backward(grad: Any, x: torch.Tensor, target: torch.Tensor, weight: Any, how: int, ignore: Any, n: Any) -> Any:
+    def backward(
+        grad: object, x: torch.Tensor, target: torch.Tensor, weight: object, how: int, ignore: object, n: object
+    ) -> object:
         where = aten.reshape(target, []) if x.dim() == 1 else aten.unsqueeze(target, 1)
         return aten.where(aten.ne(where, ignore), steps(grad, x, target, weight, how, ignore, n), 0)
 
     return backward
 
 
-def _smooth_l1_loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, how: int, beta: float) -> Any:
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, how: int, beta: float
+) -> object:
     """Apply torch's decomposition, but return NaN for a NaN difference; torch's takes the sign, which is 0."""
     difference = aten.sub(x, target)
     steps = _SMOOTH_L1(grad, x, target, how, beta)
     return aten.where(aten.ne(difference, difference), difference, steps)
 
 
-def _frac(x: torch.Tensor) -> Any:
+def _frac(x: torch.Tensor) -> object:
     """Return x - trunc(x): exact, and +0 for whole numbers, where torch 2.11 decomposes into signed zeros."""
     return aten.sub(x, aten.trunc(x))
 
@@ -259,12 +263,12 @@ def _group_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    batch: Any,
-    channels: Any,
-    size: Any,
+    batch: int,
+    channels: int,
+    size: int,
     groups: int,
     wanted: Sequence[bool],
-) -> Any:
+) -> object:
     """Decompose the gradients of a group normalisation into sums of `grad` and of `grad` times the normalised input.
 
     With y = (x - mean) rstd and g = grad weight: dx = rstd (g - mean(g) - y mean(g y)), means over a group. No term is
@@ -298,7 +302,7 @@ _SMOOTH_L1, _NLL, _NLL_2D = (
 )
 
 # Our own decompositions, which replace those of torch.
-_OWN: dict[Any, Callable[..., Any]] = {
+_OWN: dict[torch._ops.OpOverload, Callable[..., object]] = {
     aten.frac.default: _frac,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
@@ -311,27 +315,31 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.nll_loss2d_backward.default: _nll_loss_backward(_NLL_2D),
 }
 # Our own decompositions of pointwise operators, which numerics="eager" does not decompose.
-_OWN_POINTWISE: dict[Any, Callable[..., Any]] = {aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward}
+_OWN_POINTWISE: dict[torch._ops.OpOverload, Callable[..., object]] = {
+    aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward
+}
 
 
 @functools.cache
-def table(numerics: str = "fast") -> dict[Any, Callable[..., Any]]:
+def table(numerics: str = "fast") -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return the table overload -> decomposition for AOTAutograd. `numerics`: the option; "eager" decomposes less."""
-    decompositions: dict[Any, Callable[..., Any]] = aot_autograd.core_decompositions()
+    decompositions: dict[torch._ops.OpOverload, Callable[..., object]] = aot_autograd.core_decompositions()
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
-    decompositions.update(get_decompositions(added))
+    table_of = get_decompositions(added)
+    decompositions.update({op: steps for op, steps in table_of.items() if isinstance(op, torch._ops.OpOverload)})
     decompositions.update(_foreach())
     decompositions.update(_OWN_POINTWISE)
     for name in _NOT_DECOMPOSED:
         packet, which = name.split(".")
         op = getattr(getattr(aten, packet, None), which, None)
-        decompositions.pop(op, None)
+        if op is not None:
+            decompositions.pop(op, None)
     if numerics == "eager":
         decompositions = {op: steps for op, steps in decompositions.items() if not _one_kernel(op)}
     return decompositions | _OWN
 
 
-def taken_apart(numerics: str) -> tuple[Any, ...]:
+def taken_apart(numerics: str) -> tuple[torch._ops.OpOverload, ...]:
     """Return operators that tracing decomposes by itself but must not; for `compat.aot_autograd.undecomposed`.
 
     Eager's vector loop of `softshrink` returns +0 where its decomposition returns a zero with the operand's sign.
@@ -339,7 +347,7 @@ def taken_apart(numerics: str) -> tuple[Any, ...]:
     return (aten.softshrink.default,) if numerics == "eager" else ()
 
 
-def _one_kernel(op: Any) -> bool:
+def _one_kernel(op: object) -> bool:
     """Return whether eager has one kernel for an operator whose decomposition does not give the same bits."""
     name = operator_name(op)
     pointwise = is_tagged(op) and not name.startswith("_foreach")

@@ -42,12 +42,12 @@ def compile_with_persistent_cache(
     op_overload_name: str,
     device_type: str,
     dynamic: bool,
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    f: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
-    dynamic_shapes: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
     remove_runtime_assertions: bool = False,
     disable_constraint_solver: bool = False,
 ) -> str:
@@ -88,7 +88,7 @@ def register(ops: Iterable[torch._ops.OpOverload]) -> None:
         except RuntimeError as cause:
             reason = "it has no kernel of its own for CPUs"
             raise BadGraph(str(op), reason, "register the operators that it calls") from cause
-        make_library: Any = torch.library.Library
+        make_library: Callable[..., Any] = torch.library.Library
         library = make_library(ns, "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
@@ -108,7 +108,7 @@ class _Operator:
         self.written = [_written_argument(op, r) for r in returns]
         self.plain = all(str(r.type) == "Tensor" for r in returns)
 
-    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, keyset: object, *args: object, **kwargs: object) -> object:
         """Run the operator compiled, or by its original kernel."""
         if getattr(_inside, "busy", False) or self.is_view or not self.plain:
             return self._by_original(keyset, args, kwargs)
@@ -128,7 +128,7 @@ class _Operator:
         results = [_argument(p, args, kwargs) if p else r for p, r in zip(self.written, results, strict=True)]
         return results[0] if self.single else tuple(results)
 
-    def _by_original(self, keyset: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _by_original(self, keyset: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Run the original kernel, with a tensor for each number in the place of a tensor."""
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         places = zip(self.op._schema.arguments, args, strict=False)
@@ -138,7 +138,7 @@ class _Operator:
         ]
         return self.original.call_boxed(keyset, *given, **kwargs)
 
-    def _prepare(self, forms: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _prepare(self, forms: Form, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Load the library for later calls of this form, compiling it if no process has; note a form without one."""
         key = (self.what, forms)
         cfg = resolve()
@@ -157,7 +157,7 @@ class _Operator:
             _inside.busy = False
 
 
-def _is_number_for_tensor(argument: Any, x: object) -> bool:
+def _is_number_for_tensor(argument: torch._C.Argument, x: object) -> bool:
     return isinstance(x, (bool, int, float)) and str(argument.type) == "Tensor"
 
 
@@ -172,7 +172,7 @@ def _as_tensor(x: float, others: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(x)
 
 
-def _written_argument(op: torch._ops.OpOverload, result: Any) -> str:
+def _written_argument(op: torch._ops.OpOverload, result: torch._C.Argument) -> str:
     """Return the number and name of the argument that a result is, as for `out=`; "" for a new tensor."""
     if result.alias_info is None or not result.alias_info.is_write:
         return ""
@@ -182,7 +182,7 @@ def _written_argument(op: torch._ops.OpOverload, result: Any) -> str:
     return ""
 
 
-def _argument(place: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _argument(place: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     number, _, name = place.partition(":")
     return kwargs[name] if name in kwargs else args[int(number)]
 
@@ -190,7 +190,7 @@ def _argument(place: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
-def _forms(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | str:
+def _forms(args: Sequence[object], kwargs: Mapping[str, object]) -> Form | str:
     """Return the form of every argument; a reason if one cannot be compiled."""
     try:
         return tuple([_form(x) for x in args]), tuple([(k, _form(x)) for k, x in kwargs.items()])
@@ -202,7 +202,7 @@ class _NoForm(Exception):
     """An argument that no library takes."""
 
 
-def _form(x: Any) -> Any:
+def _form(x: Any) -> object:
     kind = type(x)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_conj():
@@ -245,7 +245,7 @@ class _Entry:
         return json.dumps(facts, indent=1)
 
 
-def _shown(form: Any) -> Any:
+def _shown(form: Any) -> object:
     if len(form) == 3:
         return {"dtype": str(form[0]), "device": "cpu", "sizes": list(form[1]), "strides": list(form[2])}
     kind, value = form
@@ -253,7 +253,11 @@ def _shown(form: Any) -> Any:
 
 
 def _ensure(
-    entry: _Entry, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    entry: _Entry,
+    f: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    options: Mapping[str, object],
 ) -> None:
     """Store the library and its metadata unless they are there; of several processes, one compiles."""
     if entry.is_stored:
@@ -274,7 +278,7 @@ class _Call(torch.nn.Module):
     All other arguments are fixed; export takes no dtype, layout or device.
     """
 
-    def __init__(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, f: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         super().__init__()
         self.f = f
         self.leaves, self.tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -284,7 +288,7 @@ class _Call(torch.nn.Module):
         """Return the tensors among the arguments, in order."""
         return [x for x in self.leaves if isinstance(x, torch.Tensor)]
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors: torch.Tensor) -> object:
         """Call the function."""
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(x, torch.Tensor) else x for x in self.leaves]

@@ -35,7 +35,7 @@ def alt(
     example_inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Function:
     """Compile a graph that Dynamo captured. Raise UnknownOption, BadOptionValue or UnknownMode."""
     settings = resolve(mode, options, settings=inductor_settings.values())

@@ -47,7 +47,7 @@ from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
-Constants = dict[str, Any]
+Constants = dict[str, object]
 
 
 def compile_graph(
@@ -419,7 +419,7 @@ def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
     return launch_plan.Launch(label, function, buffers, step.origins, step.in_place)
 
 
-def callables(steps: Values, constants: Constants) -> dict[str, Any]:
+def callables(steps: Values, constants: Constants) -> dict[str, object]:
     """Return constants by name, with the call targets that have no importable name."""
     out = dict(constants)
     for s in steps:

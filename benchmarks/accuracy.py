@@ -1,9 +1,9 @@
 """python -m benchmarks.accuracy: how far sums, means, variances and normalisations are from float64, beside eager.
 
 Every line is one function at one number of elements per result. An error is the root mean square of the differences
-from eager's float64 result over that of the float64 result itself, over all results of all draws, in units of float32's
-rounding (2^-24). Below LEVEL such units nothing is compared, since a float32 result is a rounding off by itself.
-The columns are the ratios of mean to deviation of the data, the last one data that are all 0.1.
+from eager's float64 result, over that of the float64 result itself. It covers all results of all draws, in units of
+float32's rounding (2^-24). Below LEVEL such units nothing is compared, since a float32 result is a rounding off by
+itself. The columns are the ratios of mean to deviation of the data, the last one data that are all 0.1.
 
 The exit status is 1 if an error is more than `--limit` times eager's.
 """

@@ -38,7 +38,7 @@ FUNCTIONS: Mapping[str, Callable[[ExportedProgram], GraphModule]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one function did to one model."""
+    """The effect of one function on one model."""
 
     model: str
     function: str

@@ -1,11 +1,11 @@
 """python -m benchmarks.scaling: seconds and memory per node of every stage, from small graphs to very large ones.
 
-Graphs are made as Dynamo would capture them: a chain of pointwise operators, a chain of linear layers with an
-activation and a residual, a stack of transformer layers, and all of them trained (`training` is the stack): a joint
-graph is split, and nodes are those of both halves. Each (kind, size) runs in a process of its own, with an empty
-cache. AOTAutograd is torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor
-time, which other work on the machine stretches least; the C++ compiler's is that of its processes. `first`: what the
-first call takes above the second, with one thread.
+Graphs are made as Dynamo would capture them. They are a chain of pointwise operators, a chain of linear layers with an
+activation and a residual, and a stack of transformer layers. All of them are also trained (`training` is the stack): a
+joint graph is split, and nodes are those of both halves. Each (kind, size) runs in a process of its own, with an empty
+cache. AOTAutograd is torch's and is listed apart; `own` is everything else but the C++ compiler. All is processor time,
+which other work on the machine stretches least; the C++ compiler's is that of its processes. `first`: what the first
+call takes above the second, with one thread.
 """
 
 from __future__ import annotations

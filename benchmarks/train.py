@@ -117,7 +117,7 @@ def batches(size: Size, steps: int, device: str) -> tuple[int, Iterator[tuple[Te
 
 @dataclass
 class Trained:
-    """What one run gave: the loss of each step, the seconds of a late step, compilations after the warm-up."""
+    """The results of one run: the loss of each step, the seconds of a late step, compilations after the warm-up."""
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0

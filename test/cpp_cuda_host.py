@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +17,9 @@ from altbackend.config.resolve import resolve
 from altbackend.disk_cache.storage import open_store
 from altbackend.ir import expr as ex
 from altbackend.ir.expr import Index
-from altbackend.ir.loops import Extern, Program
+from altbackend.ir.loops import Program
 from altbackend.runtime.cpp_host import CppHost, HostForm, bound
+from test.cuda_host import launched
 from test.graphs import Scheduled
 
 LAUNCH = ctypes.CFUNCTYPE(
@@ -35,15 +35,7 @@ STREAM = 77  # any number: the fake launches only compare it
 
 def build(s: Scheduled, steps: Sequence[Any], launch: Callable[..., None], **options: Any) -> tuple[str, Any]:
     """Return the text of the host program of a scheduled graph with static shapes, and its call."""
-    device = torch.device("cuda", 0)
-    p = replace(s.program, buffers={n: replace(b, device=device) for n, b in s.program.buffers.items()})
-    found: list[cuda_program.Step] = []
-    for n, step in enumerate(steps):
-        if isinstance(step, Extern):
-            found.append(step)
-        else:
-            p, more = cuda_program.launches(p, step[0], step[1], (), n, step[2])
-            found += more
+    p, found = launched(s, steps)
     planned, cfg = cpp_cuda.plan_of(p, found), resolve(options={"host": "cpp"})
     printed = cpp_graph.build_cuda(planned, cfg, cpp_graph.Calling(any_strides=False, drops=False))
     flags = (*libraries._HOST, "-DALT_GPU=cpu")

@@ -17,7 +17,7 @@ from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compiled import load
 from altbackend.config.resolve import resolve
-from altbackend.ir.loops import Extern
+from altbackend.ir.loops import Extern, Program
 from altbackend.runtime import cuda as runtime
 from test.graphs import Scheduled
 
@@ -67,8 +67,8 @@ class Flag:
             raise IndexError("index out of range")
 
 
-def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Callable[[list[Any]], Any]]:
-    """The text of the host program of a scheduled graph, and its call; errors of indices are raised by the call."""
+def launched(s: Scheduled, steps: Sequence[Any]) -> tuple[Program, list[cuda_program.Step]]:
+    """Return a scheduled graph on a GPU, and its library calls and launches."""
     device = torch.device("cuda", 0)
     p = replace(s.program, buffers={n: replace(b, device=device) for n, b in s.program.buffers.items()})
     found: list[cuda_program.Step] = []
@@ -78,6 +78,12 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Call
         else:
             p, more = cuda_program.launches(p, step[0], step[1], (), n, step[2])
             found += more
+    return p, found
+
+
+def build(s: Scheduled, steps: Sequence[Any], launch: Launch) -> tuple[str, Callable[[list[Any]], Any]]:
+    """The text of the host program of a scheduled graph, and its call; errors of indices are raised by the call."""
+    p, found = launched(s, steps)
     printed = cuda_program.build(p, found)
     memory, flags = Memory(), []
 

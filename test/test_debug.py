@@ -12,7 +12,7 @@ import pytest
 
 from altbackend.config.options import Config
 from altbackend.debug.torch_logs import ARTIFACTS, artifact_logger
-from altbackend.debug.trace import SINKS, Decision, Trace
+from altbackend.debug.trace import SINKS, Decision, DecisionKind, Trace
 from altbackend.errors import DebugFolderWarning
 
 
@@ -24,10 +24,10 @@ def test_silent_trace_makes_no_text(capsys: pytest.CaptureFixture[str]) -> None:
     trace = Trace("graph_0", Config())
     for kind in SINKS:
         trace.artifact("x.txt", never, kind)
-    trace.decision("fusion", "a, b", "no", "different index")
+    trace.decision(DecisionKind.FUSION, "a, b", "no", "different index")
     trace.finish()
     assert capsys.readouterr().err == ""
-    assert trace.decisions == [Decision("fusion", "a, b", "no", "different index")]
+    assert trace.decisions == [Decision(DecisionKind.FUSION, "a, b", "no", "different index")]
 
 
 def test_stages_nest_and_add_up() -> None:
@@ -58,7 +58,7 @@ def test_folder(tmp_path: Path) -> None:
     with trace.stage("lower"):
         trace.artifact("lowered_ir.txt", lambda: "loops")
     trace.artifact("kernel.cpp", lambda: "int x;", "kernel_code")
-    trace.decision("fusion", "a, b", "yes", "same rows")
+    trace.decision(DecisionKind.FUSION, "a, b", "yes", "same rows")
     trace.finish()
     folder = tmp_path / "new" / "graph_0_forward"
     assert trace.folder == folder
@@ -101,7 +101,7 @@ def test_ladder(rung: int, capsys: pytest.CaptureFixture[str]) -> None:
         trace.artifact("ir", lambda: "IR-TEXT", "ir_pre_fusion")
         trace.artifact("graph", lambda: "GRAPH-TEXT", "graph")
         trace.artifact("source", lambda: "SOURCE-TEXT", "output_code")
-    trace.decision("fusion", "a, b", "no", "REASON-TEXT")
+    trace.decision(DecisionKind.FUSION, "a, b", "no", "REASON-TEXT")
     trace.finish()
     printed = capsys.readouterr().err
     words = {"compiled in": 1, "REASON-TEXT": 2, "GRAPH-TEXT": 3, "SOURCE-TEXT": 4, "IR-TEXT": 5}
@@ -125,7 +125,7 @@ from altbackend.debug.trace import Trace, SINKS
 trace = Trace("graph_0", Config())
 for kind in SINKS:
     trace.artifact(f"{kind}.txt", lambda: f"TEXT<{kind}>", kind)
-trace.decision("fusion", "a", "no", "REASON<fusion>")
+trace.decision(DecisionKind.FUSION, "a", "no", "REASON<fusion>")
 trace.decision("perf_hint", "a", "no", "REASON<perf_hint>")
 trace.decision("schedule", "a", "no", "REASON<schedule>")
 """

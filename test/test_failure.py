@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def forget_lookups() -> Iterator[None]:
     folders.usable_folder.cache_clear()
 
 
-def run_with_one_warning(kind: type[Warning], **options: object) -> str:
+def run_with_one_warning(kind: type[Warning], **options: Any) -> str:
     """Compile and run; the result is right, nothing of the user's changes, one warning of `kind`; its text."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -47,7 +48,7 @@ def run_with_one_warning(kind: type[Warning], **options: object) -> str:
     return texts[0]
 
 
-def error_of(kind: type[Exception] = BackendCompilerFailed, **options: object) -> str:
+def error_of(kind: type[Exception] = BackendCompilerFailed, **options: Any) -> str:
     """Return the error that `strict` raises, from the backend or, if a deferred build fails, from the call."""
     with pytest.raises(kind) as caught:
         torch.compile(f, backend="alt", options={"strict": True, **options})(torch.randn(4, 8))

@@ -393,7 +393,8 @@ def test_of_an_overwritten_input_that_a_gradient_reads_a_copy_is_saved() -> None
     for n in graph.nodes:
         n.meta["val"] = torch.empty(4, device="meta")
     forward, _ = partition.split(GraphModule(torch.nn.Module(), graph), 1)
-    _, saved = forward.graph.output_node().args[0]  # type: ignore[misc]
+    results: Any = forward.graph.output_node().args[0]
+    _, saved = results
     assert (saved.target, saved.args[0].name) == (aten.clone.default, "primals_2")
 
 
@@ -419,7 +420,8 @@ def test_twenty_thousand_nodes() -> None:
         liveness = classify(GraphModule(torch.nn.Module(), graph), 1)
     assert len(liveness.kinds) > 20_000
     forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1)
-    saved = forward.graph.output_node().args[0][1:]  # type: ignore[index]
+    results: Any = forward.graph.output_node().args[0]
+    saved = results[1:]
     assert {operator_name(n.target) for n in saved if n.op != "placeholder" and n.name != values[-1].name} == {"mm"}
     assert len(saved) <= 1_602
     assert len(backward.graph.nodes) > 20_000

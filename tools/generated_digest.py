@@ -6,7 +6,7 @@
 
 A case is a model, a mode (inference, training) and a device. Its digest covers the host program and the kernels of
 every graph, in order. Names that the compiler has made up are normalised: identifiers are numbered in order of their
-first use, unless they belong to a library (`torch.`, `tl.`, `std::`), and comments and import lines are left out.
+first use, unless they belong to a library (`torch.`, `tl.`, `std::`). Comments and import lines are left out.
 
 `tools/translated.py` makes the code; no model runs.
 """

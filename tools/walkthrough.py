@@ -53,7 +53,7 @@ in the L1 cache. Only the quotient goes to memory. The refusals and reasons are 
 
 CPP = """## 4. C++
 
-`codegen/cpp/emit.py` places each scalar in the outermost loop where its operands are known: the reciprocal of
+`codegen/cpp/scalars.py` places each scalar in the outermost loop where its operands are known: the reciprocal of
 the sum is outside the last loop. `print_cpp.py` spells the result. Threads share the rows.
 """
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from .. import decomp
@@ -67,7 +69,7 @@ class Captured:
 
 
 def capture(
-    program: GraphModule | ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any], cfg: Config
+    program: GraphModule | ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object], cfg: Config
 ) -> Captured:
     """Trace a program into one functional graph. Raise BadGraph or Unsupported."""
     exported = isinstance(program, ExportedProgram)
@@ -101,8 +103,8 @@ def capture(
 
 
 def _trees(
-    gm: GraphModule, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], pytree.TreeSpec, pytree.TreeSpec]:
+    gm: GraphModule, graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], pytree.TreeSpec, pytree.TreeSpec]:
     """Return the leaves of the arguments, one for each placeholder, and the trees of arguments and results."""
     placeholders = graph.find_nodes(op="placeholder")
     recorded = export.specs_of(gm)
@@ -128,7 +130,9 @@ def _trees(
     return ordered, in_spec, out_spec
 
 
-def _leaves(graph: Graph, values: Sequence[Any], mode: Any) -> tuple[tuple[Leaf, ...], list[torch.Tensor]]:
+def _leaves(
+    graph: Graph, values: Sequence[object], mode: FakeTensorMode
+) -> tuple[tuple[Leaf, ...], list[torch.Tensor]]:
     """Return every leaf of the arguments, and the traced values of the tensors among them."""
     leaves: list[Leaf] = []
     fakes: list[torch.Tensor] = []
@@ -177,13 +181,13 @@ def _weight(gm: GraphModule, name: str, written: bool) -> Weight:
 class _Flat(torch.nn.Module):
     """Runs a graph on its weights and tensor inputs, and returns the flat tuple of results."""
 
-    def __init__(self, gm: GraphModule, graph: Graph, names: Sequence[str], values: Sequence[Any]) -> None:
+    def __init__(self, gm: GraphModule, graph: Graph, names: Sequence[str], values: Sequence[object]) -> None:
         super().__init__()
         # in a tuple, so that the weights are no parameters of this module
         self.held = (gm, graph)
         self.names, self.values = names, values
 
-    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(self, *tensors: torch.Tensor) -> tuple[object, ...]:
         """Interpret the graph. `tensors`: the weights, then the tensor inputs."""
         gm, graph = self.held
         weights = dict(zip(self.names, tensors, strict=False))
@@ -191,14 +195,14 @@ class _Flat(torch.nn.Module):
         interpreter = _Interpreter(gm, weights)
         inputs = [next(rest) if _is_tensor(n, v) else n.meta.get("val", v) for n, v in self._placeholders(graph)]
         result = interpreter.run(*inputs)
-        flat: list[Any] = pytree.tree_leaves(result)
+        flat: list[object] = pytree.tree_leaves(result)
         return tuple(flat)
 
-    def _placeholders(self, graph: Graph) -> list[tuple[Node, Any]]:
+    def _placeholders(self, graph: Graph) -> list[tuple[Node, object]]:
         return list(zip(graph.find_nodes(op="placeholder"), self.values, strict=True))
 
 
-def _is_tensor(n: Node, value: Any) -> bool:
+def _is_tensor(n: Node, value: object) -> bool:
     return isinstance(n.meta.get("val", n.meta.get("example_value", value)), torch.Tensor)
 
 
@@ -210,9 +214,13 @@ class _Interpreter(torch.fx.Interpreter):
         self.graph = export.without_guards(gm)
         self.weights = weights
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> object:
         """Return the traced weight of an attribute."""
-        return self.weights[target] if target in self.weights else super().get_attr(target, args, kwargs)
+        return (
+            self.weights[target]
+            if isinstance(target, str) and target in self.weights
+            else super().get_attr(target, args, kwargs)
+        )
 
 
 def _without_own_frames(gm: GraphModule) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -11,7 +12,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -50,10 +50,10 @@ class Library:
 
 def aot_compile(
     gm: torch.fx.GraphModule | ExportedProgram,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> str:
     """Compile a program ahead of time and return the path of the library.
 
@@ -65,9 +65,9 @@ def aot_compile(
 
 def build(
     gm: torch.fx.GraphModule | ExportedProgram,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    options: Mapping[str, object],
 ) -> Library:
     """Compile a program to a library, with the facts of its compilation. Raise as `aot_compile`."""
     asked = resolve(None, options)
@@ -104,7 +104,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
     units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
     for name, program in (("main", programs.main), ("fold", programs.fold)):
         if program is not None and program.has_kernels:
-            trace.artifact(f"kernels_{name}.cpp", lambda p=program: p.kernels, "kernel_code")  # type: ignore[misc]
+            trace.artifact(f"kernels_{name}.cpp", functools.partial(getattr, program, "kernels"), "kernel_code")
             units += kernel_units(name, program.kernels)
     room = build_folder(open_store(cfg).folder)
     with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=room) as folder:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ..compat import export
 from ..compat.pt2 import LIBRARY_FOLDER, WEIGHTS_FOLDER, Runner
 from ..config.resolve import resolve
+from ..disk_cache.json_object import JsonObject
 from ..disk_cache.storage import open_store
 from ..errors import BadCall, BadPackage
 from . import manifest, safetensors
@@ -33,7 +34,7 @@ Rename = Callable[[str], str]
 
 
 class AotModel:
-    """A loaded library: call it like the module that was compiled. Any number of threads may do so at once."""
+    """A loaded library: call it like the module that was compiled. object number of threads may do so at once."""
 
     def __init__(self, library: Path, shown: str, device: str = "") -> None:
         self.path = shown
@@ -61,7 +62,7 @@ class AotModel:
         """Return the dtype and shape of each weight by name."""
         return {name: (dtype, tuple(shape)) for name, (dtype, shape) in self.description["weights"].items()}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model. Raise BadCall for arguments that it was not compiled for."""
         leaves, spec = pytree.tree_flatten((args, export.reordered(kwargs, self._in_spec)))
         if spec != self._in_spec:
@@ -74,7 +75,7 @@ class AotModel:
         kinds = self.description["outputs"]
         return pytree.tree_unflatten([_result(r, k) for r, k in zip(results, kinds, strict=True)], self._out_spec)
 
-    def _is_tensor(self, x: object, leaf: Mapping[str, Any]) -> bool:
+    def _is_tensor(self, x: object, leaf: JsonObject) -> bool:
         """Return whether a leaf of the arguments is passed on; the others must have the value of the compilation."""
         if "input" in leaf:
             if not isinstance(x, torch.Tensor):
@@ -180,7 +181,7 @@ def check_package(path: str | os.PathLike[str]) -> list[manifest.Misfit]:
     return manifest.misfits(Path(path))
 
 
-def describe(library: Path) -> dict[str, Any]:
+def describe(library: Path) -> JsonObject:
     """Return the description that a library holds. Raise BadPackage."""
     return _description(library, _opened(library))
 
@@ -195,7 +196,7 @@ def _opened(library: Path) -> ctypes.CDLL:
     return dll
 
 
-def _description(library: Path, dll: ctypes.CDLL) -> dict[str, Any]:
+def _description(library: Path, dll: ctypes.CDLL) -> JsonObject:
     try:
         return dict(json.loads(dll.altbackend_describe()))
     except ValueError as cause:
@@ -225,7 +226,7 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
     return loaded
 
 
-def _unpacked(path: Path, model: str, facts: Mapping[str, Any]) -> Path:
+def _unpacked(path: Path, model: str, facts: JsonObject) -> Path:
     """Return the library in a folder of the cache that its content names; another process may have unpacked it."""
     digests = "".join(digest for _, (_, digest) in sorted(facts["files"].items()))
     folder: Path = open_store(resolve()).folder / "aot" / "packages" / hashlib.sha256(digests.encode()).hexdigest()

@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
 from ..compat.stable_abi import TARGET
+from ..disk_cache.json_object import JsonObject
 from ..errors import AltError, BadPackage
 from ..runtime import isa
 from .machine_code import ONE_ALONE
@@ -40,7 +40,7 @@ class Entry:
     storage: str
     files: dict[str, tuple[int, str]]
     program: str
-    description: dict[str, Any]
+    description: JsonObject
     architectures: Sequence[tuple[int, bool]] = ()
 
 
@@ -56,7 +56,7 @@ class Misfit:
         return f"model {self.model}: {self.reason}\n  What to do: {self.todo}"
 
 
-def entry(path: Path, files: tuple[Path, ...], target: str, storage: str, description: dict[str, Any]) -> Entry:
+def entry(path: Path, files: tuple[Path, ...], target: str, storage: str, description: JsonObject) -> Entry:
     """Return the entry of a library that was built on this machine for the instruction set `target`."""
     sizes = {f.name: (f.stat().st_size, digest_of(f)) for f in files}
     assert path.name in sizes
@@ -95,7 +95,7 @@ def readable(path: Path) -> Iterator[None]:
         raise BadPackage(str(path), f"it is no readable package: {cause}", todo) from cause
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonObject:
     """Return the manifest of a package. Raise BadPackage."""
     with readable(path), zipfile.ZipFile(path) as archive:
         name = next((n for n in archive.namelist() if n.endswith(EXTRA_FOLDER + NAME)), None)
@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _require_form(path: Path, manifest: Any) -> None:
+def _require_form(path: Path, manifest: object) -> None:
     """Raise BadPackage unless the manifest has the fields that this version reads."""
     models = manifest.get("models") if isinstance(manifest, dict) else None
     if isinstance(manifest, dict) and manifest.get("format") not in (None, FORMAT):
@@ -164,7 +164,7 @@ def runs_on(capability: int, ptx: bool, gpu: int) -> bool:
     return capability <= gpu and (ptx or capability // 10 == gpu // 10)
 
 
-def _again(facts: dict[str, Any]) -> str:
+def _again(facts: JsonObject) -> str:
     here = "altbackend.aot_load(path, recompile=True)" if facts.get("program") else "compile it on this machine"
     return f"{here}; or package it with options={{'aot_isa': 'generic'}}"
 
@@ -176,7 +176,7 @@ def _cpuinfo() -> str:
         return ""
 
 
-def _damaged(path: Path, model: str, facts: dict[str, Any]) -> list[Misfit]:
+def _damaged(path: Path, model: str, facts: JsonObject) -> list[Misfit]:
     """Return the files of a model that the package lacks or that differ from the manifest."""
     out = []
     with zipfile.ZipFile(path) as archive:

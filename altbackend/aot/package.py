@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -27,7 +26,7 @@ def aot_package(
     path: str | os.PathLike[str],
     models: ExportedProgram | Mapping[str, ExportedProgram],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     share_weights: bool = False,
     programs: bool = True,
 ) -> str:
@@ -56,7 +55,7 @@ def aot_package(
     return str(target)
 
 
-def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping[str, Any], share: bool) -> Library:
+def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping[str, object], share: bool) -> Library:
     own = folder / name
     own.mkdir(parents=True)
     placed = {**options, "aot_output_path": str(own / "model.wrapper.so")}

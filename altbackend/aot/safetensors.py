@@ -10,10 +10,11 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from ..disk_cache.json_object import JsonObject
 from ..errors import BadPackage
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -57,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     }
 
 
-def _header(path: str, length: bytes, size: int, file: Any) -> tuple[int, dict[str, Any]]:
+def _header(path: str, length: bytes, size: int, file: BinaryIO) -> tuple[int, JsonObject]:
     count = int.from_bytes(length, "little")
     if len(length) < 8 or count > min(size - 8, LONGEST_HEADER):
         raise BadPackage(path, f"it has {size} bytes, too few for its header of {count}", _REPAIR)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch.utils import _pytree as pytree
 
@@ -104,7 +103,7 @@ def block_text(path: str) -> str:
     return "\n".join([*lines, f'.incbin "{path}"', ".byte 0", '.section .note.GNU-stack,"",%progbits', ""])
 
 
-def describe(captured: Captured, programs: Programs) -> dict[str, Any]:
+def describe(captured: Captured, programs: Programs) -> dict[str, object]:
     """Return what a loader and a person need to know of a library, as JSON values."""
     return {
         "leaves": [
@@ -134,7 +133,7 @@ def _tied(captured: Captured) -> dict[str, str]:
     return out
 
 
-def _plain(name: str, value: object) -> dict[str, Any]:
+def _plain(name: str, value: object) -> dict[str, object]:
     simple = value is None or isinstance(value, (bool, int, float, str))
     return {"name": name, "value": value} if simple else {"name": name, "text": repr(value)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -13,7 +12,7 @@ from torch.fx import Node
 from .name import CACHED_OPERATORS
 
 
-def is_mutable(target: Any) -> bool:
+def is_mutable(target: object) -> bool:
     """Return whether an operator writes to an argument; False for a target without a schema."""
     if isinstance(target, torch._ops.OpOverload):
         return _is_mutable_overload(target)
@@ -39,7 +38,7 @@ def is_write_back(n: Node) -> bool:
 aten = torch.ops.aten
 
 # Operators that return their first argument with some elements replaced, and the operators that write it instead.
-IN_PLACE: Mapping[Any, Any] = MappingProxyType(
+IN_PLACE: Mapping[object, torch._ops.OpOverload] = MappingProxyType(
     {
         aten.index_put.default: aten.index_put_.default,
         aten._unsafe_index_put.default: aten.index_put_.default,
@@ -54,7 +53,7 @@ IN_PLACE: Mapping[Any, Any] = MappingProxyType(
 )
 
 # Operators that return their first argument with a view replaced by the second argument, and the view.
-VIEW_REPLACED: Mapping[Any, Any] = MappingProxyType(
+VIEW_REPLACED: Mapping[object, torch._ops.OpOverload] = MappingProxyType(
     {
         aten.select_scatter.default: aten.select.int,
         aten.slice_scatter.default: aten.slice.Tensor,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ def words(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-def operator_name(target: Any) -> str:
+def operator_name(target: object) -> str:
     """Return the name of an operator without namespace and overload, or "" for a target that is not an operator."""
     return _overload_name(target) if isinstance(target, torch._ops.OpOverload) else ""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .name import operator_name, words
@@ -37,11 +35,11 @@ ONE_KERNEL = words(
 ROUNDED_ONCE = words("addcdiv hardsigmoid hardswish native_dropout_backward")
 
 
-def is_tagged(target: Any) -> bool:
+def is_tagged(target: object) -> bool:
     """Return whether torch tags an operator as pointwise."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
 
 
-def is_elementwise(target: Any) -> bool:
+def is_elementwise(target: object) -> bool:
     """Return whether each element of the result needs a bounded number of elements of the arguments."""
     return is_tagged(target) or operator_name(target) in UNTAGGED | FILLS | MOVES | LOOKUPS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .name import operator_name, words
 
 REDUCTIONS = words(
@@ -13,12 +11,12 @@ REDUCTIONS = words(
 NORMALISATIONS = words("_softmax _log_softmax native_layer_norm native_group_norm logsumexp native_batch_norm_backward")
 
 
-def is_reduction(target: Any) -> bool:
+def is_reduction(target: object) -> bool:
     """Return whether an operator reduces a tensor; `max.other` and `min.other` are pointwise."""
     name = operator_name(target)
-    return name in REDUCTIONS and not (name in ("max", "min") and target._overloadname == "other")
+    return name in REDUCTIONS and not (name in ("max", "min") and getattr(target, "_overloadname", "") == "other")
 
 
-def is_normalisation(target: Any) -> bool:
+def is_normalisation(target: object) -> bool:
     """Return whether an operator normalises rows."""
     return operator_name(target) in NORMALISATIONS

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -20,13 +19,13 @@ from .name import CACHED_OPERATORS, operator_name, words
 UNDECLARED = words("_unsafe_view reshape")
 
 
-def declares_alias(target: Any) -> bool:
+def declares_alias(target: object) -> bool:
     """Return whether the schema of a target declares a result that shares storage with an argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(r.alias_info for r in schema.returns)
 
 
-def is_view_operator(target: Any) -> bool:
+def is_view_operator(target: object) -> bool:
     """Return whether an operator returns views of an argument and writes nothing."""
     return _is_view_overload(target) if isinstance(target, torch._ops.OpOverload) else _is_view(target)
 
@@ -36,7 +35,7 @@ def _is_view_overload(op: torch._ops.OpOverload) -> bool:
     return _is_view(op)
 
 
-def _is_view(target: Any) -> bool:
+def _is_view(target: object) -> bool:
     return (declares_alias(target) and not is_mutable(target)) or operator_name(target) in UNDECLARED
 
 

@@ -6,11 +6,10 @@ import functools
 import json
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..compile_pool.children import Child, ChildFailed, python
-from .trial import Trial
 
 START_S = 120.0  # limit for the first answer: the process imports torch and makes a context
 TRIAL_S = 20.0
@@ -36,7 +35,7 @@ class Measurer:
         self.child: Child | None = None
         self.lock = threading.Lock()  # several threads may compile graphs
 
-    def __call__(self, trial: Trial) -> float:
+    def __call__(self, trial: Mapping[str, object]) -> float:
         """Return the microseconds of a trial. Raise TrialFailed or MeasurerDied."""
         with self.lock, tempfile.TemporaryDirectory(prefix="altbackend-trial-") as folder:
             path = Path(folder) / "trial.json"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 from ..codegen.triton.print_triton import TritonKernel
+from ..ir import expr as ex
 from ..ir.loops import Extern, Program, View
 from ..runtime.cuda import Cubin
+from .trial_data import StepData, Trial, ViewData
 
-Trial = dict[str, Any]  # {"buffers": {name: [dtype, elements]}, "steps": [...]}
 ERROR, SCRATCH = "error", "scratch"  # buffers of a kernel's error flag and of its programs' scratch memory
 # A kernel, the program's buffers that its parameters stand for, and its machine code.
 Launch = tuple[TritonKernel, tuple[str, ...], Cubin]
@@ -25,13 +25,13 @@ def refusal(kernel: TritonKernel) -> str | None:
 
 def of(p: Program, steps: Sequence[Extern | Launch]) -> Trial:
     """Return the trial of some steps of a program with static sizes, run one after the other."""
-    buffers: dict[str, list[Any]] = {}
+    buffers: dict[str, tuple[str, int]] = {}
     rows = [_call(s) if isinstance(s, Extern) else _launch(s) for s in steps]
     for b in dict.fromkeys(b for s in rows for b in s["buffers"]):
         if (buffer := p.buffers.get(b)) is not None:
-            buffers[b] = [str(buffer.dtype).removeprefix("torch."), buffer.extent]
+            buffers[b] = (str(buffer.dtype).removeprefix("torch."), ex.numbers([buffer.extent])[0])
     bytes_ = max((s[0].scratch * _programs(s[0]) for s in steps if isinstance(s, tuple)), default=0)
-    own = {ERROR: ["int32", 1], SCRATCH: ["uint8", bytes_]}
+    own = {ERROR: ("int32", 1), SCRATCH: ("uint8", bytes_)}
     return {"buffers": buffers | {b: n for b, n in own.items() if any(b in s["buffers"] for s in rows)}, "steps": rows}
 
 
@@ -41,7 +41,7 @@ def _programs(kernel: TritonKernel) -> int:
     return programs
 
 
-def _launch(s: Launch) -> dict[str, Any]:
+def _launch(s: Launch) -> StepData:
     kernel, buffers, cubin = s
     return {
         "buffers": [*buffers, *[ERROR] * kernel.checks, *[SCRATCH] * bool(kernel.scratch)],
@@ -53,8 +53,9 @@ def _launch(s: Launch) -> dict[str, Any]:
     }
 
 
-def _call(s: Extern) -> dict[str, Any]:
+def _call(s: Extern) -> StepData:
     (out,) = s.outs
+    assert out is not None
     views = [a for a in s.args if isinstance(a, View)]
     return {
         "buffers": [*dict.fromkeys(v.buffer for v in views), out],
@@ -65,7 +66,8 @@ def _call(s: Extern) -> dict[str, Any]:
     }
 
 
-def _argument(a: Any) -> Any:
+def _argument(a: object) -> object:
     if not isinstance(a, View):
         return a
-    return {"buffer": a.buffer, "sizes": list(a.sizes), "strides": list(a.strides), "offset": a.offset}
+    sizes, strides, (offset,) = ex.numbers(a.sizes), ex.numbers(a.strides), ex.numbers([a.offset])
+    return ViewData(buffer=a.buffer, sizes=sizes, strides=strides, offset=offset)

@@ -22,6 +22,7 @@ from ..schedule.device import ScheduleContext
 from . import measure, trial
 from .measure import TrialFailed
 from .measured_times import MeasuredTimes, Times
+from .trial_data import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Tuner:
     context: ScheduleContext
     machine: str
     compiled: Compile
-    measured: Callable[[trial.Trial], float]
+    measured: Callable[[Trial], float]
     store: MeasuredTimes
 
     def times(self, question: str, candidates: Callable[[], Mapping[str, Candidate]]) -> Times:
@@ -102,7 +103,7 @@ def warn_once(text: str) -> None:
     _warned.add(text)
 
 
-Means = tuple[ScheduleContext, str, Compile, Callable[[trial.Trial], float], MeasuredTimes]
+Means = tuple[ScheduleContext, str, Compile, Callable[[Trial], float], MeasuredTimes]
 
 
 def means_of(cfg: Config, context: ScheduleContext, device: torch.device) -> Means:

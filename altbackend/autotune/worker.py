@@ -15,21 +15,22 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
 from ..compat.torch_api import unannotated
 from ..runtime.cuda import Cubin, Tables, load, stream
+from .trial_data import StepData, Trial, ViewData
 
 ROUNDS = 7  # timed replays; their median counts
 ROUND_US = 3000.0  # target duration of a replay
 MOST_REPEATS = 100
 
-Step = Callable[[], Any]
+Step = Callable[[], object]
 
 
-def measure(trial: dict[str, Any], device: torch.device) -> float:
+def measure(trial: Trial, device: torch.device) -> float:
     """Return the microseconds of one run of the trial's steps, from replays of a CUDA graph that holds several runs."""
     buffers = {name: _filled(dtype, n, device) for name, (dtype, n) in trial["buffers"].items()}
     steps = [step(s, buffers, device) for s in trial["steps"]]
@@ -42,24 +43,24 @@ def measure(trial: dict[str, Any], device: torch.device) -> float:
         return _graph_us(steps, repeats) / repeats
 
 
-def step(s: dict[str, Any], buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
+def step(s: StepData, buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
     """Return a function that runs one launch or library call on the given buffers."""
     return library_call(s, buffers) if "operator" in s else _launch(s, buffers, device)
 
 
-def library_call(s: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Step:
+def library_call(s: StepData, buffers: dict[str, torch.Tensor]) -> Step:
     operator = getattr(torch.ops.aten, s["operator"]).out
-    args = [_view(a, buffers) if isinstance(a, dict) else a for a in s["args"]]
+    args = [_view(cast(ViewData, a), buffers) if isinstance(a, dict) else a for a in s["args"]]
     left, right = args[-2:]
     out = buffers[s["out"]].view(*left.shape[:-1], right.shape[-1])
     return lambda: operator(*args, **s["kwargs"], out=out)
 
 
-def _view(a: dict[str, Any], buffers: dict[str, torch.Tensor]) -> torch.Tensor:
+def _view(a: ViewData, buffers: dict[str, torch.Tensor]) -> torch.Tensor:
     return buffers[a["buffer"]].as_strided(a["sizes"], a["strides"], a["offset"])
 
 
-def _launch(s: dict[str, Any], buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
+def _launch(s: StepData, buffers: dict[str, torch.Tensor], device: torch.device) -> Step:
     launch = load(Cubin(base64.b64decode(s["cubin"]), s["shared"], s["warps"], s["name"]), "a candidate")
     names = s["buffers"]
     fixed = {k: buffers[b] for k, b in enumerate(names)}

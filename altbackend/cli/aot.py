@@ -99,7 +99,7 @@ def compare(path: str, inputs: str) -> int:
     return status
 
 
-def _distance(want: Any, got: Any) -> str:
+def _distance(want: torch.Tensor, got: torch.Tensor) -> str:
     if not isinstance(want, torch.Tensor) or not want.numel():
         return "equal"
     kind = torch.complex128 if want.is_complex() else torch.float64
@@ -158,12 +158,12 @@ class _Function(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> object:
         """Call the function."""
         return self.function(*args)
 
 
-def _loaded(file: Path) -> Any:
+def _loaded(file: Path) -> object:
     spec = importlib.util.spec_from_file_location(f"altbackend_aot_{next(_modules)}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise BadPackage(str(file), "it is no Python file", "name it as FILE.py:function")
@@ -173,7 +173,7 @@ def _loaded(file: Path) -> Any:
     return module
 
 
-def _inputs(text: str) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any], ...]]:
+def _inputs(text: str) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object], ...]]:
     """Return random tensors of the shapes in `text`, and which of their dimensions are dynamic."""
     tensors, dynamic = [], []
     for item in text.split(","):
@@ -199,7 +199,7 @@ def _random(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 2, tuple(sizes), dtype=dtype)
 
 
-def _typed(given: dict[str, str]) -> dict[str, Any]:
+def _typed(given: dict[str, str]) -> dict[str, object]:
     """Return options from text, in the types of the options."""
     defaults = resolve(None, {}, {})
     known = {k: getattr(defaults, k, None) for k in given}

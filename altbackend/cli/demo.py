@@ -66,7 +66,7 @@ def run(backend: str, models: Sequence[str] | None, device: str, seconds: float)
     return int(bool(wrong))
 
 
-def backend_named(name: str) -> Callable[[nn.Module], object]:
+def backend_named(name: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
     """Return a function that compiles a module. "alt" works without installation too, where torch finds no entry
     point.
     """
@@ -77,7 +77,11 @@ def backend_named(name: str) -> Callable[[nn.Module], object]:
 
 
 def measure(
-    example: Example, mode: Mode, compiler: Callable[[nn.Module], Any], device: torch.device, seconds: float
+    example: Example,
+    mode: Mode,
+    compiler: Callable[[nn.Module], Callable[..., torch.Tensor]],
+    device: torch.device,
+    seconds: float,
 ) -> Row:
     """Compile a copy of the example's model and compare it with the original."""
     torch.manual_seed(0)
@@ -108,7 +112,9 @@ def float64_results(example: Example, mode: Mode, model: nn.Module, batch: torch
     return step(example, mode, exact, exact, batch.double() if batch.is_floating_point() else batch)()
 
 
-def step(example: Example, mode: Mode, module: nn.Module, forward: Callable[..., Any], batch: torch.Tensor) -> Call:
+def step(
+    example: Example, mode: Mode, module: nn.Module, forward: Callable[..., torch.Tensor], batch: torch.Tensor
+) -> Call:
     """Return a function that runs one inference or training step of `module` through `forward`.
 
     It returns the tensors to compare.

@@ -7,7 +7,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from altbackend.cli.measure import relative_error
 from altbackend.cli.source import named_value
 from altbackend.errors import BadOptionValue
 
-Args = tuple[Any, ...]
+Args = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ def run(source: str, points: int, steps: int, device: str, output: str) -> int:
     return 0
 
 
-def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int) -> Any:
+def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int) -> Iterator[Any]:
     """Yield a point for each budget, from a copy of the module of its own."""
     reference: Sequence[Tensor] = ()
     for budget in budgets:
         torch._dynamo.reset()
         own = Loss(copy.deepcopy(module))
         # a CPU's workspaces are counted only if each call allocates its own
-        options: Any = {"activation_memory_budget": budget, "persistent_workspace": False}
+        options: dict[str, Any] = {"activation_memory_budget": budget, "persistent_workspace": False}
         call = torch.compile(own, backend=altbackend.alt, options=options)
         gradients = step(call, own, inputs)
         reference = reference or gradients
@@ -85,12 +85,12 @@ class Loss(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs: Any) -> Tensor:
+    def forward(self, *inputs: object) -> Tensor:
         results = [x for x in tree_leaves(self.module(*inputs)) if isinstance(x, Tensor) and x.is_floating_point()]
         return torch.stack([x.sum(dtype=torch.float32) for x in results]).sum()
 
 
-def step(call: Callable[..., Any], module: nn.Module, inputs: Args) -> list[Tensor]:
+def step(call: Callable[..., Tensor], module: nn.Module, inputs: Args) -> list[Tensor]:
     """Run one training step from a fixed seed; return the gradients of the parameters."""
     torch.manual_seed(0)
     torch.autograd.backward(call(*inputs))
@@ -99,7 +99,7 @@ def step(call: Callable[..., Any], module: nn.Module, inputs: Args) -> list[Tens
     return gradients
 
 
-def step_memory(call: Callable[..., Any], module: nn.Module, inputs: Args) -> tuple[int, int]:
+def step_memory(call: Callable[..., Tensor], module: nn.Module, inputs: Args) -> tuple[int, int]:
     """Return the bytes that a step allocates at its peak, and those that are allocated when the forward has ended."""
     device = next(
         itertools.chain(module.parameters(), (x for x in tree_leaves(inputs) if isinstance(x, Tensor)))
@@ -121,7 +121,7 @@ class _Cuda:
         self.device, self.peak, self.kept = device, 0, 0
 
     @contextlib.contextmanager
-    def record(self) -> Any:
+    def record(self) -> Iterator[None]:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
@@ -138,7 +138,7 @@ class _Cpu:
         self.peak, self.kept = 0, 0
 
     @contextlib.contextmanager
-    def record(self) -> Any:
+    def record(self) -> Iterator[None]:
         activity = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity], profile_memory=True, acc_events=True) as profile:
             yield

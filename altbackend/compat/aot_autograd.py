@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_leaves
 
 
-def core_decompositions() -> dict[object, Callable[..., Any]]:
+def core_decompositions() -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
 
     torch's public table also lists those, and takes 0.1 to 0.2 s per process to search all namespaces for them.
@@ -36,7 +36,7 @@ def core_decompositions() -> dict[object, Callable[..., Any]]:
     return dict(quick() if quick is not None else torch._decomp.core_aten_decompositions())
 
 
-def joint_partition() -> Callable[..., Any]:
+def joint_partition() -> Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]:
     """Return torch's min-cut partitioner for joint graphs."""
     return min_cut_rematerialization_partition
 
@@ -61,7 +61,7 @@ def extract_halves(
         is_number = isinstance(val, (torch.SymInt, torch.SymFloat))
         apart = _TAKES_OBJECTS and not isinstance(val, BackwardState) and is_carried(val)
         (numbers if is_number else objects if apart else values).append(n)
-    more: Any = (objects,) if objects else ()
+    more: tuple[Any, ...] = (objects,) if objects else ()
     with _use_lazy_graph_module(True):  # the halves are not called, so their Python text is made only if it is printed
         return _extract_fwd_bwd_modules(joint, values, numbers, *more, num_fwd_outputs=num_fwd_outputs)
 
@@ -105,7 +105,7 @@ def region_budget(n: torch.fx.Node) -> object:
 _BUDGET_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "")
 
 
-def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: object) -> Callable[..., Any]:
+def aot_autograd(*, bw_compiler: Callable[..., object] | None = None, **kwargs: object) -> Callable[..., Any]:
     """Return a backend in which AOTAutograd traces a captured graph and calls the given compilers on its parts.
 
     `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
@@ -114,23 +114,26 @@ def aot_autograd(*, bw_compiler: Callable[..., Any] | None = None, **kwargs: obj
     forward = kwargs["fw_compiler"]
     compilers = {"inference_compiler": forward, **kwargs}
 
-    def compile_backward(gm: torch.fx.GraphModule, inputs: object) -> Any:
+    def compile_backward(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> object:
         return untraced(untraced(bw_compiler or forward)(gm, inputs))
 
-    def build(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    def build(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         if any(isinstance(x, (list, tuple, dict)) for x in inputs):
             return flatten_graph_inputs(gm, inputs, build)
         counters["aot_autograd"]["total"] += 1
-        trace: Any = aot_module_simplified
+        trace: Callable[..., Any] = aot_module_simplified
         call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
         counters["aot_autograd"]["ok"] += 1
-        return untraced(call)
+        entry: Callable[..., Any] = untraced(call)
+        return entry
 
     return build
 
 
 def joint_graph(
-    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Callable[..., Any]]
+    fn: Callable[..., object],
+    args: Sequence[object],
+    decompositions: dict[torch._ops.OpOverload, Callable[..., object]],
 ) -> torch.fx.GraphModule:
     """Return the graph of a function and of the gradients of its inputs that require them.
 
@@ -138,11 +141,13 @@ def joint_graph(
     function's results; its results are those of the function and the gradients of its tensors.
     """
 
-    def of_tensors(*tensors: Any) -> Any:
+    def of_tensors(*tensors: object) -> object:
         given = iter(tensors)
         return as_tuple(fn(*(next(given) if isinstance(x, torch.Tensor) else x for x in args)))
 
-    export: Any = _aot_export_function  # the public function refuses results of unsafe views, for example of a matmul
+    export: Callable[..., Any] = (
+        _aot_export_function  # the public function refuses results of unsafe views, for example of a matmul
+    )
     tensors = tuple(x for x in args if isinstance(x, torch.Tensor))
     with torch.enable_grad():
         exported = export(of_tensors, tensors, decompositions=decompositions, trace_joint=True)
@@ -158,14 +163,14 @@ def joint_graph(
     return gm
 
 
-def as_tuple(results: Any) -> tuple[Any, ...]:
+def as_tuple(results: object) -> tuple[object, ...]:
     """Return the results of a function as a tuple, also if it returns one."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def untraced(fn: object) -> Any:
     """Return `fn` such that Dynamo calls it without tracing it."""
-    disable: Any = torch._dynamo.disable
+    disable: Callable[..., Any] = torch._dynamo.disable
     return disable(fn, reason="compilers and what they return are not traced")
 
 
@@ -185,7 +190,7 @@ def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
     return [k for k, n in enumerate(inputs) if n.meta.get("desc") in written]
 
 
-def merged_views(meta: Any, inputs: Sequence[Any]) -> bool:
+def merged_views(meta: Any, inputs: Sequence[object]) -> bool:
     """Return whether AOTAutograd merged overlapping inputs into one and rebuilds results as views of it.
 
     It rebuilds them with the view operators that lead from one of the separate inputs, which gives other views.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -49,7 +48,7 @@ def specs_of(gm: torch.fx.GraphModule) -> tuple[pytree.TreeSpec, pytree.TreeSpec
     return info.in_spec, info.out_spec
 
 
-def reordered(kwargs: Mapping[str, Any], spec: pytree.TreeSpec) -> dict[str, Any]:
+def reordered(kwargs: Mapping[str, object], spec: pytree.TreeSpec) -> dict[str, object]:
     """Return keyword arguments in the order of the recorded tree."""
     order = spec.children()[1].context if spec.type is tuple and spec.num_children == 2 else None
     if isinstance(order, list) and set(order) == set(kwargs):
@@ -57,7 +56,7 @@ def reordered(kwargs: Mapping[str, Any], spec: pytree.TreeSpec) -> dict[str, Any
     return dict(kwargs)
 
 
-def range_constraints(gm: Any) -> Mapping[sympy.Symbol, ValueRanges[Any]]:
+def range_constraints(gm: object) -> Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]:
     """Return the ranges of dynamic sizes that a module from export records."""
     return dict(getattr(gm, "range_constraints", None) or {})
 
@@ -73,7 +72,9 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
 
 
 def traced(
-    module: torch.nn.Module, inputs: Sequence[torch.Tensor], decompositions: Mapping[Any, Callable[..., Any]]
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    decompositions: Mapping[torch._ops.OpOverload, Callable[..., object]],
 ) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
     """Return a functional graph, and the inputs that it writes: their new values are its first results."""
     graph, signature = aot_export_module(
@@ -116,7 +117,7 @@ _TOKENS = ("_make_token.default", "_sink_tokens.default")
 
 
 def ranges_of(
-    mode: FakeTensorMode, declared: Mapping[sympy.Symbol, ValueRanges[Any]]
+    mode: FakeTensorMode, declared: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]
 ) -> dict[str, tuple[int, int | None]]:
     """Return the range of each symbolic size, None for no upper limit, and let the mode prove no more than that.
 

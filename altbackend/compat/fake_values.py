@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch._dispatch.python import no_python_dispatcher
@@ -69,7 +68,7 @@ CONTIGUOUS: Mapping[object, Callable[..., tuple[int, ...] | None]] = MappingProx
 )
 
 
-def of_call(target: Any, args: Sequence[Any]) -> FakeTensor | None:
+def of_call(target: object, args: Sequence[object]) -> FakeTensor | None:
     """Return the fake value of a call; None if it has to be asked of the fake-tensor mode.
 
     Raise the RuntimeError of a view whose sizes do not fit.
@@ -95,7 +94,7 @@ def of_call(target: Any, args: Sequence[Any]) -> FakeTensor | None:
     return FakeTensor(mode, value, first.fake_device)
 
 
-def another(value: Any, beside: Sequence[Any]) -> FakeTensor | None:
+def another(value: object, beside: Sequence[object]) -> FakeTensor | None:
     """Return a fake tensor with the geometry of `value`, memory of its own and the mode of the values `beside`.
 
     Return None if a geometry is not plain.
@@ -108,16 +107,16 @@ def another(value: Any, beside: Sequence[Any]) -> FakeTensor | None:
     return FakeTensor(mode, new, value.fake_device)
 
 
-def _sorted(args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _sorted(args: Sequence[object]) -> tuple[list[object], list[object]]:
     """Return the tensors and the other leaves among arguments, which may contain lists."""
-    tensors, rest = list[Any](), list[Any]()
+    tensors, rest = list[object](), list[object]()
     for a in args:
         for x in a if isinstance(a, (list, tuple)) else (a,):
             (tensors if isinstance(x, torch.Tensor) else rest).append(x)
     return tensors, rest
 
 
-def _alike(t: Any, first: FakeTensor) -> bool:
+def _alike(t: object, first: FakeTensor) -> bool:
     """Return whether `t` is a plain fake tensor with plain sizes, of the mode, dtype and device of `first`."""
     return (
         type(t) is FakeTensor

@@ -26,7 +26,7 @@ def write_package(
 
     Tensors of `shared` that are one storage lie in the package once.
     """
-    contents: dict[str, Any] = {name: list(paths) for name, paths in files.items()}
+    contents: dict[str, list[str | Weights]] = {name: list(paths) for name, paths in files.items()}
     for name, weights in shared.items():
         contents[name].append(Weights({k: (t, TensorProperties(t)) for k, t in weights.items()}))
     _package.package_pt2(os.fspath(path), aoti_files=contents, extra_files=dict(extra))

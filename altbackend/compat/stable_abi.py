@@ -1,7 +1,7 @@
 """The functions of torch's stable C ABI that compute an operator: their declarations, read from torch's headers.
 
-A library calls such a function directly. Other operators, and those whose declaration does not match their schema in
-the way that is expected here, go through the dispatcher, which takes no argument of the schema's type `Scalar`.
+A library calls such a function directly. Other operators go through the dispatcher, and so do those whose declaration
+does not match their schema as expected here. The dispatcher takes no argument of the schema's type `Scalar`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 _RESULTS = {"Tensor": "AtenTensorHandle*"}
 
 
-def type_name(t: Any) -> str:
+def type_name(t: torch._C.JitType) -> str:
     """Return the name of a schema type as the tables here spell it."""
     match t.kind():
         case "OptionalType":
@@ -89,7 +88,7 @@ _NAMES = {
 }
 
 
-def argument_type(argument: Any) -> str:
+def argument_type(argument: torch._C.Argument) -> str:
     """Return the type of a schema's argument or result, where dtypes and layouts are no integers."""
     return type_name(argument.real_type)
 
@@ -152,7 +151,7 @@ def shim_of(op: torch._ops.OpOverload, on_gpu: bool = False) -> Shim | None:
     return None
 
 
-def _expected(schema: Any, first_out: bool) -> tuple[str, ...] | None:
+def _expected(schema: torch._C.FunctionSchema, first_out: bool) -> tuple[str, ...] | None:
     """Return the parameter types that follow from a schema; None if one of its types has no C form."""
     arguments = [a for a in schema.arguments if not a.is_out]
     outs = [a for a in schema.arguments if a.is_out] if first_out else []

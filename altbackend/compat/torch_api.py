@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -26,8 +26,10 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
+Result = TypeVar("Result")
 
-def unannotated(fn: Callable[..., Any]) -> Callable[..., Any]:
+
+def unannotated(fn: Callable[..., Result]) -> Callable[..., Result]:
     """Return `fn`, a function of torch without annotations, such that a strict type checker accepts calls of it."""
     return fn
 
@@ -113,7 +115,7 @@ def has_symbolic_geometry(t: torch.Tensor) -> bool:
     return bool(t._has_symbolic_sizes_strides)
 
 
-def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> Any:
+def size_range(shape_env: ShapeEnv, symbol: sympy.Symbol) -> object:
     """Return the least and the greatest value of a size, as tracing knows them."""
     return shape_env.bound_sympy(symbol)
 
@@ -176,7 +178,7 @@ def cpu_properties() -> dict[str, int]:
     not report them, and typical sizes stand in.
     """
     lanes = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
-    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, int] = getattr(torch.cpu, "get_capabilities", dict)()
     return {
         "vector_lanes": lanes,
         "l1": int(capabilities.get("l1d_cache_size", 0)) or 32 << 10,
@@ -262,7 +264,7 @@ def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     return frozenset(range(first)) | marked
 
 
-def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
+def view_steps(info: object) -> list[tuple[str, tuple[object, ...], int]] | None:
     """Return the view operators between a result and its base: (operator, arguments, part) for each step.
 
     `part` is the index among several results, or -1 for a single one. Return None if the steps are unknown or have
@@ -282,7 +284,7 @@ def view_steps(info: Any) -> list[tuple[str, tuple[Any, ...], int]] | None:
 
 def compiled_autograd() -> bool:
     """Return whether compiled autograd is on in this process, or by Dynamo's setting."""
-    module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    module: object = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False)) or bool(torch._dynamo.config.compiled_autograd)
 
 
@@ -309,13 +311,13 @@ def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:
     return bool(env.evaluate_guards_expression(text, values)) and bool(env.evaluate_guards_expression(text, numbers))
 
 
-def mark_dynamic(t: Any, dims: set[int]) -> None:
+def mark_dynamic(t: object, dims: set[int]) -> None:
     """Tell Dynamo which dimensions of a result vary, in case it enters another compiled graph."""
     name = "_dynamo_propagated_dynamic_indices" if version() >= (2, 13) else "_dynamo_weak_dynamic_indices"
     setattr(t, name, getattr(t, name, set()) | dims)
 
 
-def defined_symbols(node: torch.fx.Node) -> dict[sympy.Symbol, tuple[Any, ...]]:
+def defined_symbols(node: torch.fx.Node) -> dict[sympy.Symbol, tuple[object, ...]]:
     """Return the unbacked symbols that a call defines, each with its path in the call's result."""
     bindings = node.meta.get("unbacked_bindings")
     if not bindings:
@@ -324,20 +326,21 @@ def defined_symbols(node: torch.fx.Node) -> dict[sympy.Symbol, tuple[Any, ...]]:
     return dict(symbolic_shapes.resolve_unbacked_bindings(env, bindings) or {})
 
 
-def shape_env_of(node: torch.fx.Node) -> Any:
+def shape_env_of(node: torch.fx.Node) -> ShapeEnv | None:
     """Return the shape environment of a node's value or arguments, or None if all sizes are plain."""
     for n in (node, *node.all_input_nodes):
         for x in torch.utils._pytree.tree_leaves(n.meta.get("val")):
             if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return x.node.shape_env
+                env: ShapeEnv | None = x.node.shape_env
+                return env
             if isinstance(x, FakeTensor) and x.fake_mode.shape_env is not None:
                 return x.fake_mode.shape_env
     return None
 
 
-def path_steps(path: Sequence[Any]) -> list[tuple[str, Any]]:
+def path_steps(path: Sequence[Any]) -> list[tuple[str, int | str]]:
     """Return a path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("//", d), ..."""
-    steps: list[tuple[str, object]] = []
+    steps: list[tuple[str, int | str]] = []
     for key in path:
         match type(key).__name__:
             case "SequenceKey":
@@ -363,8 +366,9 @@ class UnbackedFacts:
     conditions: tuple[sympy.Expr, ...]
 
 
-def unbacked_facts(shape_env: ShapeEnv, symbol: sympy.Symbol) -> UnbackedFacts:
+def unbacked_facts(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> UnbackedFacts:
     """Return what tracing has assumed of an unbacked symbol. `equals` is the symbol itself if nothing else is known."""
+    assert shape_env is not None, "a symbol has a shape environment"
     value_range = shape_env.var_to_range.get(symbol)
     least = int(value_range.lower) if value_range is not None and value_range.lower.is_Integer else None
     greatest = int(value_range.upper) if value_range is not None and value_range.upper.is_Integer else None

@@ -16,8 +16,10 @@ import sys
 import traceback
 from typing import Any
 
+from altbackend.disk_cache.json_object import JsonObject
 
-def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+
+def compile_job(job: JsonObject) -> JsonObject:
     """Return the answer to one job, a `compile_pool.cuda.Job` with its key; `aligned` is a list of numbers."""
     try:
         return _compile(job)
@@ -25,7 +27,7 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": "".join(traceback.format_exception(cause))[-4000:]}
 
 
-def _compile(job: dict[str, Any]) -> dict[str, Any]:
+def _compile(job: JsonObject) -> JsonObject:
     triton, source, target = _triton()
     hints = {(k,): [["tt.divisibility", 16]] for k in job["aligned"]}
     kernel = triton.compile(
@@ -60,19 +62,19 @@ def _without_cache() -> None:
     import triton  # noqa: PLC0415
     from triton.runtime import cache  # noqa: PLC0415
 
-    knobs: Any = getattr(getattr(triton, "knobs", None), "compilation", None)
+    knobs: object = getattr(getattr(triton, "knobs", None), "compilation", None)
     if callable(getattr(cache, "triton_key", None)) and hasattr(knobs, "always_compile"):  # as in versions 3.6 and 3.7
         knobs.always_compile = True
         cache.triton_key = lambda: "altbackend"
 
 
-def _function(job: dict[str, Any]) -> Any:
+def _function(job: JsonObject) -> object:
     """Return the kernel. Its text is in linecache, where Triton looks for it, so no file is written."""
     source = job["source"].replace("def kernel(", f"def {job['name']}(", 1)
     file = f"<kernel {job['key']}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     try:
-        space: dict[str, Any] = {"__name__": f"kernel_{job['key']}"}
+        space: dict[str, object] = {"__name__": f"kernel_{job['key']}"}
         exec(compile(source, file, "exec"), space)
         return space[job["name"]]
     finally:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ..config.options import Config
+from ..disk_cache.json_object import JsonObject
 from . import cores
 from .children import Child, ChildFailed, python
 from .cubin_worker import compile_job
@@ -76,7 +77,7 @@ class Pool:
             while True:
                 self.idle.get_nowait().end()
 
-    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
+    def compile(self, request: dict[str, object]) -> JsonObject:
         """Return a worker's answer to a job (`cubin_worker.compile_job`), or {"error": text}.
 
         If no worker can be started, this process does the job. A job that has killed its workers is not retried

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ class Code:
     library_calls: int
     cpp: str = ""
     jobs: tuple[Job, ...] = ()
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
     names_lines: bool = False
     recording: Facts | None = None
     main_inputs: tuple[int, ...] = ()

@@ -145,7 +145,7 @@ def build(code: Code, cfg: Config) -> list[object]:
     ]
 
 
-def _main(code: Code, built: Sequence[Any], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
+def _main(code: Code, built: Sequence[object], cfg: Config, trace: Trace, job: Job) -> BoxedCall:
     """Load the host program with its binaries `built`, without the weight prologue."""
     with trace.stage("load"):
         call = _load(code, iter(built), cfg, trace)
@@ -173,7 +173,7 @@ def _load(code: Code, built: Iterator[Any], cfg: Config, trace: Trace) -> BoxedC
     return hosts.on_cpu(code, load(code.python, cfg, own, constants, threads), own, cfg, trace)
 
 
-def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Config, trace: Trace) -> BoxedCall:
+def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, object], cfg: Config, trace: Trace) -> BoxedCall:
     with torch_api.cuda_device(code.device), torch_api.real_tensors():
         loaded: dict[int, Callable[..., None]] = {}
         for n, c in enumerate(cubins):
@@ -186,7 +186,7 @@ def _load_cuda(code: Code, cubins: Values, constants: Mapping[str, Any], cfg: Co
 _loaded = 0
 
 
-def load(python: str, cfg: Config, *bound: Any) -> BoxedCall:
+def load(python: str, cfg: Config, *bound: object) -> BoxedCall:
     """Execute the printed host program, and bind it to its kernels, its constants and, on a CPU, its threads."""
     global _loaded
     _loaded += 1

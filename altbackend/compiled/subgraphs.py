@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.fx import GraphModule
 
@@ -32,14 +31,14 @@ class CompiledSubgraphs:
 
 
 def compile_subgraphs(
-    p: Program, constants: Mapping[str, Any], cfg: Config, trace: Trace, translate: Translate
+    p: Program, constants: Mapping[str, object], cfg: Config, trace: Trace, translate: Translate
 ) -> CompiledSubgraphs:
     """Return the code of the graphs that a program calls, without changing these graphs.
 
     A graph that raises Unsupported runs operator by operator, with the reason recorded. Other errors of `translate`
     are raised if `strict`; otherwise such a graph also runs operator by operator, with a warning.
     """
-    equal: dict[Any, list[str]] = {}
+    equal: dict[object, list[str]] = {}
     graphs = called(p, dict(constants))
     for name, gm in graphs.items():
         equal.setdefault(_identity(gm), []).append(name)

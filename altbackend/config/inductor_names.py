@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-Convert = Callable[[object], Any]
+Convert = Callable[[object], object]
 
 
-def same(value: Any) -> Any:
+def same(value: object) -> object:
     """Return the value unchanged."""
     return value
 
@@ -61,17 +60,17 @@ def _cpp_or_default(value: object) -> str | None:
     return "cpp" if value else None
 
 
-def _threads(value: object) -> Any:
+def _threads(value: object) -> object:
     return 0 if value == -1 else value
 
 
-def _isa_from_bits(bits: Any) -> str | None:
+def _isa_from_bits(bits: object) -> str | None:
     if bits is None:
         return None
-    return {512: "avx512", 256: "avx2"}.get(bits, "generic")
+    return "avx512" if bits == 512 else "avx2" if bits == 256 else "generic"
 
 
-def _path_or_default(value: object) -> Any:
+def _path_or_default(value: object) -> object:
     return value or None
 
 
@@ -83,11 +82,11 @@ def _linkage(value: object) -> str:
     return "shared" if value else "object"
 
 
-def _start(value: object) -> Any:
+def _start(value: object) -> object:
     return "subprocess" if value == "fork" else value
 
 
-def _compiler(value: object) -> Any:
+def _compiler(value: object) -> object:
     """Return the last name of a candidate tuple `(None, "g++")`, or the name itself."""
     if isinstance(value, (tuple, list)):
         named = [item for item in value if item]

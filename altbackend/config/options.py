@@ -356,7 +356,7 @@ def uncacheable(cfg: Config) -> str:
     return ""
 
 
-def _pass_id(item: Callable[..., Any]) -> str | None:
+def _pass_id(item: Callable[..., object]) -> str | None:
     """Return the version that a pass states with `uuid()`, as text, or None."""
     uuid_of = getattr(item, "uuid", None)
     version = uuid_of() if callable(uuid_of) else None

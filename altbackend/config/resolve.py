@@ -24,16 +24,16 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 def resolve(
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, object] = MappingProxyType({}),
 ) -> Config:
     """Return the options of one `torch.compile` call.
 
     `environ` defaults to the process environment. `settings` override only the defaults. Raise UnknownMode,
     UnknownOption or BadOptionValue.
     """
-    values = {**settings, **_from_env(os.environ if environ is None else environ)}
+    values: dict[str, Any] = {**settings, **_from_env(os.environ if environ is None else environ)}
     values.update(mode_values(mode))
     values.update(_from_options(options or {}))
     return Config(**values)
@@ -62,7 +62,7 @@ def variable_of(name: str) -> str:
 
 def _from_env(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the values of the variables that are set and not empty; a custom pass has no text form."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, spec in SPECS.items():
         for variable in (variable_of(name), ENV_SHORT.get(name, "")):
             text = environ.get(variable, "")
@@ -88,7 +88,7 @@ def _parse(name: str, text: str, variable: str) -> object:
     return text
 
 
-def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
+def _from_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return checked values. The backend's own names override TorchInductor's, whatever their order."""
     renamed: dict[str, object] = {}
     native: dict[str, object] = {}
@@ -101,7 +101,7 @@ def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
     return renamed | native
 
 
-def _inductor_option(spelling: str, name: str, value: object) -> dict[str, Any]:
+def _inductor_option(spelling: str, name: str, value: object) -> dict[str, object]:
     """Return the option that a TorchInductor option sets here, or nothing."""
     match NAMES.get(name):
         case None:
@@ -122,7 +122,7 @@ def _nearest(name: str) -> tuple[str, ...]:
     return tuple(difflib.get_close_matches(name, [*SPECS, *NAMES], n=3, cutoff=0.0))
 
 
-def _check(name: str, value: Any, source: str) -> Any:
+def _check(name: str, value: object, source: str) -> object:
     spec = SPECS[name]
     if spec.is_pass:
         return _passes(name, value, source)
@@ -131,10 +131,16 @@ def _check(name: str, value: Any, source: str) -> Any:
     else:
         value = float(value) if type(value) is int and type(DEFAULTS[name]) is float else value
         wrong = type(value) is not type(DEFAULTS[name])  # exact: True is not a number of threads
-    low, high = spec.low, spec.high  # no comparison with NaN holds
-    if wrong or (low is not None and not value >= low) or (high is not None and not value <= high):
+    if wrong or not _in_range(value, spec.low, spec.high):
         raise BadOptionValue(name, value, f"it takes {expected(name)}", source)
     return value
+
+
+def _in_range(value: object, low: float | None, high: float | None) -> bool:
+    """Return whether a number lies between two limits, of which either may be missing; NaN does not."""
+    if low is None and high is None:
+        return True
+    return isinstance(value, (int, float)) and (low is None or value >= low) and (high is None or value <= high)
 
 
 def _passes(name: str, value: object, source: str) -> Passes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +13,14 @@ from torch.fx import GraphModule, Node
 from ..aten.random import is_uninitialised
 from ..compat import torch_api
 from ..fx_passes.aliases import Aliases, written_by
-from ..fx_passes.graph import Purity, ancestors
+from ..fx_passes.graph import Purity, ancestors, function_of
 from ..fx_passes.idioms import substitute
 from .module import set_constant
 
 LARGEST_GROWTH = 1 << 16  # bytes by which a folded result may be larger than the constants that it replaces
 _MODULES = ("_operator", "math", "torch", "torch._C._nn", "torch.nn.functional", "torch._C._VariableFunctions")
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "empty", "seed", "set_", "load", "save", "manual")
-_BUILTINS: frozenset[Any] = frozenset(
+_BUILTINS: frozenset[object] = frozenset(
     (len, int, float, bool, complex, str, abs, min, max, sum, round, list, tuple, dict, range, getattr, isinstance)
 )
 _LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -31,7 +31,7 @@ class Propagation:
     """One walk over a graph. `attributes`: values of the `get_attr` nodes that are constant, by target."""
 
     gm: GraphModule
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     user_classes: bool = False
     known: dict[Node, Any] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Propagation:
         return n.op == "call_function" and self._takes(n, pure)
 
     def _takes(self, n: Node, pure: Purity) -> bool:
-        target: Any = n.target
+        target: object = n.target
         if isinstance(target, torch._ops.OpOverload):
             return pure(n) and not is_uninitialised(target)
         if target in _BUILTINS:
@@ -76,8 +76,7 @@ class Propagation:
             if n.op == "call_method":
                 self.known[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)
             else:
-                function: Callable[..., Any] = n.target  # type: ignore[assignment]
-                self.known[n] = function(*args, **kwargs)
+                self.known[n] = function_of(n)(*args, **kwargs)
         except Exception:  # the call raises when the program runs
             self.known.pop(n, None)
 
@@ -106,11 +105,11 @@ class Propagation:
         return _bytes(self.known[n]) <= before + LARGEST_GROWTH
 
 
-def _bytes(x: Any) -> int:
+def _bytes(x: object) -> int:
     return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 
-def _is_literal(x: Any) -> bool:
+def _is_literal(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return all(map(_is_literal, x))
     return isinstance(x, _LITERALS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -82,10 +81,10 @@ def mutable_attributes(gm: GraphModule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> dict[str, Any]:
+def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> dict[str, torch.Tensor]:
     """Return the values of the attributes that become constants, by the target of their nodes."""
     storages = {_storage(attribute(gm, name)) for name in kept if _storage(attribute(gm, name))}
-    constants: dict[str, Any] = {}
+    constants: dict[str, torch.Tensor] = {}
     for n in gm.graph.find_nodes(op="get_attr"):
         name, value = str(n.target), attribute(gm, str(n.target))
         if name in kept or isinstance(value, torch.nn.Module) or _storage(value) in storages:
@@ -101,7 +100,7 @@ def _storage(x: object) -> int:
     return x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0
 
 
-def _detach(gm: GraphModule, constants: dict[str, Any]) -> None:
+def _detach(gm: GraphModule, constants: dict[str, torch.Tensor]) -> None:
     """Turn the parameters that the graph still reads, and that are constants, into buffers."""
     for name in {str(n.target) for n in gm.graph.find_nodes(op="get_attr")} & set(constants):
         path, _, last = name.rpartition(".")

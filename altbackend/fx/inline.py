@@ -51,7 +51,7 @@ def _inlined(gm: GraphModule, n: Node) -> bool:
     return isinstance(graph, GraphModule) and _insert(gm, n, graph, str(called.target), operands, {})
 
 
-def _called(n: Node) -> tuple[Node | None, Sequence[Any]]:
+def _called(n: Node) -> tuple[Node | None, Sequence[object]]:
     """Return the node of the graph that a higher-order operator runs, and its operands; None if it is not known."""
     name = str(n.target)
     if name in _RUNS_ONE and isinstance(n.args[0], Node) and n.args[0].op == "get_attr":
@@ -94,7 +94,7 @@ def _normalisation(module: torch.nn.modules.batchnorm._BatchNorm) -> GraphModule
 
 
 def _insert(
-    gm: GraphModule, n: Node, inner: GraphModule, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    gm: GraphModule, n: Node, inner: GraphModule, path: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> bool:
     """Insert the nodes of `inner`, whose attributes are those of the module at `path`, and replace the call."""
     values = _bound(inner, args, kwargs)
@@ -115,7 +115,7 @@ def _insert(
     return True
 
 
-def _bound(inner: GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Node, Any] | None:
+def _bound(inner: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, Any] | None:
     """Return the value of each input of a graph; None if the arguments do not fit."""
     inputs = inner.graph.find_nodes(op="placeholder")
     names = [str(p.target) for p in inputs]
@@ -139,7 +139,7 @@ def _mapped(x: Any, values: Mapping[Node, Any]) -> Any:
     return values[x] if isinstance(x, Node) else map_aggregate(x, lambda a: values[a] if isinstance(a, Node) else a)
 
 
-def _replace(n: Node, result: Any) -> None:
+def _replace(n: Node, result: object) -> None:
     """Replace a call by its result; elements of a result of several values are taken at once."""
     if isinstance(result, (tuple, list)):
         for user in list(n.users):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -35,7 +34,7 @@ def optimize(
     return gm
 
 
-def fixed_point(gm: GraphModule, constants: Mapping[str, Any], user_classes: bool = False) -> int:
+def fixed_point(gm: GraphModule, constants: Mapping[str, object], user_classes: bool = False) -> int:
     """Apply all rewrites until nothing changes; return their number. `constants`: attributes that never change."""
     total = 0
     for _ in range(ROUNDS):

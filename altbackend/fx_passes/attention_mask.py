@@ -8,7 +8,6 @@ pass runs before AOTAutograd, which chooses the kernel of the attention.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..compat import torch_api
 from .context import Context
+from .graph import function_of
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _LIMIT = 1 << 26  # elements of the largest mask that is computed at compile time
@@ -30,7 +30,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 def simplify_masks(gm: GraphModule) -> dict[str, int]:
     """Simplify the attention calls of a graph that Dynamo captured; return the numbers of dropped and causal masks."""
     counts = {"dropped": 0, "causal": 0}
-    values: dict[Node, Any] = {}
+    values: dict[Node, object] = {}
     meanings: dict[Node, str] = {}  # by mask: all layers of a model usually share one
     for n in list(gm.graph.nodes):
         if n.op != "call_function" or n.target is not _ATTENTION:
@@ -62,7 +62,7 @@ def _erase_unread(masks: list[Node]) -> None:
             n.graph.erase_node(n)
 
 
-def _argument(n: Node, position: int, name: str) -> Any:
+def _argument(n: Node, position: int, name: str) -> object:
     return n.args[position] if len(n.args) > position else n.kwargs.get(name)
 
 
@@ -80,7 +80,7 @@ def _replace(n: Node, causal: bool) -> None:
     n.args, n.kwargs = tuple(args), kwargs
 
 
-def meaning_of(mask: Any) -> str:
+def meaning_of(mask: object) -> str:
     """Return "dropped" for a mask that masks nothing, "causal" for the lower triangle, else ""."""
     if not isinstance(mask, torch.Tensor) or mask.dim() < 2:
         return ""
@@ -99,7 +99,7 @@ def meaning_of(mask: Any) -> str:
     return "causal" if rows == columns and bool((visible == triangle).all()) else ""
 
 
-def known_value(n: Node, values: dict[Node, Any]) -> Any:
+def known_value(n: Node, values: dict[Node, object]) -> object:
     """Return the value of `n`, computed on the CPU, or None if it depends on an input or cannot be computed."""
     order = _ancestors(n)
     if order is None:
@@ -114,8 +114,8 @@ def known_value(n: Node, values: dict[Node, Any]) -> Any:
     return values[n]
 
 
-def _compute(n: Node, values: dict[Node, Any]) -> Any:
-    def on_cpu(x: Any) -> Any:
+def _compute(n: Node, values: dict[Node, object]) -> object:
+    def on_cpu(x: object) -> object:
         if isinstance(x, Node):
             return values[x]
         return torch.device("cpu") if isinstance(x, torch.device) else x
@@ -125,7 +125,7 @@ def _compute(n: Node, values: dict[Node, Any]) -> Any:
         kwargs["device"] = torch.device("cpu")
     if n.op == "call_method":
         return getattr(args[0], str(n.target))(*args[1:], **kwargs)
-    return n.target(*args, **kwargs)  # type: ignore[operator]
+    return function_of(n)(*args, **kwargs)
 
 
 def _ancestors(n: Node) -> list[Node] | None:

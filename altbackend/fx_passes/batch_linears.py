@@ -6,9 +6,10 @@ the inputs is one small kernel, which fuses with what computes them. Products ar
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, propagate, stable_sort, val
@@ -74,6 +75,6 @@ def _join(gm: GraphModule, group: list[Node], constant: set[Node]) -> None:
         gm.graph.erase_node(n)
 
 
-def _stack(gm: GraphModule, before: Node, parts: list[Any]) -> Node:
+def _stack(gm: GraphModule, before: Node, parts: Sequence[Argument]) -> Node:
     layers = [insert(gm.graph, before, aten.unsqueeze.default, (p, 0)) for p in parts]
     return insert(gm.graph, before, aten.cat.default, (layers,))

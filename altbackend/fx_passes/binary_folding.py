@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .constant_products import Product, product_of
 from .context import Context
@@ -21,7 +22,7 @@ from .graph import aten, drop_dead, insert, is_call, only_user, replace, val
 from .simplify import same_layout
 
 ROUNDS = 4
-_FOLDED: Mapping[Any, str] = {
+_FOLDED: Mapping[object, str] = {
     aten.add.Tensor: "add",
     aten.sub.Tensor: "sub",
     aten.mul.Tensor: "mul",
@@ -65,9 +66,9 @@ class _Step:
     before: Node
     last: Node
     operator: str
-    operand: Any
+    operand: Argument
     flipped: bool
-    alpha: Any
+    alpha: float
 
 
 def _step(product: Product, constant: set[Node]) -> _Step | None:
@@ -96,7 +97,7 @@ def _step(product: Product, constant: set[Node]) -> _Step | None:
     return _Step(before, last, *operation)
 
 
-def _operation_on(n: Node, source: Node) -> tuple[str, Any, bool, Any] | None:
+def _operation_on(n: Node, source: Node) -> tuple[str, Argument, bool, float] | None:
     """Return (operator, operand, flipped, alpha) of arithmetic that reads `source` once, or None."""
     if not is_call(n, *_FOLDED, *_REVERSED) or len(n.args) != 2 or set(n.kwargs) - {"alpha"}:
         return None
@@ -110,7 +111,7 @@ def _operation_on(n: Node, source: Node) -> tuple[str, Any, bool, Any] | None:
     return (name, operand, flipped, alpha) if val(n).dtype == val(source).dtype else None
 
 
-def _per_channel(operand: Any, source: Node, product: Product, constant: set[Node]) -> bool:
+def _per_channel(operand: Argument, source: Node, product: Product, constant: set[Node]) -> bool:
     """Return whether an operand has the same value at all points of a channel in each call."""
     if isinstance(operand, (int, float)):
         return True
@@ -128,7 +129,7 @@ def _fold(gm: GraphModule, product: Product, step: _Step, constant: set[Node]) -
     call = product.call
     low = val(call).dtype in _LOW
 
-    def new(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    def new(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         constant.add(made := insert(gm.graph, call, target, args, kwargs))
         return made
 
@@ -160,7 +161,7 @@ def _fold(gm: GraphModule, product: Product, step: _Step, constant: set[Node]) -
     _replace(gm, product, step, narrow(weight), None if bias is None else narrow(bias))
 
 
-def _operation(name: str, c: Any) -> Any:
+def _operation(name: str, c: Argument) -> torch._ops.OpOverload:
     return {"mul": aten.mul.Tensor, "div": aten.div.Tensor}[name]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -69,12 +68,12 @@ def _difference(gm: GraphModule, before: Graph, ctx: Context, name: str) -> str:
     return reason
 
 
-def example(n: Node) -> Any:
+def example(n: Node) -> object:
     """Return an example of an input: normal numbers, or integers of 0 and 1, which most indices may be."""
     value = n.meta["example_value"] if "example_value" in n.meta else n.meta["val"]
     if not isinstance(value, torch.Tensor):
         return _traced(value)
-    sizes, strides = [_traced(s) for s in value.shape], [_traced(s) for s in value.stride()]
+    sizes, strides = [_number(s) for s in value.shape], [_number(s) for s in value.stride()]
     extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
     seed = torch.Generator().manual_seed(_SEED + len(n.name))
     if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -85,14 +84,20 @@ def example(n: Node) -> Any:
     return data.to(value.device).as_strided(sizes, strides)
 
 
-def _traced(x: Any) -> Any:
+def _number(size: int | torch.SymInt) -> int:
+    number = _traced(size)
+    assert isinstance(number, int), f"the size {size} had no number in the trace"
+    return number
+
+
+def _traced(x: object) -> object:
     """Return the number that a symbolic one had when the graph was traced."""
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return x.node.hint
     return x
 
 
-def _run(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _run(gm: GraphModule, inputs: Sequence[object]) -> list[object]:
     """Return the results of a graph, and its inputs afterwards, since it may write to them."""
     copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     with torch.random.fork_rng():
@@ -101,7 +106,7 @@ def _run(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return [*pytree.tree_leaves(results), *copies]
 
 
-def differences(got: Sequence[Any], want: Sequence[Any]) -> str:
+def differences(got: Sequence[object], want: Sequence[object]) -> str:
     """Return the first difference between results that is beyond rounding, or ""."""
     if len(got) != len(want):
         return f"{len(got)} results instead of {len(want)}"
@@ -112,7 +117,7 @@ def differences(got: Sequence[Any], want: Sequence[Any]) -> str:
     return ""
 
 
-def _of_values(a: Any, b: Any) -> str:
+def _of_values(a: object, b: object) -> str:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return "" if type(a) is type(b) and a == b else f"{a!r} instead of {b!r}"
     if a.dtype != b.dtype or a.shape != b.shape:

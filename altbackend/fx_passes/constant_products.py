@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
-from .graph import aten, is_call, val
+from .graph import aten, convolution_of, is_call, val
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,14 @@ class Product:
 def product_of(n: Node, constant: set[Node]) -> Product | None:
     """Return a convolution or a matmul whose weight and bias are constant but whose input is not, or None."""
     if is_call(n, aten.convolution.default):
-        x, w, b, *_, transposed, _, groups = n.args
+        x, w, b, *_, transposed, _, groups = convolution_of(n)
         if transposed and groups != 1:  # the channels of all groups share the second dimension of the weight
             return None
-        found = Product(n, w, b, 1 if transposed else 0, 1)  # type: ignore[arg-type]
+        found = Product(n, w, b, 1 if transposed else 0, 1)
     elif is_call(n, aten.mm.default, aten.addmm.default) and not n.kwargs:
-        *bias, x, w = n.args
-        found = Product(n, w, bias[0] if bias else None, 1, -1)  # type: ignore[arg-type]
+        operands: tuple[Any, ...] = n.args
+        *biases, x, w = operands
+        found = Product(n, w, biases[0] if biases else None, 1, -1)
     else:
         return None
     parts = [p for p in (found.weight, found.bias) if p is not None]

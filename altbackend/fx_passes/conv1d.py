@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from .context import Context
-from .graph import aten, insert, propagate, val
+from .graph import aten, convolution_of, insert, propagate, val
 from .onednn import computes
 
 
@@ -25,10 +25,10 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:
-    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = n.args
+    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = convolution_of(n)
     image = insert(gm.graph, n, aten.unsqueeze.default, (x, 2))
     weight = insert(gm.graph, n, aten.unsqueeze.default, (w, 2))
-    geometry = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups)  # type: ignore[misc]
+    geometry = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups)
     wide = insert(gm.graph, n, aten.convolution.default, (image, weight, bias, *geometry))
     row = insert(gm.graph, n, aten.squeeze.dim, (wide, 2))
     n.replace_all_uses_with(row)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from ..compat import torch_api
 from .constant_products import product_of
@@ -65,13 +65,13 @@ def _fold(bn: Node, constant: set[Node], pays: Callable[[Node], bool]) -> int:
         return 0
     new: list[Node] = []
 
-    def call(target: Any, *args: Any) -> Node:
+    def call(target: Callable[..., object], *args: Argument) -> Node:
         new.append(insert(bn.graph, conv, target, args))
         return new[-1]
 
     low = val(w).dtype not in (torch.float32, torch.float64)
 
-    def wide(p: Any) -> Any:
+    def wide(p: Argument) -> Node:
         new.append(insert(bn.graph, conv, aten._to_copy.default, (p,), {"dtype": torch.float32}))
         return new[-1]
 

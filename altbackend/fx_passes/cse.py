@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -17,7 +16,7 @@ from ..runtime import philox
 from .graph import Purity, val
 
 # Functions of a seed and a shape, so equal calls give equal numbers.
-_PURE_FUNCTIONS: frozenset[Any] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
+_PURE_FUNCTIONS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
 
 def eliminate(graph: Graph) -> int:
@@ -74,7 +73,7 @@ def _has_equal_results(n: Node, pure: Purity) -> bool:
     return pure(n) and not is_uninitialised(n.target) and not n.meta.get("unbacked_bindings")
 
 
-def _key(x: Any) -> Hashable:
+def _key(x: object) -> Hashable:
     """Return a hashable key of an argument; 1, 1.0 and True have different keys, and so have 0.0 and -0.0."""
     if isinstance(x, Node):
         return x

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -48,7 +47,7 @@ def parts(gm: GraphModule) -> list[Part] | str:
             return "its sizes are symbolic"
         if n.op not in ("placeholder", "get_attr", "call_function", "output"):
             return f"it holds a {n.op}"
-    groups: dict[Any, list[Node]] = {}
+    groups: dict[tuple[int, torch.device | None, int], list[Node]] = {}
     for n, key in _keys(calls):
         groups.setdefault(key, []).append(n)
     ordered = sorted(groups.items(), key=lambda item: item[0][0])
@@ -100,7 +99,7 @@ def _part(gm: GraphModule, nodes: list[Node], device: torch.device | None) -> Pa
     return Part(GraphModule(gm, graph), device, tuple(a.name for a in inputs), tuple(n.name for n in outputs))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     for v in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(v, torch.Tensor):
             yield v

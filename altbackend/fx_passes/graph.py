@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 from ..aten.mutates import is_mutable
 from ..aten.random import is_random
@@ -16,14 +18,40 @@ from ..compat import fake_values, torch_api
 aten = torch.ops.aten
 
 
-def val(n: Any) -> Any:
+def val(n: object) -> Any:
     """Return the traced fake value of a node; an argument that is not a node is returned unchanged."""
     return n.meta.get("val") if isinstance(n, Node) else n
 
 
-def is_call(n: Any, *targets: Any) -> bool:
+def is_call(n: object, *targets: object) -> bool:
     """Return whether `n` is a call of one of `targets`."""
     return isinstance(n, Node) and n.op == "call_function" and n.target in targets
+
+
+class Convolution(NamedTuple):
+    """The arguments of a call of `aten.convolution`."""
+
+    x: Node
+    weight: Node
+    bias: Node | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+def convolution_of(n: Node) -> Convolution:
+    """Return the arguments of a call of `aten.convolution`."""
+    arguments: tuple[Any, ...] = n.args
+    return Convolution(*arguments)
+
+
+def function_of(n: Node) -> Callable[..., Any]:
+    """Return the function that a node calls."""
+    assert callable(n.target), f"{n.format_node()} calls no function"
+    return n.target
 
 
 def only_user(n: Node) -> Node | None:
@@ -66,7 +94,7 @@ class Purity:
     """
 
     def __init__(self) -> None:
-        self._answers: dict[Any, bool] = {}
+        self._answers: dict[object, bool] = {}
 
     def __call__(self, n: Node) -> bool:
         if not isinstance(n.target, torch._ops.OpOverload):
@@ -80,10 +108,16 @@ class Purity:
         return not is_mutable(n.target) and not is_random(n.target) and not n.is_impure()
 
 
-def insert(graph: Graph, before: Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Node:
+def insert(
+    graph: Graph,
+    before: Node,
+    target: Callable[..., object],
+    args: tuple[Argument, ...],
+    kwargs: Mapping[str, Argument] | None = None,
+) -> Node:
     """Insert a call before a node and compute its fake value from those of its arguments."""
     with graph.inserting_before(before):
-        new = graph.call_function(target, args, kwargs or {})
+        new = graph.call_function(target, args, dict(kwargs or {}))
     new.meta["val"] = fake_call(new)
     if "stack_trace" in before.meta:
         new.meta["stack_trace"] = before.meta["stack_trace"]
@@ -100,9 +134,9 @@ def fake_call(n: Node) -> Any:
     mode = fake_mode(n.graph)
     with torch.no_grad():
         if mode is None:
-            return n.target(*args, **kwargs)  # type: ignore[operator]
+            return function_of(n)(*args, **kwargs)
         with mode:
-            return n.target(*args, **kwargs)  # type: ignore[operator]
+            return function_of(n)(*args, **kwargs)
 
 
 def complete(gm: GraphModule) -> None:
@@ -121,18 +155,19 @@ def complete(gm: GraphModule) -> None:
 
 def attribute(gm: GraphModule, path: str) -> Any:
     """Return the attribute that a `get_attr` node with target `path` reads."""
-    value: Any = gm
+    value: object = gm
     for part in path.split("."):
         value = getattr(value, part)
     return value
 
 
-def fake_mode(graph: Graph) -> Any:
+def fake_mode(graph: Graph) -> FakeTensorMode | None:
     """Return the fake-tensor mode that traced the graph, or None."""
     for n in graph.nodes:
         value = val(n)
-        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
-            return value.fake_mode
+        mode = getattr(value, "fake_mode", None) if isinstance(value, torch.Tensor) else None
+        if isinstance(mode, FakeTensorMode):
+            return mode
     return None
 
 
@@ -163,7 +198,7 @@ def update(n: Node, changed: set[Node]) -> None:
     n.meta["val"] = new
 
 
-def _recomputed(n: Node) -> Any:
+def _recomputed(n: Node) -> object:
     """Return the fake value of a call for its arguments' new strides; a view they do not allow becomes a reshape."""
     if n.target not in (aten.view.default, aten._unsafe_view.default):
         return like_argument(n, fake_call(n))
@@ -177,7 +212,7 @@ def _recomputed(n: Node) -> Any:
 KEEPS_LAYOUT = "keeps_layout"  # metadata of a call whose result is channels-last if its first argument is
 
 
-def like_argument(n: Node, fake: Any) -> Any:
+def like_argument(n: Node, fake: object) -> object:
     """Return the fake value of a call, channels-last where its first argument is and a pass has marked the call.
 
     The image then stays channels-last until a convolution after the call.
@@ -195,7 +230,7 @@ def like_argument(n: Node, fake: Any) -> Any:
     return (restrided, *rest) if isinstance(fake, (tuple, list)) else restrided
 
 
-def layout(x: Any) -> Any:
+def layout(x: object) -> object:
     """Return shape, strides and dtype of a fake value, or of each of several."""
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), tuple(x.stride()) if x.layout == torch.strided else None, x.dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -44,7 +43,7 @@ def record_result_strides(gm: GraphModule, ctx: Context) -> int:
     return 0
 
 
-def _roots(gm: GraphModule, fakes: Sequence[Any]) -> tuple[tuple[str, torch.Tensor] | None, ...]:
+def _roots(gm: GraphModule, fakes: Sequence[object]) -> tuple[tuple[str, torch.Tensor] | None, ...]:
     """Return for each result that shares its storage with another one (name, value) of the first node of that storage.
 
     The node gets its name as `root` in its meta; a node that replaces it inherits the entry.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from .attention.builder import Builder
 from .attention.operators import value_of
+from .graph import function_of
 from .simplify import same_layout
 
 aten = torch.ops.aten
@@ -20,15 +21,16 @@ NOTHING = object()
 # --- lists and dictionaries
 
 
-def literal(x: Any) -> bool:
+def literal(x: object) -> bool:
     return isinstance(x, (list, tuple, dict)) and not isinstance(x, torch.Size)
 
 
-def length(n: Node) -> Any:
-    return len(n.args[0]) if literal(n.args[0]) else NOTHING  # type: ignore[arg-type]
+def length(n: Node) -> object:
+    items = n.args[0]
+    return len(items) if isinstance(items, (list, tuple, dict)) and literal(items) else NOTHING
 
 
-def element(n: Node) -> Any:
+def element(n: Node) -> object:
     items, key = n.args[0], n.args[1]
     if not literal(items) or isinstance(key, Node) or (isinstance(key, slice) and holds_node(key)):
         return NOTHING
@@ -42,31 +44,31 @@ def holds_node(s: slice) -> bool:
     return any(isinstance(x, Node) for x in (s.start, s.stop, s.step))
 
 
-def joined(n: Node) -> Any:
+def joined(n: Node) -> object:
     a, b = n.args[:2]
     same = type(a) is type(b) or (isinstance(a, list) and isinstance(b, list))
     return [*a, *b] if same and isinstance(a, list) and isinstance(b, list) else NOTHING
 
 
-def copied(n: Node) -> Any:
+def copied(n: Node) -> object:
     if len(n.args) != 1 or n.kwargs or not isinstance(n.args[0], (list, tuple)) or not literal(n.args[0]):
         return NOTHING
-    return n.target(n.args[0])  # type: ignore[operator]
+    return function_of(n)(n.args[0])
 
 
-def looked_up(n: Node) -> Any:
+def looked_up(n: Node) -> object:
     items = n.args[0]
     if not isinstance(items, dict) or len(n.args) < 2 or isinstance(n.args[1], Node):
         return NOTHING
     return items.get(n.args[1], n.args[2] if len(n.args) > 2 else None)
 
 
-def listed(n: Node) -> Any:
+def listed(n: Node) -> object:
     items = n.args[0]
     return list(getattr(items, str(n.target))()) if isinstance(items, dict) else NOTHING
 
 
-def contained(n: Node) -> Any:
+def contained(n: Node) -> object:
     items, key = n.args[:2]
     return key in items if isinstance(items, dict) and not isinstance(key, Node) else NOTHING
 
@@ -74,19 +76,19 @@ def contained(n: Node) -> Any:
 # --- queries
 
 
-def tensor(n: Any) -> torch.Tensor | None:
+def tensor(n: object) -> torch.Tensor | None:
     value = value_of(n) if isinstance(n, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def static(x: Any) -> Any:
+def static(x: object) -> object:
     """Return a size, or all sizes as a list, if they are numbers; NOTHING if one is symbolic."""
     if isinstance(x, (tuple, list)):
         return list(x) if all(isinstance(s, int) for s in x) else NOTHING
     return x if isinstance(x, int) else NOTHING
 
 
-def size(n: Node) -> Any:
+def size(n: Node) -> object:
     x = tensor(n.args[0])
     if x is None or any(isinstance(a, Node) for a in n.args[1:]):
         return NOTHING
@@ -94,15 +96,15 @@ def size(n: Node) -> Any:
     return static(x.shape) if dim is None else static(x.shape[dim]) if isinstance(dim, int) else NOTHING
 
 
-def of_tensor(query: Callable[[torch.Tensor], Any]) -> Callable[[Node], Any]:
-    def value(n: Node) -> Any:
+def of_tensor(query: Callable[[torch.Tensor], object]) -> Callable[[Node], object]:
+    def value(n: Node) -> object:
         x = tensor(n.args[0])
         return NOTHING if x is None or len(n.args) > 1 else query(x)
 
     return value
 
 
-ATTRIBUTES: dict[str, Callable[[torch.Tensor], Any]] = {
+ATTRIBUTES: dict[str, Callable[[torch.Tensor], object]] = {
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
     "ndim": lambda x: x.dim(),
@@ -112,18 +114,18 @@ ATTRIBUTES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def attribute(n: Node) -> Any:
+def attribute(n: Node) -> object:
     x = tensor(n.args[0])
     name = str(n.args[1])
     return ATTRIBUTES[name](x) if x is not None and name in ATTRIBUTES else NOTHING
 
 
-def shape_attribute(n: Node) -> Any:
+def shape_attribute(n: Node) -> object:
     x = tensor(n.args[0])
     return static(x.shape) if x is not None and n.args[1] == "shape" else NOTHING
 
 
-def is_none(n: Node) -> Any:
+def is_none(n: Node) -> object:
     a, b = n.args[:2]
     other = b if a is None else a if b is None else NOTHING
     if other is NOTHING or (isinstance(other, Node) and tensor(other) is None):
@@ -138,7 +140,7 @@ def argument(n: Node) -> Node | None:
     return n.args[0] if n.args and isinstance(n.args[0], Node) else None
 
 
-def itself(n: Node) -> Any:
+def itself(n: Node) -> object:
     """Return the argument of a conversion that changes nothing, which then returns its argument."""
     x, source = tensor(n), argument(n)
     y = tensor(source)
@@ -147,12 +149,12 @@ def itself(n: Node) -> Any:
     return source if same_layout(x, y) else NOTHING
 
 
-def not_dropped(n: Node) -> Any:
+def not_dropped(n: Node) -> object:
     training = n.args[2] if len(n.args) > 2 else n.kwargs.get("training", n.kwargs.get("train", True))
     return n.args[0] if training is False else NOTHING
 
 
-def turned_back(n: Node) -> Any:
+def turned_back(n: Node) -> object:
     inner = argument(n)
     if inner is None or inner.target is not n.target or inner.op != n.op or n.kwargs or inner.kwargs:
         return NOTHING
@@ -163,7 +165,7 @@ def turned_back(n: Node) -> Any:
     return inner.args[0] if dims and len(dims[0]) == 2 and set(dims[0]) == set(dims[1]) else NOTHING
 
 
-def permuted_back(n: Node) -> Any:
+def permuted_back(n: Node) -> object:
     inner = argument(n)
     if inner is None or inner.target is not n.target or inner.op != n.op:
         return NOTHING
@@ -180,7 +182,7 @@ def order(n: Node) -> list[int] | None:
     return [d % len(dims) for d in dims if isinstance(d, int)]
 
 
-def squeezed(n: Node) -> Any:
+def squeezed(n: Node) -> object:
     inner = argument(n)
     x = tensor(inner)
     if inner is None or x is None or len(n.args) != 2 or len(inner.args) != 2:
@@ -193,7 +195,7 @@ def squeezed(n: Node) -> Any:
     return inner.args[0] if len(dims) == 2 and dims[0] == dims[1] else NOTHING
 
 
-def one_view(n: Node) -> Any:
+def one_view(n: Node) -> object:
     """Return the view of a view of contiguous memory as one view."""
     inner = argument(n)
     base = argument(inner) if inner is not None and inner.target is n.target and inner.op == n.op else None
@@ -206,12 +208,12 @@ def one_view(n: Node) -> Any:
     return new
 
 
-def whole_cat(n: Node) -> Any:
+def whole_cat(n: Node) -> object:
     """Return cat([cat([a, b], d), c], d) as cat([a, b, c], d)."""
     parts = n.args[0] if n.args else None
     if not isinstance(parts, (list, tuple)) or axis(n) is None:
         return NOTHING
-    flat: list[Any] = []
+    flat: list[Argument] = []
     for part in parts:
         inner = part.args[0] if isinstance(part, Node) and part.op == n.op and part.target is n.target else None
         same = isinstance(inner, (list, tuple)) and isinstance(part, Node) and axis(part) == axis(n)
@@ -229,13 +231,13 @@ def axis(n: Node) -> int | None:
     return dim % x.dim() if x is not None and isinstance(dim, int) and x.dim() else None
 
 
-def same_dtype(parts: Iterable[Any]) -> bool:
+def same_dtype(parts: Iterable[object]) -> bool:
     """Return whether all tensors have one dtype and rank; `cat` promotes dtypes and skips empty vectors."""
     tensors = [tensor(p) for p in parts]
     return len({(t.dtype, t.dim()) for t in tensors if t is not None}) == 1 and None not in tensors
 
 
-def addmm(n: Node) -> Any:
+def addmm(n: Node) -> object:
     """Return mm(a, b) + c as addmm(c, a, b), for c that is broadcast to the product, of its dtype."""
     if n.kwargs.get("alpha", 1) != 1 or len(n.args) != 2:
         return NOTHING

@@ -27,7 +27,7 @@ from .simplify import RULES, same_layout
 aten = torch.ops.aten
 
 
-def _inputs() -> tuple[Any, ...]:
+def _inputs() -> tuple[object, ...]:
     return (torch.randn(4, 6),)
 
 
@@ -40,10 +40,10 @@ class Idiom:
     """
 
     name: str
-    targets: tuple[Any, ...]
-    value: Callable[[Node], Any]
-    example: Callable[..., Any]
-    inputs: Callable[[], tuple[Any, ...]] = field(default=_inputs)
+    targets: tuple[object, ...]
+    value: Callable[[Node], object]
+    example: Callable[..., object]
+    inputs: Callable[[], tuple[object, ...]] = field(default=_inputs)
     fresh: bool = False
     kind: str = ""
 
@@ -54,7 +54,7 @@ class Bound:
 
     idiom: Idiom
     aliases: Aliases
-    inner: tuple[Any, ...] = ()
+    inner: tuple[object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Bound:
         return self.idiom.name
 
     @property
-    def targets(self) -> tuple[Any, ...]:
+    def targets(self) -> tuple[object, ...]:
         """Return the targets of the idiom."""
         return self.idiom.targets
 
@@ -79,7 +79,7 @@ class Bound:
         return Rewrite(self.name, (before,), (described(value),))
 
 
-def substitute(n: Node, value: Any) -> None:
+def substitute(n: Node, value: object) -> None:
     """Replace a node by another one, or by a constant or a list of nodes, in all its users."""
     if isinstance(value, Node):
         n.replace_all_uses_with(value)
@@ -100,10 +100,10 @@ def rules(aliases: Aliases, *, addmm: bool = False, shapes: bool = True) -> Rule
     return Rules([Bound(idiom, aliases) for idiom in (*chosen, *no_ops)], "idioms", last_first=False)
 
 
-def _no_op(applies: Callable[[Node], Any]) -> Callable[[Node], Any]:
+def _no_op(applies: Callable[[Node], object]) -> Callable[[Node], object]:
     """Return the value of a rule of the compiler, which needs traced values of equal layout."""
 
-    def value(n: Node) -> Any:
+    def value(n: Node) -> object:
         if not isinstance(value_of(n), torch.Tensor) or "val" not in n.meta:
             return values.NOTHING
         source = applies(n)
@@ -127,11 +127,11 @@ _TO = (
 _CATS = (torch.cat, aten.cat.default)
 
 
-def _linear_inputs() -> tuple[Any, ...]:
+def _linear_inputs() -> tuple[object, ...]:
     return torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 
 
-def emit(x: Any, target: Any, *args: Any) -> Any:
+def emit(x: object, target: Callable[..., Any] | str, *args: Any) -> Any:
     """Call a function, or a method by its name; if `x` is traced, as a node also where Python would not make one."""
     if isinstance(x, torch.fx.Proxy):
         return x.tracer.create_proxy("call_method" if isinstance(target, str) else "call_function", target, args, {})

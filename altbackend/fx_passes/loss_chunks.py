@@ -109,7 +109,7 @@ def _keeps_rows(n: Node) -> bool:
     return n.target is operator.getitem and _is_whole_rows(n.args[1], before.dim())
 
 
-def _is_whole_rows(index: Any, dims: int) -> bool:
+def _is_whole_rows(index: object, dims: int) -> bool:
     items = index if isinstance(index, tuple) else (index,)
     if not all(x is Ellipsis or isinstance(x, slice) for x in items):
         return False

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
+from ..compat.torch_api import unannotated
 from ..debug.trace import DecisionKind
 from .channels_last import is_channels_last
 from .context import Context
-from .graph import aten, insert, is_call, replace, val
+from .graph import aten, convolution_of, insert, is_call, replace, val
 
 mkldnn = torch.ops.mkldnn
 # Multiplications up to which ATen's float32 product is faster: it starts in 2 us, a call of oneDNN in 12 (AVX-512, 1 to
@@ -32,7 +34,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 def available() -> bool:
     """Return whether this build of torch has oneDNN and it is enabled."""
-    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
+    return bool(unannotated(torch.backends.mkldnn.is_available)() and torch.backends.mkldnn.enabled)
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -62,7 +64,7 @@ def call_onednn(gm: GraphModule, constant: set[Node], pack: bool = True) -> int:
     return count
 
 
-def _suit(*nodes: Any) -> bool:
+def _suit(*nodes: object) -> bool:
     """Return whether tensors have one dtype, which oneDNN computes, and are not empty."""
     fakes = [val(n) for n in nodes if isinstance(n, Node)]
     if len({x.dtype for x in fakes}) != 1 or not computes(fakes[0].dtype):
@@ -108,7 +110,7 @@ def _fast_unpacked(wt: torch.Tensor) -> bool:
     return wt.dtype == torch.float32 and wt.is_contiguous() and wt.stride(0) * wt.element_size() % 2048 != 0
 
 
-def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -> Node:
+def _packed(gm: GraphModule, before: Node, target: Callable[..., object], args: tuple[Argument, ...]) -> Node:
     """Insert a call that packs a weight into oneDNN's own layout; only calls of oneDNN may take its result."""
     with gm.graph.inserting_before(before):
         new = gm.graph.call_function(target, args)
@@ -121,25 +123,25 @@ def _packed(gm: GraphModule, before: Node, target: Any, args: tuple[Any, ...]) -
 class _Geometry:
     """The arguments of a convolution; `output_padding` belongs to a transposed one, and is None otherwise."""
 
-    stride: Any
-    padding: Any
-    dilation: Any
-    output_padding: Any
+    stride: Argument
+    padding: Argument
+    dilation: Argument
+    output_padding: Argument
     groups: int
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Argument, ...]:
         """Return the arguments in the order of oneDNN's operators."""
         turned = () if self.output_padding is None else (self.output_padding,)
         return (self.padding, *turned, self.stride, self.dilation, self.groups)
 
 
 def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
-    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = n.args
+    x, w, bias, stride, padding, dilation, transposed, output_padding, groups = convolution_of(n)
     if w not in constant or (bias is not None and bias not in constant) or not _suit(x, w, bias):
         return 0
     if not isinstance(w, Node) or val(x).dim() not in (4, 5) or not _sizes(val(x)):
         return 0
-    geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)  # type: ignore[arg-type]
+    geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)
     weight = w
     if pack and is_channels_last(val(x)):  # with a packed weight, every result is channels-last
         reorder = mkldnn._reorder_convolution_transpose_weight if transposed else mkldnn._reorder_convolution_weight

@@ -30,7 +30,7 @@ from .simplify import same_layout
 _LINEAR = mkldnn._linear_pointwise.default
 _CONVOLUTION = mkldnn._convolution_pointwise.default
 _TRANSPOSED = mkldnn._convolution_transpose_pointwise.default
-KINDS: Mapping[Any, str] = MappingProxyType(
+KINDS: Mapping[object, str] = MappingProxyType(
     {_LINEAR: "linear", _CONVOLUTION: "convolution", _TRANSPOSED: "transposed convolution"}
 )
 
@@ -66,7 +66,7 @@ def fuse(gm: GraphModule, unprofitable: frozenset[tuple[str, str]] = frozenset()
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
-def _arguments(n: Node, *defaults: Any) -> tuple[Any, ...] | None:
+def _arguments(n: Node, *defaults: object) -> tuple[object, ...] | None:
     """Return the arguments after the first, completed by `defaults`; None if some are named or no numbers."""
     given = n.args[1:]
     if n.kwargs or not all(isinstance(a, (int, float)) for a in given):
@@ -92,7 +92,7 @@ def _leaky_relu(n: Node) -> Unary | None:
     return None if slope is None else Unary("leaky_relu", slope)
 
 
-_UNARY: Mapping[Any, Callable[[Node], Unary | None]] = MappingProxyType(
+_UNARY: Mapping[object, Callable[[Node], Unary | None]] = MappingProxyType(
     {
         aten.relu.default: _plain("relu"),
         aten.sigmoid.default: _plain("sigmoid"),
@@ -191,8 +191,8 @@ def _add_to_convolution(gm: GraphModule, n: Node, user: Node, other: Node) -> in
     x, weight, bias, padding, stride, dilation, groups = n.args[:7]
     sequence = val(user).dim() < val(n).dim()
     image = insert(gm.graph, user, aten.unsqueeze.default, (other, 2)) if sequence else other
-    # torch 2.11 fails on images of one pixel with channels-last strides ("could not create a memory"), every version
-    # fails on other images in 16 bits, and with groups the operator calls ATen one by one
+    # torch 2.11 fails on images of one pixel with channels-last strides ("could not create a memory"). Every version
+    # fails on other images in 16 bits. With groups, the operator calls ATen one by one.
     wide = any(statically_known_true(s > 1) for s in val(n).shape[2:])
     if groups != 1 or not wide or not all(is_channels_last(val(a)) for a in (n, x, image)):
         return 0

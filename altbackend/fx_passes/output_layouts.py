@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from .context import Context
@@ -28,7 +30,7 @@ def of(gm: GraphModule) -> list[Any]:
     return [val(n) for n in pytree.tree_leaves(gm.graph.output_node().args)]
 
 
-def restore(gm: GraphModule, traced: list[Any]) -> int:
+def restore(gm: GraphModule, traced: Sequence[object]) -> int:
     """Copy every result whose layout differs from that of its value in `traced`; return the number of copies."""
     out = gm.graph.output_node()
     results, spec = pytree.tree_flatten(out.args)
@@ -49,6 +51,6 @@ def _copy(gm: GraphModule, out: Node, n: Node, fake: torch.Tensor) -> Node:
             if layout(val(copied)) == layout(fake):
                 return copied
             gm.graph.erase_node(copied)
-    kind = {"dtype": fake.dtype, "device": fake.device}
+    kind: dict[str, Argument] = {"dtype": fake.dtype, "device": fake.device}
     empty = insert(gm.graph, out, aten.empty_strided.default, (list(fake.shape), list(fake.stride())), kind)
     return insert(gm.graph, out, aten.copy.default, (empty, n))

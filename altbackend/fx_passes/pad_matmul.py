@@ -8,15 +8,16 @@ copy, and with freezing the copies of weights are made once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from ..aten.pointwise import is_elementwise
 from ..aten.view import is_view
 from .context import Context
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, function_of, insert, is_call, propagate, val
 from .padding_cost import ALIGNED, Padding, Work, alignment, rate_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -57,8 +58,13 @@ Sizes = tuple[int, int, int]  # rows, depth, width
 def _operands(n: Node) -> tuple[Node, Node, Node | None]:
     """Return (a, b, bias) of a product."""
     if n.target in _ADDING:
-        return n.args[1], n.args[2], n.args[0]  # type: ignore[return-value]
-    return n.args[0], n.args[1], None  # type: ignore[return-value]
+        bias, a, b = n.args[:3]
+    else:
+        (a, b), bias = n.args[:2], None
+    assert isinstance(a, Node)
+    assert isinstance(b, Node)
+    assert bias is None or isinstance(bias, Node)
+    return a, b, bias
 
 
 def _sizes(n: Node) -> Sizes | None:
@@ -127,7 +133,7 @@ def _pad_all(gm: GraphModule, n: Node, more: Sizes, padded: _Copies) -> Node:
     operands: tuple[Node, ...] = (padded.of(a, rows, depth), padded.of(b, depth, width))
     if bias is not None:
         operands = (_wide_bias(gm, n, bias, more, padded), *operands)
-    sliced = insert(gm.graph, n, n.target, operands, dict(n.kwargs))  # type: ignore[arg-type]
+    sliced = insert(gm.graph, n, function_of(n), operands, dict(n.kwargs))
     for dim, extra in ((-2, rows), (-1, width)):
         if extra:
             sliced = insert(gm.graph, n, aten.slice.Tensor, (sliced, val(n).dim() + dim, 0, val(n).shape[dim]))
@@ -174,7 +180,7 @@ class _Copies:
             self.made[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
         return self.made[x, rows, columns]
 
-    def _new(self, before: Node, target: Any, args: tuple[Any, ...], source: Node) -> Node:
+    def _new(self, before: Node, target: Callable[..., object], args: tuple[Argument, ...], source: Node) -> Node:
         new = insert(self.gm.graph, before, target, args)
         self.derived(new, source)
         return new

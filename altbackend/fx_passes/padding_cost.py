@@ -1,7 +1,7 @@
 """Predict what padding a matrix product on a GPU saves, in microseconds.
 
-The library's fast kernels need rows in memory that are multiples of 16 bytes. For other rows it takes other kernels,
-which are slower by a factor that depends on the dtype and on the largest power of two that divides the rows' bytes:
+The library's fast kernels need rows in memory that are multiples of 16 bytes. For other rows it takes slower kernels.
+The factor depends on the dtype and on the largest power of two that divides the rows' bytes:
 
     time = START_US + max(slowdown * operations / rate, bytes / bandwidth)
 

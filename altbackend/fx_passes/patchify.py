@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
-from .graph import aten, insert, is_call, propagate, val
+from .graph import aten, convolution_of, insert, is_call, propagate, val
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -20,26 +23,26 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def _suits(n: Node) -> bool:
-    x, w, _, stride, padding, dilation, transposed, _, groups = n.args
+    x, w, _, stride, padding, dilation, transposed, _, groups = convolution_of(n)
     fx, fw = val(x), val(w)
     if fx.dim() != 4 or transposed or groups != 1 or not fx.dtype.is_floating_point:
         return False
-    if any(not isinstance(s, int) for s in fx.shape) or any(padding) or any(d != 1 for d in dilation):  # type: ignore[union-attr, arg-type]
+    if any(not isinstance(s, int) for s in fx.shape) or any(padding) or any(d != 1 for d in dilation):
         return False
     kernel = list(fw.shape[2:])
-    if kernel != list(stride) or kernel == [1, 1]:  # type: ignore[arg-type]
+    if kernel != list(stride) or kernel == [1, 1]:
         return False
     return bool(fx.shape[2] % kernel[0] == 0 and fx.shape[3] % kernel[1] == 0)
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:
-    x, w, bias, *_ = n.args
+    x, w, bias, *_ = convolution_of(n)
     batch, channels, height, width = val(x).shape
     out, _, kh, kw = val(w).shape
     rows, columns = height // kh, width // kw
 
-    def call(target: object, *args: object, **kwargs: object) -> Node:
-        return insert(gm.graph, n, target, args, kwargs)  # type: ignore[arg-type]
+    def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
+        return insert(gm.graph, n, target, args, kwargs)
 
     if val(x).is_contiguous(memory_format=torch.channels_last) and not val(x).is_contiguous():
         split = call(
@@ -51,7 +54,7 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
         source = x if val(x).is_contiguous() else call(aten.clone.default, x, memory_format=torch.contiguous_format)
         split = call(aten.view.default, source, [batch, channels, rows, kh, columns, kw])
         ordered = call(aten.permute.default, split, [0, 2, 4, 1, 3, 5])
-        weight = w  # type: ignore[assignment]
+        weight = w
     size = channels * kh * kw
     patches = call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
     matrix = call(aten.view.default, patches, [batch * rows * columns, size])

@@ -5,11 +5,10 @@ x[randperm(n)] reads without checks; x.index_add(0, randperm(n)[:k], v) stores x
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, val
@@ -30,24 +29,27 @@ def run(gm: GraphModule, ctx: Context) -> int:
     return count
 
 
-def _limit(n: Any) -> Any:
+def _limit(n: object) -> int | torch.SymInt | None:
     """Return `m` if a node holds different numbers from 0 to m - 1: a part of `randperm(m)`; else None."""
     while isinstance(n, Node) and is_call(n, aten.slice.Tensor, aten.clone.default, aten.alias.default):
         n = n.args[0]
-    if not is_call(n, aten.randperm.default):
+    if not isinstance(n, Node) or not is_call(n, aten.randperm.default):
         return None
     m = n.args[0]
-    return val(m) if isinstance(m, (int, Node)) else None
+    limit = val(m) if isinstance(m, (int, Node)) else None
+    return limit if isinstance(limit, (int, torch.SymInt)) else None
 
 
-def _fits(x: Node, dim: int, index: Any) -> bool:
+def _fits(x: Node, dim: int, index: object) -> bool:
     """Return whether `index` is a permutation of the positions, or of the first positions, of a dimension."""
     limit = _limit(index)
     return limit is not None and val(index).dtype == torch.int64 and statically_known_true(limit <= val(x).shape[dim])
 
 
-def _single(indices: Any) -> tuple[int, Node] | None:
+def _single(indices: object) -> tuple[int, Node] | None:
     """Return the dimension and the node of the only index, or None."""
+    if not isinstance(indices, (list, tuple)):
+        return None
     given = [(k, i) for k, i in enumerate(indices) if i is not None]
     return given[0] if len(given) == 1 else None
 
@@ -61,7 +63,7 @@ def _read(n: Node) -> int:
     return 1
 
 
-def _at(dim: int, index: Node) -> list[Node | None]:
+def _at(dim: int, index: Argument) -> list[Argument]:
     return [None] * dim + [index]
 
 
@@ -71,7 +73,7 @@ def _select(gm: GraphModule, n: Node) -> int:
     rank = val(x).dim()
     if not rank or not _fits(x, dim % rank, index):
         return 0
-    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))  # type: ignore[arg-type]
+    new = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, _at(dim % rank, index)))
     return _take_over(n, new)
 
 
@@ -81,7 +83,7 @@ def _add(gm: GraphModule, n: Node) -> int:
     rank = val(x).dim()
     if not rank or not _fits(x, dim % rank, index) or val(source).dtype != val(x).dtype:
         return 0
-    at = _at(dim % rank, index)  # type: ignore[arg-type]
+    at = _at(dim % rank, index)
     old = insert(gm.graph, n, aten._unsafe_index.Tensor, (x, at))
     if val(old).shape != val(source).shape:
         return 0

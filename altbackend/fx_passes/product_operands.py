@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, only_user, propagate, replace, val
@@ -71,7 +72,7 @@ def _keep_order(gm: GraphModule, copy: Node, copies: dict[Node, Node]) -> None:
     assert isinstance(sizes, (list, tuple))
     batch, rows, columns = sizes
 
-    def call(target: torch._ops.OpOverload, *args: object, **kwargs: object) -> Node:
+    def call(target: torch._ops.OpOverload, *args: Argument, **kwargs: Argument) -> Node:
         return insert(gm.graph, copy, target, args, kwargs)
 
     source = _expanded(copy.args[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from ..aten.random import is_random
 from ..debug.trace import DecisionKind, Trace
@@ -60,7 +61,7 @@ def _dropout(gm: GraphModule, n: Node) -> None:
     operands: tuple[Any, ...] = n.args
     x, p, train = operands
 
-    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+    def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return _part_of(n, insert(gm.graph, n, target, args, kwargs))
 
     if train is False or p == 0:
@@ -138,20 +139,20 @@ class _Draw:
         self.gm, self.node, self.seed = gm, node, seed
         self.dtype: torch.dtype = val(node).dtype
 
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+    def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         """Insert a call before the operator."""
         return _part_of(self.node, insert(self.gm.graph, self.node, target, args, kwargs))
 
-    def arg(self, k: int, name: str, default: Any) -> Any:
+    def arg(self, k: int, name: str, default: float | None) -> Any:
         """Return an argument of the operator, by position or by name."""
         n = self.node
         return n.args[k] if len(n.args) > k else n.kwargs.get(name, default)
 
-    def draw(self, target: Callable[..., torch.Tensor], shape: Any, *args: Any) -> Node:
+    def draw(self, target: Callable[..., torch.Tensor], shape: Argument, *args: Argument) -> Node:
         """Insert a function of the seed, from `runtime.philox`."""
         return self.call(target, self.seed, shape, *args)
 
-    def scaled(self, x: Any, factor: Any, offset: Any) -> Any:
+    def scaled(self, x: Node, factor: Argument, offset: Argument) -> Node:
         """Return x * factor + offset; factor and offset are numbers or tensors."""
         x = x if factor == 1 else self.call(aten.mul.Tensor, x, factor)
         return x if offset == 0 else self.call(aten.add.Tensor, x, offset)
@@ -169,16 +170,16 @@ def _normal(draw: _Draw) -> Node:
     return draw.draw(draws.philox_normal, draw.node.args[0], draw.dtype)
 
 
-def _uniform_between(draw: _Draw) -> Any:
+def _uniform_between(draw: _Draw) -> Node:
     low, high = draw.arg(1, "from", 0.0), draw.arg(2, "to", 1.0)
     return draw.scaled(_uniform(draw), high - low, low)
 
 
-def _normal_around(draw: _Draw) -> Any:
+def _normal_around(draw: _Draw) -> Node:
     return draw.scaled(_normal(draw), draw.arg(2, "std", 1.0), draw.arg(1, "mean", 0.0))
 
 
-def _normal_around_each(draw: _Draw) -> Any:
+def _normal_around_each(draw: _Draw) -> Node:
     mean, std = draw.node.args[0], draw.arg(1, "std", 1.0)
     return draw.scaled(_normal(draw), std, mean)
 
@@ -200,13 +201,13 @@ _INTEGERS_LIKE = frozenset({aten.randint_like.default, aten.randint_like.low_dty
 _INTEGERS = frozenset({aten.randint.default, aten.randint.low}) | _INTEGERS_LIKE
 
 
-def _ends(n: Node) -> tuple[Any, Any]:
+def _ends(n: Node) -> tuple[Argument, Argument]:
     """Return the half-open range of a draw of integers."""
     ends = n.args[1:] if n.target in _INTEGERS_LIKE else n.args[:-1]
     return (0, ends[0]) if len(ends) == 1 else (ends[0], ends[1])
 
 
-_REWRITES: dict[Any, Callable[[_Draw], Any]] = {
+_REWRITES: dict[object, Callable[[_Draw], Node]] = {
     aten.rand.default: _uniform,
     aten.rand_like.default: _uniform,
     aten.randn.default: _normal,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -87,7 +86,7 @@ def _writable(into: Node) -> bool:
         dims.sort(key=lambda d: d[0] if isinstance(d[0], int) else d[0].node.hint)
     except TypeError:  # a stride without a hint
         return False
-    inner: Any = 1
+    inner: int | torch.SymInt = 1
     for step, size in dims:
         if not statically_known_true(step >= inner):
             return False
@@ -120,7 +119,7 @@ def _base(n: Node) -> Node | None:
     return n.args[0]
 
 
-def _argument(n: Node, position: int, name: str, default: Any) -> Any:
+def _argument(n: Node, position: int, name: str, default: object) -> object:
     return n.args[position] if len(n.args) > position else n.kwargs.get(name, default)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
-from .graph import aten, drop_dead, insert, is_call, propagate, val
+from .graph import aten, drop_dead, function_of, insert, is_call, propagate, val
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -49,21 +50,27 @@ def _side_by_side(weights: list[Node], call: Callable[..., Node]) -> list[Node]:
     return [below, call(aten.t.default, below)]
 
 
+def _weight(product: Node) -> Node:
+    weight = product.args[-1]
+    assert isinstance(weight, Node)
+    return weight
+
+
 def _join(gm: GraphModule, members: list[Node], constant: set[Node]) -> bool:
     first = members[0]
     x = first.args[-2]
 
-    def call(target: object, *args: object) -> Node:
-        return insert(gm.graph, first, target, args)  # type: ignore[arg-type]
+    def call(target: Callable[..., object], *args: Argument) -> Node:
+        return insert(gm.graph, first, target, args)
 
-    new = _side_by_side([m.args[-1] for m in members], call)  # type: ignore[misc]
+    new = _side_by_side([_weight(m) for m in members], call)
     weight = new[-1]
-    bias = ()
+    bias: tuple[Node, ...] = ()
     if first.target is aten.addmm.default:
-        bias = (call(aten.cat.default, [m.args[0] for m in members]),)  # type: ignore[assignment]
+        bias = (call(aten.cat.default, [m.args[0] for m in members]),)
         new.extend(bias)
     constant.update(new)
-    merged = call(first.target, *bias, x, weight)
+    merged = call(function_of(first), *bias, x, weight)
     begin = 0
     parts = []
     for m in members:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from ..aten.mutates import writes
 from ..compat import torch_api
@@ -20,7 +20,7 @@ from ..debug.trace import DecisionKind
 from . import cse
 from .context import Context
 from .cse import feeds_output
-from .graph import aten, drop_dead, insert, is_call, val
+from .graph import aten, drop_dead, function_of, insert, is_call, val
 from .pattern.rules import Rewrite, Rules, counts, described
 
 
@@ -73,14 +73,14 @@ def apply_rules(gm: GraphModule, exact: bool = False, done: list[Rewrite] | None
     return {k: v for k, v in total.items() if v}
 
 
-def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_sizes(a: Sequence[object], b: Sequence[object]) -> bool:
     """Return whether sizes or strides are equal for all values of their symbols; `==` would add a guard."""
     return len(a) == len(b) and all(
         x == y if type(x) is type(y) is int else statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )
 
 
-def same_layout(a: Any, b: Any) -> bool:
+def same_layout(a: object, b: object) -> bool:
     """Return whether two fake values are tensors of equal dtype, sizes and strides."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
@@ -98,10 +98,10 @@ class Rule:
     """
 
     name: str
-    targets: tuple[Any, ...]
-    applies: Callable[[Node], Any]
+    targets: tuple[object, ...]
+    applies: Callable[[Node], object]
     example: Example
-    inner: tuple[Any, ...] = ()
+    inner: tuple[object, ...] = ()
 
     def rewrite(self, n: Node) -> Rewrite | None:
         """Replace a call by the argument that it equals in values and layout; return None if there is none."""
@@ -114,8 +114,8 @@ class Rule:
         return Rewrite(self.name, before, (described(source),))
 
 
-def _neutral(number: float) -> Callable[[Node], Any]:
-    def applies(n: Node) -> Any:
+def _neutral(number: float) -> Callable[[Node], object]:
+    def applies(n: Node) -> object:
         if n.kwargs.get("alpha", 1) != 1 and number != 0:
             return None
         return n.args[0] if type(n.args[1]) in (int, float) and n.args[1] == number else None
@@ -158,7 +158,7 @@ DETACHED = Rules(
 )  # fmt: skip
 
 
-def _uncopied(n: Node) -> Any:
+def _uncopied(n: Node) -> object:
     """Return x permuted for a copy of a permuted copy of x, if it has the strides of that copy; else None."""
     permuted = n.args[0]
     if not isinstance(permuted, Node) or not is_call(permuted, aten.permute.default, aten.transpose.int):
@@ -166,19 +166,19 @@ def _uncopied(n: Node) -> Any:
     copy = permuted.args[0]
     if not isinstance(copy, Node) or not is_call(copy, aten.clone.default):
         return None
-    view = insert(n.graph, n, permuted.target, (copy.args[0], *permuted.args[1:]))  # type: ignore[arg-type]
+    view = insert(n.graph, n, function_of(permuted), (copy.args[0], *permuted.args[1:]))
     if same_layout(val(view), val(n)):
         return view
     n.graph.erase_node(view)
     return None
 
 
-def _only(parts: Any) -> Any:
-    return parts[0] if len(parts) == 1 else None
+def _only(parts: object) -> object:
+    return parts[0] if isinstance(parts, (list, tuple)) and len(parts) == 1 else None
 
 
-def _identity(order: Any) -> bool:
-    return all(k % len(order) == i for i, k in enumerate(order))
+def _identity(order: object) -> bool:
+    return isinstance(order, (list, tuple)) and all(k % len(order) == i for i, k in enumerate(order))
 
 
 def no_ops(gm: GraphModule) -> dict[str, int]:
@@ -206,7 +206,7 @@ def join_cats(gm: GraphModule) -> int:
     count = 0
     for n in gm.graph.find_nodes(op="call_function", target=aten.cat.default):
         parts, rank = n.args[0], val(n).dim()
-        joined: list[Any] = []
+        joined: list[object] = []
         for part in parts:
             inner = isinstance(part, Node) and part.target is aten.cat.default and len(part.users) == 1
             if inner and val(part).dtype == val(n).dtype and _cat_dim(part) % rank == _cat_dim(n) % rank:
@@ -220,10 +220,12 @@ def join_cats(gm: GraphModule) -> int:
 
 
 def _cat_dim(n: Node) -> int:
-    return int(n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0))  # type: ignore[arg-type]
+    dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0)
+    assert isinstance(dim, int)
+    return dim
 
 
-_FILLED: dict[Any, Callable[[Node], Any]] = {
+_FILLED: dict[object, Callable[[Node], Argument]] = {
     aten.full.default: lambda n: n.args[1],
     aten.full_like.default: lambda n: n.args[1],
     aten.zeros_like.default: lambda n: 0,
@@ -248,7 +250,7 @@ def uniform(gm: GraphModule, exact: bool = False) -> int:
         return _uniform(gm, _ARITHMETIC if exact else _ARITHMETIC | _FUNCTIONS)
 
 
-def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
+def _uniform(gm: GraphModule, folded: Set[object]) -> int:
     numbers: dict[Node, torch.Tensor] = {}
     count = 0
     for n in list(gm.graph.nodes):
@@ -257,7 +259,7 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
             continue
         if n.target in _FILLED:
             number = _FILLED[n.target](n)
-            if type(number) in (int, float, bool):
+            if isinstance(number, (int, float)):
                 numbers[n] = torch.full((), number, dtype=fake.dtype)
         elif n.target in _MOVES and (source := n.args[0]) in numbers:
             assert isinstance(source, Node)
@@ -279,7 +281,12 @@ def _uniform(gm: GraphModule, folded: Set[Any]) -> int:
 def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor]) -> int:
     if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
         return 0
-    kwargs = {"dtype": fake.dtype, "layout": torch.strided, "device": fake.device, "pin_memory": False}
+    kwargs: dict[str, Argument] = {
+        "dtype": fake.dtype,
+        "layout": torch.strided,
+        "device": fake.device,
+        "pin_memory": False,
+    }
     new = insert(n.graph, n, aten.full.default, (list(fake.shape), numbers[n].item()), kwargs)
     numbers[new] = numbers[n]
     n.replace_all_uses_with(new)

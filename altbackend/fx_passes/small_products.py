@@ -6,10 +6,11 @@ width are bound by memory; a generated kernel reads them as fast as the library 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, propagate, val
@@ -44,7 +45,7 @@ def _suits(n: Node, device: str) -> bool:
 def _decompose(gm: GraphModule, n: Node) -> Node:
     a, b = n.args
 
-    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+    def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(gm.graph, n, target, args, kwargs)
 
     if val(a).shape[-1] == 1:

@@ -7,10 +7,12 @@ normalised results, pointwise and fused into their readers.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, val
@@ -61,7 +63,7 @@ class _After:
     def __init__(self, gm: GraphModule, after: Node) -> None:
         self.gm, self.before = gm, after.next
 
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+    def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(self.gm.graph, self.before, target, args, kwargs)
 
     def cast(self, n: Node, dtype: torch.dtype) -> Node:

@@ -8,7 +8,6 @@ expects, so that its passes can be given to these options.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch.fx import Graph, GraphModule
 
@@ -67,7 +66,7 @@ def _run(passes: Passes, modules: Iterable[GraphModule], ctx: Context, finish: C
     return len(passes)
 
 
-def _call(user_pass: Callable[..., Any], gm: GraphModule, ctx: Context) -> list[Rewrite]:
+def _call(user_pass: Callable[..., object], gm: GraphModule, ctx: Context) -> list[Rewrite]:
     """Run one pass in the form that it has; return the rewrites of a set of rules."""
     if isinstance(user_pass, Rules):
         return user_pass.apply(gm)

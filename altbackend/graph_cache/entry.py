@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from ..compile_pool.cuda import Job
 from ..compiled.artifact import Code, HostText, Subgraph
 from ..compiled.replay import Facts
+from ..disk_cache.json_object import JsonObject
 from ..runtime.cpp_host import HostForm
 from . import small_constants
 from .json_values import NotCacheable, decode, decode_calls, encode, encode_calls
@@ -33,7 +34,7 @@ def attributes(gm: GraphModule) -> dict[int, str]:
     return paths
 
 
-def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
+def write(code: Code, paths: Mapping[int, str]) -> JsonObject:
     """Return the JSON form of `code`.
 
     `paths` comes from `attributes`. Raise NotCacheable if a value has no text form.
@@ -57,7 +58,7 @@ def write(code: Code, paths: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def read(stored: Any, gm: GraphModule) -> Code:
+def read(stored: JsonObject, gm: GraphModule) -> Code:
     """Return the code that `write` stored, with constants of `gm`. Raise ValueError for any other value."""
     try:
         return _read(stored, gm)
@@ -65,7 +66,7 @@ def read(stored: Any, gm: GraphModule) -> Code:
         raise ValueError(f"not an entry of this version: {type(cause).__name__}: {cause}") from cause
 
 
-def _read(stored: Any, gm: GraphModule) -> Code:
+def _read(stored: JsonObject, gm: GraphModule) -> Code:
     if set(stored) != {f.name for f in fields(Code)} | {"launches"}:
         raise ValueError(f"an entry with the fields {sorted(stored)}")
     device = torch.device(_text(stored["device"]))
@@ -88,13 +89,13 @@ def _read(stored: Any, gm: GraphModule) -> Code:
     )
 
 
-def takes_constants(stored: Mapping[str, Any]) -> bool:
+def takes_constants(stored: JsonObject) -> bool:
     """Return whether stored code, or a subgraph of it, reads constants that only its own graph holds."""
     own = any("attribute" in x for x in stored["constants"].values())
     return own or any(takes_constants(subgraph["code"]) for subgraph in stored["subgraphs"])
 
 
-def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> Any:
+def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> object:
     if isinstance(value, torch.Tensor) and (content := small_constants.write(value)) is not None:
         return {"tensor": content}
     if id(value) in paths:
@@ -104,7 +105,7 @@ def _write_constant(name: str, value: object, paths: Mapping[int, str]) -> Any:
     return encode(value)
 
 
-def _read_constant(stored: Any, gm: GraphModule) -> Any:
+def _read_constant(stored: JsonObject, gm: GraphModule) -> object:
     if "tensor" in stored:
         return small_constants.read(stored["tensor"])
     return resolve(gm, stored["attribute"]) if "attribute" in stored else decode(stored)
@@ -117,7 +118,7 @@ def _write_jobs(jobs: tuple[Job, ...]) -> dict[str, object]:
     return {"jobs": [asdict(job) for job in distinct], "launches": [number[job] for job in jobs]}
 
 
-def _read_jobs(stored: Any, launches: Any) -> tuple[Job, ...]:
+def _read_jobs(stored: Sequence[JsonObject], launches: Sequence[object]) -> tuple[Job, ...]:
     jobs = [
         Job(
             _text(j["source"]),
@@ -135,12 +136,12 @@ def _read_jobs(stored: Any, launches: Any) -> tuple[Job, ...]:
     return tuple(jobs[_number(k)] for k in launches)
 
 
-def _read_facts(stored: Any, device: torch.device) -> Facts:
+def _read_facts(stored: JsonObject, device: torch.device) -> Facts:
     written = tuple(map(_number, stored["written"]))
     return Facts(_text(stored["refusal"]), written, _of(bool, stored["sized"]), device.index or 0)
 
 
-def _read_host(stored: Any) -> HostText:
+def _read_host(stored: JsonObject) -> HostText:
     form = stored["form"]
     outputs, constants = (tuple(map(_text, form[k])) for k in ("outputs", "constants"))
     steps = _number(stored["segments"]), _number(stored["steps"])
@@ -148,18 +149,21 @@ def _read_host(stored: Any) -> HostText:
     return HostText(_text(stored["text"]), HostForm(_text(form["inputs"]), outputs, constants, donated), *steps)
 
 
-def _of(kind: type, x: Any) -> Any:
-    if type(x) is not kind:
+Kind = TypeVar("Kind")
+
+
+def _of(kind: type[Kind], x: object) -> Kind:
+    if not isinstance(x, kind) or type(x) is not kind:
         raise TypeError(f"{type(x).__name__} instead of {kind.__name__}")
     return x
 
 
-def _text(x: Any) -> str:
-    return str(_of(str, x))
+def _text(x: object) -> str:
+    return _of(str, x)
 
 
-def _number(x: Any) -> int:
-    number = int(_of(int, x))
+def _number(x: object) -> int:
+    number = _of(int, x)
     if number < 0:
         raise ValueError("a negative number")
     return number

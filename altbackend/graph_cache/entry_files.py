@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..disk_cache.eviction import LOCKS
 from ..disk_cache.folders import exclusive
+from ..disk_cache.json_object import JsonObject
 from ..disk_cache.storage import Store
 from .key import Parts
 
@@ -51,12 +51,12 @@ def is_empty(store: Store) -> bool:
     return store.shared is None and not any((folder / GRAPHS).exists() for folder in store.folders)
 
 
-def read(path: EntryPath) -> dict[str, Any] | None:
+def read(path: EntryPath) -> JsonObject | None:
     """Return the entry, or None if it is missing, damaged or sealed for another key."""
     return _read(path.store, path.name)
 
 
-def write(path: EntryPath, content: dict[str, Any], parts: Parts) -> str:
+def write(path: EntryPath, content: Mapping[str, object], parts: Parts) -> str:
     """Write an entry and, for people to read, the parts of its key. Return why that failed, or ""."""
     try:
         path.store.write(path.parts_name, json.dumps(parts).encode())
@@ -85,7 +85,7 @@ def lock(path: EntryPath, seconds: float = LOCK_S) -> contextlib.AbstractContext
     return exclusive(path.store.path(f"{GRAPHS}/{LOCKS}/{path.key[:2]}.lock"), seconds)
 
 
-def _read(store: Store, name: str) -> dict[str, Any] | None:
+def _read(store: Store, name: str) -> JsonObject | None:
     try:
         content = json.loads(store.read(name) or b"null")
     except (ValueError, RecursionError):

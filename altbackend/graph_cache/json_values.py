@@ -26,7 +26,7 @@ class NotCacheable(Exception):
     """Raised for a graph or value that has no text form that identifies it. The message says why."""
 
 
-def encode(x: Any) -> Any:
+def encode(x: object) -> object:
     """Return `x` as a JSON value that `decode` reads. Equal JSON texts mean equal values. Raise NotCacheable."""
     if x is None or type(x) in (bool, int, str):
         return x
@@ -55,7 +55,7 @@ def encode(x: Any) -> Any:
     return _encode_callable(x)
 
 
-def _encode_callable(x: Any) -> Any:
+def _encode_callable(x: object) -> object:
     if isinstance(x, torch._ops.OpOverload):
         return {"op": [*x._schema.name.split("::"), x._overloadname]}
     if isinstance(x, torch._ops.HigherOrderOperator):
@@ -69,7 +69,7 @@ def _encode_callable(x: Any) -> Any:
     raise NotCacheable(f"{x!r:.80} of type {type(x).__name__} has no text form")
 
 
-def decode(x: Any, nodes: dict[str, Node] | None = None) -> Any:
+def decode(x: object, nodes: dict[str, Node] | None = None) -> Any:
     """Return the value of a JSON form.
 
     Raise ValueError, LookupError, TypeError or AttributeError if it is malformed.
@@ -88,18 +88,18 @@ def decode(x: Any, nodes: dict[str, Node] | None = None) -> Any:
     return _DECODERS[kind](content)
 
 
-def _slice(parts: list[Any]) -> slice:
+def _slice(parts: list[object]) -> slice:
     return slice(*parts)
 
 
-def _torch_value(name: str) -> Any:
+def _torch_value(name: str) -> object:
     value = getattr(torch, name)
     if not isinstance(value, _NAMED):
         raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
     return value
 
 
-def _overload(parts: list[str]) -> Any:
+def _overload(parts: list[str]) -> object:
     namespace, name, overload = parts
     operator_ = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
     if not isinstance(operator_, torch._ops.OpOverload):
@@ -107,12 +107,12 @@ def _overload(parts: list[str]) -> Any:
     return operator_
 
 
-def _function(parts: list[str]) -> Any:
+def _function(parts: list[str]) -> object:
     module, name = parts
     return getattr(_MODULES[module], name)
 
 
-_DECODERS: dict[str, Callable[[Any], Any]] = {
+_DECODERS: dict[str, Callable[[Any], object]] = {
     "float": float.fromhex,
     "complex": lambda h: complex(float.fromhex(h[0]), float.fromhex(h[1])),
     "torch": _torch_value,
@@ -124,12 +124,12 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def encode_calls(gm: GraphModule) -> list[Any]:
+def encode_calls(gm: GraphModule) -> list[object]:
     """Return a row [name, target, arguments] for each node of a graph of inputs and calls; the results are last.
 
     Raise NotCacheable if the graph has constants.
     """
-    out: list[Any] = []
+    out: list[object] = []
     for n in gm.graph.nodes:
         if n.op == "get_attr":
             raise NotCacheable(f"{n.name}in the weight prologue is a constant")

@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..compat import torch_api
 from ..compile_pool import cpp
@@ -92,7 +93,7 @@ def nodes_of(gm: GraphModule) -> Iterator[Node]:
             yield from nodes_of(inner)
 
 
-def resolve(gm: GraphModule, path: str) -> Any:
+def resolve(gm: GraphModule, path: str) -> object:
     """Return the value that a graph's `get_attr` of `path` reads."""
     return functools.reduce(getattr, path.split("."), gm)
 
@@ -123,7 +124,7 @@ def _views_of_inputs(gm: GraphModule) -> dict[str, str]:
     return {f"result {k}": f"{base.name} {describe(fake)}" for k, (base, fake) in views.items()}
 
 
-def describe(x: Any) -> str:
+def describe(x: object) -> str:
     """Return the geometry of a traced tensor, or the text of a traced number. Raise NotCacheable for other types."""
     if isinstance(x, torch.Tensor):
         if x.layout != torch.strided:
@@ -141,12 +142,16 @@ def describe(x: Any) -> str:
     raise NotCacheable(f"a value of type {type(x).__name__} has no text form")
 
 
-def content_of(value: Any) -> str:
+def content_of(value: object) -> str:
     """Return a digest of a constant's content: of a tensor, or of a graph. Raise NotCacheable for other types."""
     if isinstance(value, GraphModule):
         inner = {n.name: f"{_call(n)} {_inner(value, n)}" for n in value.graph.nodes}
         return f"graph {hashlib.sha256(json.dumps(inner).encode()).hexdigest()}"
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+    if (
+        not isinstance(value, torch.Tensor)
+        or type(value) not in (torch.Tensor, torch.nn.Parameter)
+        or value.layout != torch.strided
+    ):
         raise NotCacheable(f"a constant of type {type(value).__name__} cannot be compared by content")
     return f"{describe(value)} content {hashlib.sha256(bytes_of(value)).hexdigest()}"
 
@@ -167,7 +172,7 @@ def _inner(gm: GraphModule, n: Node) -> str:
 
 def sizes_of(values: Iterable[object]) -> dict[str, str]:
     """Return the ranges of the symbols in traced values, and the conditions on them that tracing has met."""
-    environments: dict[sympy.Symbol, Any] = {}
+    environments: dict[sympy.Symbol, ShapeEnv] = {}
     for value in values:
         for number in numbers_of(value):
             environments.update(dict.fromkeys(number.node.expr.free_symbols, number.node.shape_env))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import Any
 
 import torch
 
 from ..compat import torch_api
+from ..disk_cache.json_object import JsonObject
 from .key import bytes_of
 
 LARGEST = 1 << 16  # bytes
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
-def write(tensor: torch.Tensor) -> dict[str, Any] | None:
+def write(tensor: torch.Tensor) -> dict[str, object] | None:
     """Return the JSON form of a plain, dense tensor of at most `LARGEST` bytes on the CPU; None for any other.
 
     A GPU tensor is not stored, since an entry may serve another device than the one that it was made on.
@@ -38,7 +38,7 @@ def write(tensor: torch.Tensor) -> dict[str, Any] | None:
     }
 
 
-def read(stored: dict[str, Any]) -> torch.Tensor:
+def read(stored: JsonObject) -> torch.Tensor:
     """Return the tensor that `write` stored. Raise ValueError, KeyError or TypeError if the form is malformed."""
     dtype, sizes = _DTYPES[stored["dtype"]], tuple(stored["sizes"])
     if any(type(n) is not int or n < 0 for n in sizes):

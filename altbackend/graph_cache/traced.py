@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -20,6 +19,7 @@ from ..compat import torch_api
 from ..compiled.artifact import Code
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace
+from ..disk_cache.json_object import JsonObject
 from ..runtime.aot_wrapper import Alias, Backward, Plan, Tangent, inference, training
 from ..runtime.boxed import BoxedCall, Function, Values
 from ..runtime.sharing import Watch, watched
@@ -29,7 +29,7 @@ from .json_values import NotCacheable
 from .key import Parts, key_of
 from .traced_key import family_of, lines_of, parts_of
 
-Load = Callable[[Code, Mapping[str, object]], BoxedCall]
+Load = Callable[[Code, JsonObject], BoxedCall]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Query:
     path: entry_files.EntryPath
     parts: Parts
     lines: str
-    numbers: tuple[Any, ...]
+    numbers: tuple[torch.SymInt, ...]
     deterministic: bool
     gpu: int | None = None
 
@@ -51,7 +51,7 @@ class GraphRef:
 
     family: str
     key: str
-    job: Mapping[str, Any]
+    job: JsonObject
 
 
 def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | str:
@@ -113,7 +113,7 @@ def load_cached(
     return watched(call, watch, on_overlap, before)
 
 
-def _load_part(ref: Mapping[str, Any], gm: GraphModule, query: Query, load: Load) -> BoxedCall:
+def _load_part(ref: JsonObject, gm: GraphModule, query: Query, load: Load) -> BoxedCall:
     path = lookup.entry_path(query.cfg, ref["family"], ref["key"])
     stored = entry_files.read(path)
     if stored is None:
@@ -134,13 +134,11 @@ class Recording:
         self.plan: Plan | None = None
         self.graphs: dict[str, GraphRef] = {}
         self.conditions: str | None = None
-        self.meta: Any = None
+        self.meta: object = None
         self.backward = ""
         self._lock = threading.Lock()
 
-    def part(
-        self, kind: str, gm: GraphModule, job: Mapping[str, Any]
-    ) -> Callable[[entry_files.EntryPath], None] | None:
+    def part(self, kind: str, gm: GraphModule, job: JsonObject) -> Callable[[entry_files.EntryPath], None] | None:
         """Return the callback that is told where a part's code is stored.
 
         Must be called before the part is compiled.
@@ -211,7 +209,7 @@ class Recording:
         return None
 
 
-def read_plan(stored: Mapping[str, Any]) -> Plan:
+def read_plan(stored: JsonObject) -> Plan:
     """Return the plan that `asdict` wrote. Raise ValueError, KeyError or TypeError if the JSON value is malformed."""
     tangents = tuple(
         Tangent(_number(t["result"]), str(t["format"]), _numbers(t["size"]), _numbers(t["stride"]))
@@ -232,20 +230,20 @@ def read_plan(stored: Mapping[str, Any]) -> Plan:
     )
 
 
-def _alias(stored: Mapping[str, Any]) -> Alias:
+def _alias(stored: JsonObject) -> Alias:
     steps = stored["steps"]
     view_steps = None if steps is None else tuple(map(_step, steps))
     return Alias(_number(stored["result"]), _number(stored["base"]), stored["requires_grad"] is True, view_steps)
 
 
-def _step(stored: Mapping[str, Any]) -> Step:
+def _step(stored: JsonObject) -> Step:
     name, part = stored["name"], _number(stored["part"], least=-1)
     if name not in OPERATORS:
         raise ValueError(f"{name!r} is not a view operator")
     return Step(name, tuple(map(_argument, stored["args"])), part)
 
 
-def _argument(stored: Any) -> Any:
+def _argument(stored: object) -> object:
     """Return an argument of a view operator."""
     if stored is None or type(stored) in (bool, int):
         return stored
@@ -253,6 +251,8 @@ def _argument(stored: Any) -> Any:
         if not isinstance(getattr(torch, stored), torch.dtype):
             raise ValueError(f"{stored!r} is not a dtype")
         return stored
+    if not isinstance(stored, list):
+        raise TypeError(f"{stored!r} is no argument of a view operator")
     return tuple(_number(n, least=-sys.maxsize) for n in stored)
 
 
@@ -260,7 +260,7 @@ def _numbers(stored: Values) -> tuple[int, ...]:
     return tuple(map(_number, stored))
 
 
-def _number(x: Any, least: int = 0) -> int:
+def _number(x: object, least: int = 0) -> int:
     if type(x) is not int or x < least:
         raise ValueError(f"{x!r} is not an integer of at least {least}")
     return x

@@ -130,7 +130,7 @@ def _plain(value: object) -> bool:
     return not isinstance(value, torch.Tensor) or (type(value) in _INPUTS or torch_api.is_fake(value))
 
 
-def _input(n: Node | None, value: object, real: Any) -> str:
+def _input(n: Node | None, value: object, real: object) -> str:
     if not isinstance(value, torch.Tensor):
         return f"{type(real).__name__} {key.describe(value)}"
     flags = [

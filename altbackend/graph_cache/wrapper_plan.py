@@ -68,7 +68,7 @@ def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
     return Alias(k, info.base_idx, bool(info.requires_grad))
 
 
-def _arguments(args: Sequence[object]) -> tuple[Any, ...]:
+def _arguments(args: Sequence[object]) -> tuple[object, ...]:
     """Return the arguments of a view operator as `Step` stores them. Raise NotCacheable."""
     out: list[object] = []
     for a in args:

@@ -42,7 +42,7 @@ class State:
                 if isinstance(n, ex.Expr) and len(n.syms) == 1 and ex.show(n) == next(iter(n.syms)).key:
                     self.symbols.setdefault(ex.show(n), int(size))
 
-    def number(self, text: str, more: Mapping[str, Any] | None = None) -> Any:
+    def number(self, text: str, more: Mapping[str, object] | None = None) -> Any:
         """Return the value of the Python expression `text` over the symbols and the names in `more`."""
         return eval(text, {"math": math, **FUNCTIONS}, {**self.symbols, **(more or {})})
 
@@ -67,7 +67,7 @@ class State:
         return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], begin)
 
 
-def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | None = None) -> list[Any]:
+def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, object] | None = None) -> list[Any]:
     """Run `program` on `inputs` (tensors, or ints for symbols) and return its outputs; mutated inputs are written.
 
     `constants`: the tensor of each buffer of kind "const".
@@ -89,7 +89,7 @@ def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, Any] | 
     return [_output(o, state) for o in program.outputs]
 
 
-def _output(o: Any, state: State) -> Any:
+def _output(o: object, state: State) -> Any:
     if isinstance(o, View):
         return state.view(o)
     return state.size(o) if isinstance(o, (int, ex.Expr)) and not isinstance(o, bool) else o
@@ -174,7 +174,7 @@ def _run_extern(node: Extern, state: State) -> None:
         flat.as_strided([state.size(s) for s in b.sizes], [state.size(s) for s in b.strides]).copy_(r)
 
 
-def _concrete(x: Any, state: State) -> Any:
+def _concrete(x: object, state: State) -> Any:
     if isinstance(x, View):
         return state.view(x)
     if isinstance(x, HostNumber):
@@ -207,14 +207,14 @@ def _atom(a: Atom, env: Env, state: State) -> Any:
             return state.symbols[a.name]
         case ex.Lookup():
             return evaluate(a.value, env, state)
-    x, y = (evaluate_index(b, env, state) for b in a.args)
+    x, y = (evaluate_index(b, env, state) for b in a.operands)
     match a:
         case ex.FloorDiv():
             return x // y
         case ex.Mod():
             return x % y
         case _:
-            pick = torch.maximum if a.kind == "max" else torch.minimum
+            pick = torch.maximum if isinstance(a, ex.Maximum) else torch.minimum
             return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 

@@ -176,7 +176,7 @@ class Extern:
     kwargs: tuple[tuple[str, Any], ...] = ()
     multi: bool = False
     lists: tuple[tuple[int, int], ...] = ()
-    out_variant: Any = None
+    out_variant: torch._ops.OpOverload | None = None
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class Program:
     buffers: dict[str, Buffer]
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
-    outputs: tuple[Any, ...]
+    outputs: tuple[Output, ...]
     numbers: tuple[Number, ...] = ()
 
 
@@ -269,7 +269,7 @@ def _with_sources(p: Program, names: set[str]) -> set[str]:
     return names
 
 
-def _argument_symbols(x: Any, names: set[str]) -> None:
+def _argument_symbols(x: object, names: set[str]) -> None:
     if isinstance(x, ex.Expr):
         names.update(a.key for a in x.syms)
     elif isinstance(x, HostNumber):
@@ -315,7 +315,7 @@ def views(node: Extern) -> list[View]:
     """Return every View in the argument trees of a call."""
     result: list[View] = []
 
-    def visit(x: Any) -> None:
+    def visit(x: object) -> None:
         if isinstance(x, View):
             result.append(x)
         elif isinstance(x, (tuple, list)):
@@ -343,7 +343,7 @@ def show_view(v: View) -> str:
     return f"{v.buffer}[({sizes}) : ({strides}){offset}]"
 
 
-def _show_arg(x: Any) -> str:
+def _show_arg(x: object) -> str:
     if isinstance(x, View):
         return show_view(x)
     if isinstance(x, (tuple, list)):

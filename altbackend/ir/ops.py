@@ -42,7 +42,7 @@ class OpSpec:
     name: str
     arity: int
     result: str
-    ref: Callable[..., Any]
+    ref: Callable[..., object]
     cpp: str
     triton: str
     flops: int = 1
@@ -56,7 +56,7 @@ class OpSpec:
 def _row(
     name: str,
     arity: int,
-    ref: Callable[..., Any],
+    ref: Callable[..., object],
     cpp: str = "",
     triton: str | None = None,
     result: str = SAME,
@@ -75,7 +75,7 @@ def _row(
     )
 
 
-def _unary(names: str, flops: int, source: Any = torch) -> list[OpSpec]:
+def _unary(names: str, flops: int, source: object = torch) -> list[OpSpec]:
     return [_row(n, 1, getattr(source, n), flops=flops) for n in names.split()]
 
 

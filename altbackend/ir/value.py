@@ -25,7 +25,7 @@ from . import expr as ex
 from .expr import Atom, Index
 from .ops import OPS, result_dtype
 
-_values: WeakValueDictionary[Any, Value] = WeakValueDictionary()
+_values: WeakValueDictionary[object, Value] = WeakValueDictionary()
 
 
 class Value:
@@ -54,7 +54,7 @@ class Value:
         return rewrite(self, env=env)
 
 
-def _attr_key(op: str, attr: Any) -> Any:
+def _attr_key(op: str, attr: object) -> object:
     # As dict keys 1, 1.0 and True are equal, as are 0.0 and -0.0, and NaN equals nothing.
     return (type(attr), repr(attr)) if op == "const" else attr
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..config.options import Config
 from ..debug.trace import DecisionKind
@@ -50,7 +51,7 @@ class Ctx:
     computed: dict[str, Number] = field(default_factory=dict)  # by their text
     verified: set[str] = field(default_factory=set)  # conditions that the host program has checked so far
     pending: list[sympy.Basic] = field(default_factory=list)  # conditions that wait for a symbol
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, object] = field(default_factory=dict)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     graph_node: torch.fx.Node | None = None
     shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Ctx:
     reading: dict[str, dict[torch.fx.Node | Stored, None]] = field(default_factory=dict)
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
-    returned: Counter[Any] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
+    returned: Counter[object] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
     destination: View | None = None  # the memory that the node being lowered updates
 
     @property
@@ -91,11 +92,11 @@ class Ctx:
         fake: torch.Tensor = source.meta["val"]
         return fake
 
-    def index(self, x: Any) -> Index:
+    def index(self, x: object) -> Index:
         """Return an int or SymInt as an index expression, if necessary as a number that the host program computes."""
         return sz.to_index(x, self.shape_memo, self._host_symbol)
 
-    def _host_symbol(self, e: sympy.Expr, shape_env: Any) -> Index:
+    def _host_symbol(self, e: sympy.Expr, shape_env: ShapeEnv | None) -> Index:
         """Return a symbol for an integer expression that the index algebra cannot express.
 
         Raises Unsupported if a symbol in it has no value.
@@ -121,7 +122,7 @@ class Ctx:
         self.numbers[value] = HostNumber(name)
         return value
 
-    def shape(self, xs: Sequence[Any]) -> tuple[Index, ...]:
+    def shape(self, xs: Sequence[object]) -> tuple[Index, ...]:
         """Return sizes or strides, ints and SymInts, as index expressions."""
         return tuple(self.index(x) for x in xs)
 
@@ -164,7 +165,7 @@ class Ctx:
         check = checks.require_index if as_index_error else checks.require
         self.emit(Extern((None,), check, (HostNumber(text), message), origins=self.origins()))
 
-    def realize(self, t: Tensor, like: Any = None, *, fresh: bool = False) -> Tensor:
+    def realize(self, t: Tensor, like: torch.Tensor | None = None, *, fresh: bool = False) -> Tensor:
         """Return `t` as a load from a buffer; a value that is not in memory is stored.
 
         `like`: a fake tensor whose order of strides a new buffer takes. `fresh`: store `t` even if it is in memory.
@@ -219,7 +220,7 @@ class Ctx:
             raise Unsupported(self.graph_node, f"a computation on {b.dtype} outside library calls")
         self.emit(Extern((b.name,), runtime_ops.strided_copy, (v, b.strides), origins=self.origins()))
 
-    def strides_like(self, sizes: Sequence[Index], like: Any) -> tuple[Index, ...]:
+    def strides_like(self, sizes: Sequence[Index], like: torch.Tensor | None) -> tuple[Index, ...]:
         """Return dense strides in the order of the strides of the fake tensor `like`, row-major without one."""
         sizes = tuple(sizes)
         if like is None or len(like.shape) != len(sizes):
@@ -232,7 +233,7 @@ class Ctx:
             step = ex.mul(step, ex.maximum(sizes[k], 1))
         return tuple(out)
 
-    def view_of(self, t: Tensor, like: Any = None) -> View:
+    def view_of(self, t: Tensor, like: torch.Tensor | None = None) -> View:
         """Return `t` as a strided view for a library call; a value that is none is stored first."""
         strides = self.shape(like.stride()) if like is not None and len(like.shape) == len(t.sizes) else None
         v = as_view(t, strides)
@@ -241,7 +242,7 @@ class Ctx:
         assert v is not None
         return v
 
-    def bind(self, n: torch.fx.Node, lowered: Any) -> None:
+    def bind(self, n: torch.fx.Node, lowered: object) -> None:
         """Enter the value of a lowered node."""
         self.env[n] = lowered
         self._note_reads(n, [t.value for t in tensors_in(lowered)])
@@ -275,13 +276,13 @@ class Ctx:
                 self.bind(n, type(lowered)(kept))
 
 
-def tensors_in(lowered: Any) -> list[Tensor]:
+def tensors_in(lowered: object) -> list[Tensor]:
     """Return the tensors of a lowered value: a tensor, or a tuple or list of results."""
     parts = lowered if isinstance(lowered, (tuple, list)) else (lowered,)
     return [t for t in parts if isinstance(t, Tensor)]
 
 
-def _reads(t: Any, buffer: str) -> bool:
+def _reads(t: object, buffer: str) -> bool:
     return isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
 
 
@@ -313,7 +314,7 @@ def cpu_beside_gpu(ctx: Ctx, n: torch.fx.Node) -> bool:
     return ctx.device.type == "cuda" and bool(tensors) and all(v.device.type == "cpu" for v in tensors)
 
 
-def target_name(target: Any) -> str:
+def target_name(target: object) -> str:
     """Return the name of a call's target, with its overload."""
     return target if isinstance(target, str) else getattr(target, "__name__", None) or str(target)
 

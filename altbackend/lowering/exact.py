@@ -1,15 +1,14 @@
 """`numerics="eager"`: decide which pointwise operators a generated kernel computes with exactly eager's bits.
 
-A kernel is generated for an operator if three conditions hold: every scalar operator in it is `decided` (`ir.ops`),
-eager's compiler could not contract two of its steps, and all of eager's loops round it alike in 16 bits. Every other
-operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because eager's
-vector loop and the scalar loop for the last elements may differ.
+Three conditions decide whether a kernel is generated for an operator. Every scalar operator in it is `decided`
+(`ir.ops`). Eager's compiler could not contract two of its steps. All of eager's loops round it alike in 16 bits. Every
+other operator is a library call of eager's own kernel. Its tensors have the shapes and strides of eager's, because
+eager's vector loop and the scalar loop for the last elements may differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from ..ir.value import Value
 from .context import Ctx
 from .registry import FallBack
 from .scalar import round_to
-from .tensor import Tensor
+from .tensor import Operand, Tensor
 
 _STEPS = frozenset({"add", "sub", "mul", "truediv", "reciprocal"})  # each rounds its result
 # Operand positions at which eager's 16-bit CPU kernels take a Python number or a 0-d tensor as float32. At all other
@@ -78,12 +77,12 @@ def _operator(ctx: Ctx) -> str:
     return operator_name(ctx.node.target)
 
 
-def operand(ctx: Ctx, arg: Any, position: int, value: Value, common: torch.dtype) -> Value:
+def operand(ctx: Ctx, arg: Operand, position: int, value: Value, common: torch.dtype) -> Value:
     """Return `value`, the scalar of operand `arg` at `position`, rounded as eager rounds it to the 16-bit `common`."""
-    tensor = isinstance(arg, Tensor)
-    if tensor and arg.dtype == common:
+    tensor = arg if isinstance(arg, Tensor) else None
+    if tensor is not None and tensor.dtype == common:
         return value
-    if tensor and (arg.sizes or ctx.gpu):
+    if tensor is not None and (tensor.sizes or ctx.gpu):
         return round_to(value, common)
     # eager's kernels on a GPU take Python numbers as float32
     if ctx.gpu or position in _NUMBERS_AS_FLOAT32.get(_operator(ctx), ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from .subgraphs import operands_in_results
 from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes directly into the buffer that it is given.
-_OUT = {overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")}
+_OUT: dict[object, torch._ops.OpOverload | None] = {
+    overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")
+}
 _SCALAR = overload("scalar_tensor.default")
 _AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
 _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
@@ -49,7 +52,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     exact = target not in _ANY_STRIDES
     sources = {id(a): n for a, n in _tensor_args(args, kwargs, node)}
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: object) -> object:
         if isinstance(x, Tensor):
             if not x.sizes and x.value.op == "const" and cpu_beside_gpu(ctx, node):
                 return _number_on_cpu(ctx, x)
@@ -122,7 +125,7 @@ def _alias_closure(ctx: Ctx, names: tuple[str, ...]) -> set[str]:
     return closure
 
 
-def _copied(ctx: Ctx, t: Any) -> Any:
+def _copied(ctx: Ctx, t: object) -> object:
     """Return a copy of a view that a call has made of an input which the graph writes.
 
     The view has another buffer name than the input, so dependences would not order a read of it before the write.
@@ -149,8 +152,8 @@ def window(ctx: Ctx, source: View, part: View, dtype: torch.dtype) -> Tensor:
 
 
 def _offset_from_tensor(
-    ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None
-) -> tuple[Any, ...]:
+    ctx: Ctx, node: torch.fx.Node, x: Tensor, src: Tensor, size: object, stride: object, storage_offset: object = None
+) -> tuple[object, ...]:
     """Return the arguments of `runtime.ops.as_strided_scatter`, with the offset from the first element of the tensor.
 
     No guard fixes the position of an input in its storage, so the offset of an input stays as it is.
@@ -172,7 +175,7 @@ class _Results:
         self.outs: list[str | None] = []
         self.defines: list[str] = []
 
-    def add(self, r: Any) -> Any:
+    def add(self, r: object) -> object:
         """Return a result as a tensor over a new buffer or as a number of the host program; others unchanged."""
         ctx = self.ctx
         if isinstance(r, torch.Tensor):
@@ -194,7 +197,7 @@ class _Results:
         return r
 
 
-def _lists(results: tuple[Any, ...] | list[Any]) -> tuple[tuple[int, int], ...]:
+def _lists(results: tuple[object, ...] | list[object]) -> tuple[tuple[int, int], ...]:
     """Return (position, length) of each list among the results; positions count flattened results."""
     result: list[tuple[int, int]] = []
     begin = 0
@@ -212,7 +215,7 @@ def _number_on_cpu(ctx: Ctx, t: Tensor) -> View:
     return View(b.name, (), ())
 
 
-def argument_view(ctx: Ctx, t: Tensor, fake: Any, exact: bool) -> View:
+def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -> View:
     """Return `t` as a view for a library call.
 
     `exact`: with the strides of the traced `fake`, because the strides of the results may depend on them.
@@ -253,11 +256,11 @@ def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index
     return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))
 
 
-def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
+def _tensor_args(args: object, kwargs: dict[str, object], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
     """Return pairs of a lowered tensor and its FX node, over both argument trees."""
     pairs: list[tuple[Tensor, torch.fx.Node]] = []
 
-    def visit(x: Any, n: Any) -> None:
+    def visit(x: object, n: Any) -> None:
         if isinstance(n, torch.fx.Node):
             if isinstance(x, Tensor):
                 pairs.append((x, n))
@@ -271,7 +274,7 @@ def _tensor_args(args: Any, kwargs: dict[str, Any], node: torch.fx.Node) -> list
     return pairs
 
 
-def _map(x: Any, leaf: Any) -> Any:
+def _map(x: object, leaf: Callable[[Any], object]) -> Any:
     if isinstance(x, tuple):
         return tuple(_map(y, leaf) for y in x)
     if isinstance(x, list):
@@ -279,7 +282,9 @@ def _map(x: Any, leaf: Any) -> Any:
     return {k: _map(v, leaf) for k, v in x.items()} if isinstance(x, dict) else leaf(x)
 
 
-def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[tuple[Any, Any]]:
+def _schema_args(
+    target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> list[tuple[torch._C.Argument, object]]:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return []
@@ -287,13 +292,13 @@ def _schema_args(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, An
     return [(a, args[k] if k < len(args) else named.get(a.name)) for k, a in enumerate(schema.arguments)]
 
 
-def _buffers(x: Any) -> list[str]:
+def _buffers(x: object) -> list[str]:
     if isinstance(x, View):
         return [x.buffer]
     return [b for y in x for b in _buffers(y)] if isinstance(x, (tuple, list)) else []
 
 
-def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _mutated(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     if target is _FUNCTIONALISED:  # it copies all its bases but those that re-inplacing has chosen
         named = dict(kwargs)
         copied = named.get("_only_clone_these_bases")
@@ -304,7 +309,7 @@ def _mutated(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], 
     )
 
 
-def _aliased(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _aliased(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     """Return the buffers with which the results may share storage, by the alias annotations of the schema."""
     if not declares_alias(target):
         return ()

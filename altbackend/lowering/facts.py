@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..aten.mutates import writes
@@ -46,7 +44,7 @@ def user_line(n: torch.fx.Node) -> str:
     return ""
 
 
-def in_an_input(n: Any, written: bool = False) -> bool:
+def in_an_input(n: object, written: bool = False) -> bool:
     """Return whether a value, or one of several, was traced as a view of an input's memory.
 
     `written`: count only inputs that the graph writes.

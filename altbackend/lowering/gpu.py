@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..ir import expr as ex
@@ -14,7 +12,7 @@ from .registry import FallBack
 from .tensor import Tensor
 
 
-def expressible(ctx: Ctx, result: Any) -> Any:
+def expressible(ctx: Ctx, result: object) -> object:
     """Return the result of a lowering; raises FallBack if Triton has no spelling of an operator in it."""
     if ctx.gpu:
         for t in result if isinstance(result, (tuple, list)) else (result,):

@@ -19,7 +19,7 @@ from ..debug.trace import DecisionKind
 from ..errors import AltError, Unsupported, internal_error
 from ..ir import expr as ex
 from ..ir import value as va
-from ..ir.loops import Buffer, Constant, Extern, HostNumber, Program, without_dead
+from ..ir.loops import Buffer, Constant, Extern, HostNumber, Output, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
 from . import extern, gpu, host_numbers, in_place, negative, results, sizes, unbacked_symbols
@@ -127,7 +127,7 @@ def lower_graph(
     cfg: Config,
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None,
     on_gpu: bool | None = None,
-) -> tuple[Program, dict[str, Any]]:
+) -> tuple[Program, dict[str, object]]:
     """Return the loop program of a functional ATen graph, and the constants (tensors, submodules) that it names.
 
     `on_gpu`: generate kernels for a GPU; by default, if the graph has tensors on one. Raises Unsupported for an
@@ -135,7 +135,7 @@ def lower_graph(
     """
     device = device_of(gm)
     ctx = Ctx(cfg=cfg, device=device, decision=decision, gpu=device.type == "cuda" if on_gpu is None else on_gpu)
-    outputs: tuple[Any, ...] = ()
+    outputs: tuple[Output, ...] = ()
     ctx.returned.update(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))
     _define_input_symbols(ctx, gm)
     for node in gm.graph.nodes:
@@ -174,7 +174,7 @@ def _define_input_symbols(ctx: Ctx, gm: torch.fx.GraphModule) -> None:
             ctx.shape_memo[e] = ex.sym(f"_{node.name}", *sizes.bounds(e, val.node.shape_env))
 
 
-def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
+def _placeholder(ctx: Ctx, node: torch.fx.Node) -> object:
     val = node.meta.get("val")
     if node.meta.get("opaque"):
         ctx.inputs.append(node.name)
@@ -202,8 +202,8 @@ def _placeholder(ctx: Ctx, node: torch.fx.Node) -> Any:
     return ctx.real(ctx.inputs[-1]) if isinstance(val, torch.SymFloat) else val
 
 
-def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    constant: Any = gm
+def _constant(ctx: Ctx, gm: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    constant: object = gm
     for part in str(node.target).split("."):
         constant = getattr(constant, part)
     name = f"const_{node.name}"
@@ -226,7 +226,7 @@ class Opaque(str):
 _PRINTABLE = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.SymFloat, torch.SymBool)
 
 
-def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
+def _lowered(ctx: Ctx, node: torch.fx.Node) -> object:
     buffers_before = len(ctx.buffers)
     try:
         return _materialize_if_shared(ctx, node, _call(ctx, node), buffers_before)
@@ -236,9 +236,12 @@ def _lowered(ctx: Ctx, node: torch.fx.Node) -> Any:
         raise internal_error("lowering", node, cause) from cause
 
 
-def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
-    args: Any = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
-    kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # lowered arguments of a call
+
+
+def _call(ctx: Ctx, node: torch.fx.Node) -> object:
+    args: tuple[Any, ...] = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
+    kwargs: dict[str, Any] = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -281,7 +284,7 @@ def _call(ctx: Ctx, node: torch.fx.Node) -> Any:
     return extern.call(ctx, node, call_args, dict(call_kwargs))
 
 
-def _update(ctx: Ctx, node: torch.fx.Node, call: Any, arguments: Any) -> Any:
+def _update(ctx: Ctx, node: torch.fx.Node, call: Arguments, arguments: Arguments) -> object:
     """Lower a call that writes its first argument in place: in kernels, else as a library call.
 
     `call`: the arguments as they are in memory. `arguments`: their values, without negative bits.
@@ -297,11 +300,11 @@ def _update(ctx: Ctx, node: torch.fx.Node, call: Any, arguments: Any) -> Any:
     return extern.call(ctx, node, call[0], dict(call[1]))
 
 
-def _is_number(result: Any) -> bool:
+def _is_number(result: object) -> bool:
     return isinstance(result, Tensor) and not result.sizes and result.value.op == "const"
 
 
-def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: Any) -> bool:
+def _host_decides(ctx: Ctx, node: torch.fx.Node, tree: object) -> bool:
     """Return whether the size of the result depends on data, or an argument is a number of the host program."""
     host_number = any(isinstance(x, HostNumber) for x in torch.utils._pytree.tree_leaves(tree))
     if host_number or node.meta.get("unbacked_bindings"):
@@ -340,7 +343,7 @@ def _dtypes_ok(node: torch.fx.Node) -> bool:
     return all(v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor))
 
 
-def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Lower a call whose result is not a tensor: arithmetic on numbers, or a check."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:
@@ -355,7 +358,8 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Any) -
         of_kind = host_numbers.real if isinstance(val, torch.SymFloat) else host_numbers.text
         return of_kind(ctx, node, args)
     if node.target is torch.ops.aten._assert_scalar.default:
-        return _assert_scalar(ctx, node, *args)
+        _assert_scalar(ctx, node, *args)
+        return None
     if target_name(node.target) in _TRACED_CHECKS:
         return None
     return extern.call(ctx, node, args, dict(kwargs))
@@ -368,14 +372,14 @@ _TRACED_CHECKS = frozenset(
 )
 
 
-def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: Any, message: str = "") -> None:
+def _assert_scalar(ctx: Ctx, node: torch.fx.Node, holds: object, message: str = "") -> None:
     """Emit a check of numbers, in order with other calls that have effects, unless an earlier check implies it."""
     text = host_numbers.operand(ctx, node, holds)
     if holds is not True and not unbacked_symbols.is_verified(ctx, node.args[0]):
         ctx.emit(Extern((None,), checks.require, (HostNumber(text), message), origins=ctx.origins()))
 
 
-def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> Any:
+def _item(ctx: Ctx, node: torch.fx.Node, x: Tensor) -> object:
     """Return the number in a tensor of one element: an index expression for an integer, else a scalar for kernels."""
     number = extern.call(ctx, node, (x,), {})
     if not isinstance(number, HostNumber) or x.dtype == torch.bool:
@@ -413,7 +417,7 @@ def _overlaps(value: Tensor, buffer: str) -> bool:
     return any(b == buffer for b, _ in va.loads(value.value))
 
 
-def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, buffers_before: int) -> Any:
+def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: object, buffers_before: int) -> object:
     """Store a value that several users would recompute, or that has grown too large to inline.
 
     `buffers_before`: the number of buffers before the node was lowered.
@@ -423,7 +427,7 @@ def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: Any, buffers_b
     return _materialize_one(ctx, node, result, None, buffers_before)
 
 
-def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: Any, k: int | None, buffers_before: int) -> Any:
+def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, buffers_before: int) -> object:
     if not isinstance(t, Tensor):
         return t
     fake = node.meta["val"] if k is None else node.meta["val"][k]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from typing import Any
 
 import sympy
 import torch
@@ -23,7 +22,7 @@ from . import sizes as sz
 from .context import Ctx
 from .python_text import python_text
 
-_TEXT: dict[Any, str] = {
+_TEXT: dict[object, str] = {
     operator.add: "({} + {})",
     operator.sub: "({} - {})",
     operator.mul: "({} * {})",
@@ -60,7 +59,7 @@ _ANY_NUMBER = {torch.sym_sum: "sum({})", builtins.round: "round({})", builtins.m
 _SYM = "_sym_"  # torch's names for functions of the module `math`
 
 
-def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index:
+def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[object, ...]) -> Index:
     """Return the value of a node of integer arithmetic. Raises Unsupported for an operator that has no spelling."""
     val = node.meta["val"]
     try:
@@ -75,7 +74,7 @@ def integer(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Index:
     return ctx.shape_memo[e]
 
 
-def text(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> HostNumber:
+def text(ctx: Ctx, node: torch.fx.Node, args: tuple[object, ...]) -> HostNumber:
     """Return the float or bool of a node as Python text. Raises Unsupported for an operator that has no spelling."""
     val = node.meta["val"]
     form = _form(node, args)
@@ -93,12 +92,12 @@ def text(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> HostNumber:
 _KEEP_TYPE = {torch.sym_max, torch.sym_min, torch.sym_ite, builtins.max, builtins.min}
 
 
-def real(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...]) -> Value:
+def real(ctx: Ctx, node: torch.fx.Node, args: tuple[object, ...]) -> Value:
     """Return the float of a node as a scalar for kernels. Raises Unsupported for an operator that has no spelling."""
     return ctx.real(text(ctx, node, args))
 
 
-def constant(val: Any) -> Any:
+def constant(val: torch.SymBool | torch.SymFloat) -> bool | float | None:
     """Return the value of a symbolic bool or float that is a constant, else None."""
     e = val.node.expr
     if e in (sympy.true, sympy.false):
@@ -106,9 +105,9 @@ def constant(val: Any) -> Any:
     return float(e) if isinstance(val, torch.SymFloat) and e.is_number else None
 
 
-def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
+def _form(node: torch.fx.Node, args: tuple[object, ...]) -> str | None:
     """Return the Python spelling of a node's operator, with `{}` for each argument, or None if there is none."""
-    target: Any = node.target
+    target: object = node.target
     name = getattr(target, "__name__", "")
     if target in _TEXT:
         return _TEXT[target]
@@ -122,12 +121,12 @@ def _form(node: torch.fx.Node, args: tuple[Any, ...]) -> str | None:
     return None
 
 
-def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[Any, ...]) -> str:
+def _filled(ctx: Ctx, node: torch.fx.Node, form: str, args: tuple[object, ...]) -> str:
     holes = len(args) if "{1}" in form else form.count("{}")  # the form has no place for trailing optional arguments
     return form.format(*(operand(ctx, node, a) for a in args[:holes]))
 
 
-def operand(ctx: Ctx, node: torch.fx.Node, a: Any) -> str:
+def operand(ctx: Ctx, node: torch.fx.Node, a: object) -> str:
     """Return an operand of arithmetic as Python text. Raises Unsupported for an operand that is not a number."""
     if isinstance(a, HostNumber):
         return str(a)

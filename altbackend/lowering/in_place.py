@@ -21,7 +21,9 @@ FUNCTIONAL = {in_place: functional for functional, in_place in reversed(tuple(IN
 Write = Callable[[Ctx, torch.fx.Node, Tensor, Tensor], Tensor]
 
 
-def lower(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], write: Write) -> Tensor | None:
+def lower(
+    ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, object], write: Write
+) -> Tensor | None:
     """Lower an in-place call as the functional operator with a destination; return the written argument.
 
     `write` stores a result that the lowering computed elsewhere. Return None if the call has no destination in memory.
@@ -42,7 +44,7 @@ def lower(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str
     return write(ctx, node, into, result)
 
 
-def _apart(ctx: Ctx, x: Any, buffer: str) -> Any:
+def _apart(ctx: Ctx, x: object, buffer: str) -> object:
     """Store a tensor that reads the memory that is about to be written."""
     return ctx.realize(x, fresh=True) if isinstance(x, Tensor) and any(b == buffer for b, _ in va.loads(x.value)) else x
 

@@ -14,13 +14,12 @@ import torch
 from ..ir.loops import Extern, View
 from . import scalar as s
 from .context import Ctx
-from .registry import overload
 from .tensor import Tensor
 
-_NEG_VIEW, _CONJ = overload("_neg_view.default"), overload("_conj.default")
+_NEG_VIEW, _CONJ = torch.ops.aten._neg_view.default, torch.ops.aten._conj.default
 
 
-def is_negative(n: Any) -> bool:
+def is_negative(n: object) -> bool:
     """Return whether a node was traced as a tensor with the bit."""
     val = n.meta.get("val") if isinstance(n, torch.fx.Node) else None
     fakes = val if isinstance(val, (tuple, list)) else (val,)
@@ -31,7 +30,7 @@ def _has_bit(x: torch.Tensor) -> bool:
     return x.is_neg() and not x.is_complex()
 
 
-def value(memory: Any, n: Any) -> Any:
+def value(memory: Any, n: object) -> Any:
     """Return the values of a node from the content of its memory, or the content from the values."""
     return negated(memory) if isinstance(memory, Tensor) and is_negative(n) else memory
 

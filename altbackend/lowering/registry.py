@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 Lowering = Callable[..., Any]
-LOWERINGS: dict[Any, Lowering] = {}
+LOWERINGS: dict[object, Lowering] = {}
 LATER: dict[str, Lowering] = {}  # by name: operators that a module of torch defines when it is imported
 L = TypeVar("L", bound=Lowering)
 
@@ -49,7 +49,7 @@ def lowers(*names: str) -> Callable[[L], L]:
     return register
 
 
-def lowering_of(target: Any) -> Lowering | None:
+def lowering_of(target: object) -> Lowering | None:
     """Return the lowering of a call's target, or None."""
     found = LOWERINGS.get(target)
     if found is None and isinstance(target, torch._ops.OpOverload):
@@ -57,7 +57,7 @@ def lowering_of(target: Any) -> Lowering | None:
     return found
 
 
-def overload(name: str) -> Any:
+def overload(name: str) -> torch._ops.OpOverload | None:
     """Return the OpOverload of a name, or None if this version of torch does not have it."""
     namespace, _, rest = name.rpartition("::")
     packet, _, which = rest.partition(".")

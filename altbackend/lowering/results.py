@@ -13,7 +13,7 @@ from ..compat import torch_api
 from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.expr import Index
-from ..ir.loops import View
+from ..ir.loops import Output, View
 from ..ir.value import Value
 from . import extern, negative
 from .context import Ctx
@@ -21,7 +21,7 @@ from .facts import is_written
 from .tensor import Tensor, as_view
 
 
-def outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Any, ...]:
+def outputs(ctx: Ctx, node: torch.fx.Node) -> tuple[Output, ...]:
     """Return the results of the output node: views of buffers, numbers of the host program, constants.
 
     The output node's meta has the traced values in `fakes`. For results that share storage, `roots` has the name and
@@ -100,7 +100,7 @@ def _stored_view(ctx: Ctx, n: torch.fx.Node, fake: torch.Tensor) -> tuple[View, 
     return v, all(a == b or ex.bounds(s)[1] <= 1 for a, b, s in zip(v.strides, traced_strides, v.sizes, strict=True))
 
 
-def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any:
+def _output(ctx: Ctx, n: torch.fx.Node | Output, fake: object, taken: dict[str, torch.fx.Node]) -> Output:
     if not isinstance(n, torch.fx.Node):
         return n
     lowered = ctx.env[n]
@@ -110,7 +110,8 @@ def _output(ctx: Ctx, n: Any, fake: Any, taken: dict[str, torch.fx.Node]) -> Any
     if isinstance(lowered, Value):
         raise Unsupported(n, "a result that is a float computed from sizes")
     if not isinstance(lowered, Tensor) or not isinstance(fake, torch.Tensor):
-        return lowered
+        constant: Output = lowered
+        return constant
     v, strided = _stored_view(ctx, n, fake)
     root = storage_owner(n)
     owner = taken.get(v.buffer)

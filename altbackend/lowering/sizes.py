@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import Unsupported
@@ -14,15 +14,15 @@ from ..ir import expr as ex
 from ..ir.expr import Index
 
 # Returns a symbol for an expression that the index algebra cannot express, or raises Unsupported.
-SymbolFor = Callable[[sympy.Expr, Any], Index]
+SymbolFor = Callable[[sympy.Expr, "ShapeEnv | None"], Index]
 
 
-def refuse(e: sympy.Expr, shape_env: Any) -> Index:
+def refuse(e: sympy.Expr, shape_env: ShapeEnv | None) -> Index:
     """Raise Unsupported: the index algebra has no node for `e`."""
     raise Unsupported(f"size expression {e}", f"the index algebra has no node for {type(e).__name__}")
 
 
-def to_index(x: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refuse) -> Index:
+def to_index(x: object, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refuse) -> Index:
     """Return an int or SymInt as an `Index`.
 
     `symbol_for` returns a symbol for an expression that the index algebra cannot express. Raises Unsupported if it does
@@ -41,13 +41,13 @@ def to_index(x: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = refu
     raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
-def unbacked_symbol(x: Any) -> str:
+def unbacked_symbol(x: object) -> str:
     """Return the name of a size that is a single unbacked symbol, one that data decides, or ''."""
     e = x.node.expr if isinstance(x, torch.SymInt) else None
     return str(e) if e is not None and e.is_Symbol and symbol_is_type(e, SymT.UNBACKED_INT) else ""
 
 
-def _convert(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index:
+def _convert(e: sympy.Expr, shape_env: ShapeEnv | None, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index:
     if e in memo:
         return memo[e]
     if e.is_Integer:
@@ -86,7 +86,9 @@ _DIVISIONS = ("FloorDiv", "CleanDiv", "Mod", "PythonMod")
 MOST_SCALE = 1 << 20
 
 
-def _scaled(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor) -> Index | None:
+def _scaled(
+    e: sympy.Expr, shape_env: ShapeEnv | None, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor
+) -> Index | None:
     """Return floor(p/q * n) of a size n as n*p // q, or None if the float product may be inexact.
 
     For p and q up to MOST_SCALE the float product is exact.
@@ -102,7 +104,7 @@ def _scaled(e: sympy.Expr, shape_env: Any, memo: dict[sympy.Expr, Index], symbol
     return None
 
 
-def bounds(e: sympy.Expr, shape_env: Any) -> tuple[int, int]:
+def bounds(e: sympy.Expr, shape_env: ShapeEnv | None) -> tuple[int, int]:
     """Return the inclusive range that tracing has proved for an integer expression, within +-UNBOUNDED."""
     try:
         bound = shape_env.bound_sympy(e) if shape_env is not None else None

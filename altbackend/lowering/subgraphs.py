@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -38,7 +37,7 @@ _ANY_NUMBER = {
 }  # a tensor and the integer
 
 
-def called(p: Program, constants: dict[str, Any]) -> dict[str, GraphModule]:
+def called(p: Program, constants: dict[str, object]) -> dict[str, GraphModule]:
     """Return the graphs that a program calls through `runtime.control_flow`, by the names of the constants."""
     calls = [n for n in p.nodes if isinstance(n, Extern) and n.target in control_flow.FUNCTIONS.values()]
     names = dict.fromkeys(str(a) for n in calls for a in n.args if isinstance(a, Constant))
@@ -94,7 +93,7 @@ def _unsafe_reader(n: Node) -> str:
     return ""
 
 
-def operands_in_results(ctx: Ctx, args: tuple[Any, ...]) -> tuple[str, ...]:
+def operands_in_results(ctx: Ctx, args: tuple[object, ...]) -> tuple[str, ...]:
     """Return the operand buffers that the subgraphs of a call may return, or return views of."""
     graphs = [gm for a in args if isinstance(a, Constant) and isinstance(gm := ctx.constants[a], GraphModule)]
     flat = [v.buffer for a in args for v in _views(a)]
@@ -103,13 +102,13 @@ def operands_in_results(ctx: Ctx, args: tuple[Any, ...]) -> tuple[str, ...]:
     return ()
 
 
-def _views(x: Any) -> list[View]:
+def _views(x: object) -> list[View]:
     if isinstance(x, View):
         return [x]
     return [v for y in x for v in _views(y)] if isinstance(x, (tuple, list)) else []
 
 
-def _returned_inputs(gm: GraphModule) -> Iterator[Any]:
+def _returned_inputs(gm: GraphModule) -> Iterator[object]:
     """Yield the traced values of inputs that a graph returns, or that by operator schemas a result may be a view of."""
     seen: set[Node] = set()
     stack = list(torch.utils._pytree.tree_leaves(gm.graph.output_node().args))

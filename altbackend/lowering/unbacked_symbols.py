@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import sympy
 import torch
@@ -118,21 +117,25 @@ def _fresh(ctx: Ctx, symbol: sympy.Symbol, node: torch.fx.Node) -> str:
     return str(symbol) if str(symbol) not in ctx.defined else f"{symbol}_{node.name}"
 
 
-def _leaf(val: Any, steps: list[tuple[str, Any]]) -> tuple[int, list[tuple[str, Any]]]:
+Steps = list[tuple[str, "int | str"]]  # from the result of a call to a symbol in it
+
+
+def _leaf(val: object, steps: Steps) -> tuple[int, Steps]:
     """Return (position of a result in the flat order, the steps within it)."""
     position = 0
     while isinstance(val, (tuple, list)):
         (_, k), *steps = steps
+        assert isinstance(k, int)
         position += sum(len(torch.utils._pytree.tree_leaves(x, is_leaf=_is_nothing)) for x in val[:k])
         val = val[k]
     return position, steps
 
 
-def _is_nothing(x: Any) -> bool:
+def _is_nothing(x: object) -> bool:
     return x is None
 
 
-def _form(node: torch.fx.Node, steps: list[tuple[str, Any]]) -> str:
+def _form(node: torch.fx.Node, steps: Steps) -> str:
     """Return Python text of the steps from a result to a symbol, with `{}` for the result."""
     text, remaining = "{}", list(steps)
     while remaining:
@@ -165,7 +168,7 @@ def _canonical(e: sympy.Basic) -> str:
     return str(getattr(e, "canonical", e))
 
 
-def is_verified(ctx: Ctx, condition: Any) -> bool:
+def is_verified(ctx: Ctx, condition: object) -> bool:
     """Return whether the host program has already checked a condition, given as an argument of the FX node."""
     fake = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
     return isinstance(fake, torch.SymBool) and _canonical(fake.node._expr) in ctx.verified

@@ -66,7 +66,7 @@ def _like(a: Node, b: Node) -> bool:
     return isinstance(y, torch.Tensor) and (layout(x), x.device) == (layout(y), y.device)
 
 
-def graph_of(gm: GraphModule, part: Part, job: Mapping[str, Any]) -> tuple[GraphModule, dict[str, Any]]:
+def graph_of(gm: GraphModule, part: Part, job: Mapping[str, Any]) -> tuple[GraphModule, dict[str, object]]:
     """Return the part as a graph, and its compilation job. Inputs that nothing reads are left out."""
     needed, out = _needed(gm, part), Graph()
     copies: dict[str, Node] = {}

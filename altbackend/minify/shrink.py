@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
@@ -155,7 +155,7 @@ def bypass_calls(gm: GraphModule, part: Part, fails: Fails) -> Part:
     """Replace calls by an operand of the same geometry, one after another, the last call first."""
     for n in reversed(calls(gm, part)):
         for operand in operands_like(n):
-            trial: Any = part.bypassing(n.name, operand.name)
+            trial: Part = part.bypassing(n.name, operand.name)
             if not n.is_impure() and calls(gm, trial) and fails(trial):
                 part = trial
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +66,7 @@ def _raised(cause: Exception) -> Verdict:
     return Verdict("error", type(inner).__name__, message.partition("\n")[0][:500])
 
 
-def _compared(rebuilt: Rebuilt, call: Any) -> Verdict:
+def _compared(rebuilt: Rebuilt, call: Callable[[list[Any]], Sequence[object]]) -> Verdict:
     eager_args, args = rebuilt.real_inputs(), rebuilt.real_inputs()
     with torch.no_grad():
         try:
@@ -88,7 +88,7 @@ def _compared(rebuilt: Rebuilt, call: Any) -> Verdict:
     return Verdict("ok")
 
 
-def _pairs(results: Sequence[object], eager: Sequence[Any], what: str) -> list[tuple[str, Tensor, Tensor]]:
+def _pairs(results: Sequence[object], eager: Sequence[object], what: str) -> list[tuple[str, Tensor, Tensor]]:
     return [
         (f"{what} {k}", a, b)
         for k, (a, b) in enumerate(zip(results, eager, strict=True))

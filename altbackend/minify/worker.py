@@ -8,14 +8,14 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import torch
 
 from .trial import Verdict, as_row, examine
 
 
-def serve(requests: Iterable[str], answers: Any) -> None:
+def serve(requests: Iterable[str], answers: TextIO) -> None:
     """Answer every request {"path", "cache_dir"} by the fields of a Verdict."""
     for text in requests:
         request = json.loads(text)

@@ -63,7 +63,8 @@ __all__ = ["Rules", "rules_of", "split"]
 def saved_bytes(forward: GraphModule, num_fwd_outputs: int) -> int:
     """Return the bytes that a forward saves for its backward beyond its inputs and results, each storage once."""
     liveness = classify(forward, num_fwd_outputs)
-    results: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    returned: Any = forward.graph.output_node().args[0]
+    results: list[object] = list(returned)
     alive = {liveness.storage[n] for n in results[:num_fwd_outputs] if isinstance(n, Node)}
     saved = {liveness.storage[n] for n in results[num_fwd_outputs:] if isinstance(n, Node)} - alive
     return sum(cost.nbytes(n) for n in saved if n.op != "placeholder")

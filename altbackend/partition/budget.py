@@ -31,7 +31,7 @@ Decision = Callable[[DecisionKind, str, str, str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What one choice costs: bytes at the peak and between the halves, and the time of recomputing, in bytes moved."""
+    """The cost of one choice: bytes at the peak and between the halves, and the time of recomputing, in bytes moved."""
 
     choice: Choice
     peak: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.fx import Node
@@ -29,7 +29,7 @@ SMALL = 4  # a value that is this many times smaller than its operands is saved
 
 @dataclass(frozen=True)
 class Speed:
-    """How many bytes a device moves in the time of one operation of a matrix product, by the width of its numbers."""
+    """The bytes that a device moves in the time of one operation of a matrix product, by the width of its numbers."""
 
     wide: float = 1 / 12
     half: float = 1 / 150
@@ -40,7 +40,7 @@ class Speed:
 
 
 # Random draws that are functions of a seed.
-_DRAWS: frozenset[Any] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
+_DRAWS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
 
 def kind_of(n: Node) -> Kind:
@@ -119,6 +119,7 @@ def _draws(n: Node) -> bool:
     """Return whether a call draws random numbers. Fused attention does so only with a dropout."""
     if not is_random(n.target):
         return False
-    names = [a.name for a in n.target._schema.arguments]  # type: ignore[union-attr]
+    assert isinstance(n.target, torch._ops.OpOverload)
+    names = [a.name for a in n.target._schema.arguments]
     given = {**dict(zip(names, n.args, strict=False)), **n.kwargs}
-    return "attention" not in operator_name(n.target) or given.get("dropout_p", 0.0) != 0
+    return "attention" not in operator_name(n.target) or bool(given.get("dropout_p", 0.0) != 0)

@@ -31,7 +31,7 @@ def size_hint(x: Any) -> int:
     return int(example) if isinstance(example, int) else UNBACKED
 
 
-def _sized(val: Any) -> Any:
+def _sized(val: object) -> Any:
     """Return a traced value with numbers as sizes, so that a formula sets no conditions on symbols."""
     if isinstance(val, torch.Tensor):
         shape = [*map(size_hint, val.shape)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -56,7 +56,7 @@ def is_argument(n: Node) -> bool:
 def results_of(joint: GraphModule) -> list[object]:
     """Return the results of a joint graph: those of the forward, then the gradients."""
     leaves: list[object] = []
-    pending: list[Any] = [joint.graph.output_node().args]
+    pending: list[object] = [joint.graph.output_node().args]
     while pending:
         x = pending.pop()
         if isinstance(x, (tuple, list)):

@@ -8,7 +8,6 @@ leaves the generator as it was. Random operators that are functions of seeds nee
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
@@ -21,12 +20,12 @@ from .policy import RECOMPUTE, tagged
 _STATE_BYTES_OF_A_GPU = 16
 
 
-def generator_state(device: torch.device) -> Any:
+def generator_state(device: torch.device) -> object:
     """Stand for the state of a device's generator, until the graph is split."""
     raise AssertionError("a graph with this call must be split before it runs")
 
 
-def replayed(state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+def replayed(state: object, op: object, *args: object, **kwargs: object) -> object:
     """Stand for a random call whose numbers the backward draws again, until the graph is split."""
     raise AssertionError("a graph with this call must be split before it runs")
 

@@ -19,7 +19,7 @@ from ..compat import aot_autograd
 
 SEED = 0
 DEFAULT_BOUNDS = (0, 2)  # of random integers: the least, and one past the greatest
-Sizes = Sequence[Any]
+Sizes = Sequence[int | torch.SymInt]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Rebuilt:
     """A graph from a file. `modules`: further modules that the file imports. `mode` traced the values."""
 
     gm: GraphModule
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     job: Mapping[str, Any]
     title: str
     modules: tuple[str, ...]
     mode: FakeTensorMode
-    real_inputs: Callable[[], list[Any]]
+    real_inputs: Callable[[], list[object]]
 
     @property
     def draws(self) -> bool:
@@ -135,7 +135,13 @@ class _EveryOperator(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if isinstance(func, torch._ops.OpOverload):
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -152,11 +158,11 @@ def _traced(namespace: dict[str, Any]) -> GraphModule:
     return GraphModule(root, graph)
 
 
-def _recorder(tracer: Tracer, f: Callable[..., Any]) -> Callable[..., Any]:
+def _recorder(tracer: Tracer, f: Callable[..., object]) -> Callable[..., object]:
     return lambda *args, **kwargs: tracer.create_proxy("call_function", f, args, kwargs)
 
 
-def _annotate(gm: GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> None:
+def _annotate(gm: GraphModule, inputs: Sequence[object], mode: FakeTensorMode) -> None:
     """Note on each node its value as a tracer sees it, as AOTAutograd does."""
     values = iter(inputs)
     with mode, torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -59,7 +59,7 @@ class NotWritable(Exception):
 
 
 def text_of(
-    gm: GraphModule, cfg: Config, job: Mapping[str, Any], title: str, file: str, modules: Sequence[str] = ()
+    gm: GraphModule, cfg: Config, job: Mapping[str, object], title: str, file: str, modules: Sequence[str] = ()
 ) -> str:
     """Return the program for a graph whose nodes carry traced values. `modules` are imported first. Raise NotWritable.
 
@@ -99,7 +99,7 @@ def _options(cfg: Config) -> dict[str, object]:
     return {name: v for name, v in values.items() if v != DEFAULTS[name] and not SPECS[name].is_pass}
 
 
-def _without_releases(lines: Any) -> list[str]:
+def _without_releases(lines: Iterable[str]) -> list[str]:
     """Return the lines without the `;  x = None` that release values, and without blank lines at both ends."""
     named = [line for line in lines if "# No stacktrace found" not in line]
     cleaned = [re.sub(r";\s+(\w+ = )+None(\s+#.*)?$", r"\2", line) for line in named]
@@ -166,11 +166,11 @@ def geometry(x: torch.Tensor) -> str:
     return f"{_numbers(x.shape)}, {_numbers(x.stride())}, {x.dtype}, {str(x.device)!r}"
 
 
-def _numbers(items: Sequence[Any]) -> str:
+def _numbers(items: Sequence[object]) -> str:
     return "(" + "".join(f"{_number(n)}, " for n in items).removesuffix(" " if len(items) == 1 else ", ") + ")"
 
 
-def _number(n: Any) -> str:
+def _number(n: object) -> str:
     return PythonPrinter().doprint(n.node.expr) if hasattr(n, "node") else repr(n)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -102,7 +102,7 @@ def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...
     autocast_off, finish = _autocast_off(), _finish(plan, mark)
 
     def run(*args: object) -> Args:
-        inputs = [*lifted, *args]
+        inputs: Args = [*lifted, *args]
         _advance(inputs, plan)
         bases = _bases(inputs, plan)
         with torch.no_grad(), autocast_off():
@@ -122,8 +122,8 @@ def training(
     function = _function(forward, backward, plan)
     finish = _finish(plan, mark)
 
-    def run(*args: Any) -> Args:
-        inputs = [*lifted, *args]
+    def run(*args: object) -> Args:
+        inputs: Args = [*lifted, *args]
         _advance(inputs, plan)
         bases = _bases(inputs, plan)
         for k in plan.detached:
@@ -135,6 +135,20 @@ def training(
     return _untraced(run)
 
 
+class _Context(Protocol):
+    """The object that autograd passes from the forward to the backward of a function, with our attributes."""
+
+    sizes: Sequence[object]
+    unchecked: Sequence[torch.Tensor]
+    saved_tensors: tuple[torch.Tensor, ...]
+    _materialize_non_diff_grads: bool
+    _autograd_function_id: int
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None: ...
+    def maybe_clear_saved_tensors(self) -> None: ...
+
+
 def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.autograd.Function]:
     autocast_off, count = _autocast_off(), len(plan.same)
     run_backward, load_operators = _untraced(_compiled_backward(backward, plan)), backward.operators
@@ -142,10 +156,10 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
 
-        operators: Function | None = None
+        operators: Callable[..., Any] | None = None
 
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> object:
+        def forward(ctx: _Context, *args: object) -> object:
             with autocast_off():
                 values = list(forward(list(args)))
             end = len(values) - plan.sizes
@@ -166,14 +180,14 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> object:
+        def backward(ctx: _Context, *gradients: torch.Tensor | None) -> object:
             if Compiled.operators is None or not torch.compiler.is_compiling():
                 return run_backward(ctx, gradients)
             tangents = [g if g is None else _relaid(g, t) for t in plan.tangents for g in (gradients[t.result],)]
             return tuple(Compiled.operators(*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *tangents))
 
         @staticmethod
-        def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+        def _compiled_autograd_key(ctx: _Context) -> tuple[object, ...]:
             """Return what a captured backward depends on; compiled autograd asks before it traces `backward`."""
             if Compiled.operators is None and load_operators is not None:
                 Compiled.operators = staticmethod(load_operators())
@@ -186,21 +200,21 @@ class _Once(torch.autograd.Function):
     """The autograd function of gradients that are themselves asked for a gradient; its backward raises."""
 
     @staticmethod
-    def forward(ctx: object, compute: Callable[[], Any], anchor: torch.Tensor) -> object:
+    def forward(ctx: object, compute: Callable[[], object], anchor: torch.Tensor) -> object:
         return compute()
 
     @staticmethod
-    def backward(ctx: object, *gradients: Any) -> object:
+    def backward(ctx: object, *gradients: object) -> object:
         raise RuntimeError(
             "torch.compile with aot_autograd does not currently support double backward; "
             "compute second derivatives outside torch.compile"
         )
 
 
-def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[object, Values], object]:
+def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[_Context, Values], object]:
     autocast_off = _autocast_off()
 
-    def run(ctx: Any, gradients: Values) -> object:
+    def run(ctx: _Context, gradients: Values) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
         if torch.are_deterministic_algorithms_enabled() and not backward.deterministic:
@@ -218,7 +232,7 @@ def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[object, Valu
                 inputs[k] = _with_layout(inputs[k], t)
             return backward.call(inputs)
 
-        def compute() -> Any:
+        def compute() -> object:
             ctx.maybe_clear_saved_tensors()
             with torch.no_grad(), autocast_off():
                 if are_batched(args[first:]):
@@ -232,7 +246,7 @@ def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[object, Valu
     return run
 
 
-def _with_layout(gradient: object, tangent: Tangent) -> Any:
+def _with_layout(gradient: object, tangent: Tangent) -> object:
     """Return a gradient in the layout that the backward was compiled for. Raise RuntimeError for a tensor subclass."""
     if not isinstance(gradient, torch.Tensor):
         return gradient

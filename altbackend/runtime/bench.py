@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ def rand_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
     return out.normal_() if dtype.is_floating_point else out.zero_()
 
 
-def time_calls(call: Callable[[list[object]], Any], inputs: Callable[[], list[object]], reps: int = 20) -> str:
+def time_calls(call: Callable[[list[object]], object], inputs: Callable[[], list[object]], reps: int = 20) -> str:
     """Return the median time of one call, as text in milliseconds."""
     args = inputs()
     call(list(args))

@@ -27,15 +27,14 @@ class CudaCapture:
     @functools.cached_property
     def side(self) -> torch.cuda.Stream:
         """Return the stream that records: a device's default stream cannot."""
-        stream: torch.cuda.Stream = unannotated(torch.cuda.Stream)(self.device)
-        return stream
+        return unannotated(torch.cuda.Stream)(self.device)
 
     def pool(self) -> object:
         """Return a new memory pool that neither other pools nor eager code use."""
         return torch.cuda.graph_pool_handle()
 
     @functools.cached_property
-    def shared(self) -> Any:
+    def shared(self) -> object:
         """Return the pool of graphs that leave nothing in it between calls."""
         pool = self.pool()
         self.anchor = self._smallest(pool)  # torch frees a pool with its last graph
@@ -67,7 +66,7 @@ class CudaCapture:
         current.wait_stream(self.side)
         return functools.partial(self._replay, graph), outputs
 
-    def _smallest(self, pool: object) -> torch.cuda.CUDAGraph:
+    def _smallest(self, pool: Any) -> torch.cuda.CUDAGraph:
         """Return a graph of one kernel. Recording it also resets torch's generator after a failed recording."""
         graph, t = torch.cuda.CUDAGraph(), torch.empty(1, device=f"cuda:{self.device}")
         with torch.cuda.stream(self.side), without_gc():
@@ -82,7 +81,7 @@ class CudaCapture:
         self.last = current
 
 
-def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], pool: Any) -> Any:
+def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], Any], pool: Any) -> Any:
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         result = work()

@@ -7,7 +7,6 @@ subgraphs of `invoke` may return operands and views of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ Subgraph = Function
 def unboxed(call: Callable[[list[object]], Values]) -> Subgraph:
     """Return a compiled graph, which takes one list, as a subgraph, which takes operands one by one."""
 
-    def subgraph(*operands: Any) -> Values:
+    def subgraph(*operands: object) -> Values:
         return call(list(operands))
 
     return subgraph
@@ -53,7 +52,7 @@ def loop_stacked(goes_on: Subgraph, body: Subgraph, carried: Sequence[object], m
     return _stacked(turns or [values])
 
 
-def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[object] = ()) -> tuple[Any, ...]:
+def map_rows(body: Subgraph, rows: Sequence[torch.Tensor], more: Sequence[object] = ()) -> tuple[object, ...]:
     """Return the stacked results of body(*one row of each, *more). Raise ValueError if there are no rows."""
     return _stacked([_several(body(*row, *more)) for row in _rows(rows)])
 
@@ -73,7 +72,7 @@ def scan_rows(
     return (*values, *_stacked(turns))
 
 
-def invoke(body: Subgraph, identifier: str, *operands: object) -> tuple[Any, ...]:
+def invoke(body: Subgraph, identifier: str, *operands: object) -> tuple[object, ...]:
     """Return the results of a subgraph. `identifier` is torch's name for it."""
     return _several(body(*operands))
 
@@ -84,25 +83,25 @@ def _rows(rows: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
     return zip(*(x.unbind() for x in rows), strict=True)
 
 
-def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[Any, ...]:
+def _stacked(turns: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
     return tuple(torch.stack(xs) if isinstance(xs[0], torch.Tensor) else xs[0] for xs in zip(*turns, strict=True))
 
 
-def _copied(x: object) -> Any:
+def _copied(x: object) -> object:
     return x.clone() if isinstance(x, torch.Tensor) else x
 
 
-def _several(out: object) -> tuple[Any, ...]:
+def _several(out: object) -> tuple[object, ...]:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
-def _one(out: object) -> Any:
+def _one(out: object) -> object:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
 _HIGHER = torch.ops.higher_order
 # Operators that take subgraphs, and the functions that replace them; names as in torch 2.11 to 2.13.
-FUNCTIONS: dict[object, Callable[..., tuple[Any, ...]]] = {
+FUNCTIONS: dict[object, Callable[..., tuple[object, ...]]] = {
     _HIGHER.cond: choose,
     _HIGHER.while_loop: loop,
     _HIGHER.while_loop_stack_output: loop_stacked,

@@ -15,8 +15,10 @@ from .donated import owned
 from .host import close_with
 
 # Handles of tensors for C++, and tensors of such handles. Each handle is a capsule that owns nothing.
-handles_of: Callable[[Any], list[Any]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-tensors_of: Callable[[Any], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+handles_of: Callable[[list[torch.Tensor]], list[ctypes.c_void_p]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+tensors_of: Callable[[list[ctypes.c_void_p]], list[torch.Tensor]] = (
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+)
 # Modes intercept the operators of the Python program; C++ would pass them by.
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .boxed import Args
+from .boxed import Args, BoxedCall, Values
 from .host import wrong_sizes
 
 _guards: Any = torch._C._dynamo.guards
@@ -39,7 +39,7 @@ class Cubin:
 
 
 @functools.cache
-def _driver() -> Any:
+def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -68,7 +68,7 @@ def bind_context(device: int) -> None:
     _thread.bound = True
 
 
-def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
+def load(cubin: Cubin, name: str) -> Callable[[int, ctypes.c_void_p, ctypes.Array[ctypes.c_void_p]], None]:
     """Return a function `launch(programs, stream, arguments)` on the current device. Errors call the kernel `name`.
 
     Its attribute `kernel` holds the driver's function, the threads per program, and the bytes of shared memory. Raise
@@ -83,7 +83,7 @@ def load(cubin: Cubin, name: str) -> Callable[[int, Any, Any], None]:
         _check(driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, cubin.shared), f"loading {name}")
     call, threads, shared = driver.cuLaunchKernel, 32 * cubin.warps, cubin.shared
 
-    def launch(programs: int, stream: Any, arguments: Any) -> None:
+    def launch(programs: int, stream: ctypes.c_void_p, arguments: ctypes.Array[ctypes.c_void_p]) -> None:
         if programs:
             status = call(function, programs, 1, 1, threads, 1, 1, shared, stream, arguments, None)
             if status:
@@ -105,16 +105,18 @@ Argument = tuple[str, int]  # ("p", slot of a pointer) or ("s", number of a size
 class Table:
     """The pointers and sizes of one call, and for each launch the array of their addresses."""
 
-    pointers: Any
-    sizes: Any
-    launches: Args
-    nothing: Any
+    pointers: ctypes.Array[ctypes.c_void_p]
+    sizes: ctypes.Array[ctypes.c_int64]
+    launches: list[ctypes.Array[ctypes.c_void_p]]
+    nothing: ctypes.c_void_p
 
 
 class Tables:
     """The tables of one graph, one for each running call. `launches` holds the arguments of each launch, in order."""
 
-    def __init__(self, slots: int, sizes: int, launches: Sequence[Sequence[Argument]], fixed: dict[int, Any]) -> None:
+    def __init__(
+        self, slots: int, sizes: int, launches: Sequence[Sequence[Argument]], fixed: Mapping[int, torch.Tensor]
+    ) -> None:
         self.slots, self.sizes, self.launches, self.fixed = slots, sizes, launches, fixed
         self.idle: list[Table] = []
         self.lock = threading.Lock()
@@ -143,7 +145,7 @@ class Tables:
         return Table(pointers, sizes, arrays, nothing)
 
 
-def stream(device: int) -> Any:
+def stream(device: int) -> ctypes.c_void_p:
     """Return the current stream of `device` in the driver's type."""
     return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device))
 
@@ -157,11 +159,11 @@ def aligned(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
-def on_device(call: Callable[[list[object]], Any], device: int) -> Callable[[list[object]], Any]:
+def on_device(call: BoxedCall, device: int) -> BoxedCall:
     """Return `call` with `device` made current, for allocation and launches. Its attribute `check` is copied."""
     current, guard = torch._C._cuda_getDevice, torch.cuda.device(device)
 
-    def run(args: list[object]) -> Any:
+    def run(args: Args) -> Values:
         if current() == device:
             bind_context(device)
             return call(args)

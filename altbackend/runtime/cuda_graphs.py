@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -33,11 +33,13 @@ class Capture(Protocol):
     """The recorder: `runtime.capture.CudaCapture` except in tests."""
 
     @property
-    def shared(self) -> Any: ...
+    def shared(self) -> object: ...
     def pool(self) -> object: ...
     def busy(self) -> bool: ...
     def empty(self, t: torch.Tensor) -> torch.Tensor: ...
-    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Callable[[], None], Sequence[object]]: ...
+    def record(
+        self, call: BoxedCall, args: list[object], pool: object
+    ) -> tuple[Callable[[], None], Sequence[object]]: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Recording:
 class Value:
     """A result that is not a tensor: it is the same in every call of these sizes."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Input:
     """A result that is a view of an argument."""
 
     number: int
-    geometry: tuple[Any, Any, object]
+    geometry: tuple[object, object, object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Copied:
     """A result that is copied for the user: a view of copy `number`."""
 
     number: int
-    geometry: tuple[Any, Any, object]
+    geometry: tuple[object, object, object]
 
 
 # address of a value that a recorded forward left in its pool -> that recording
@@ -123,7 +125,7 @@ _left: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary
 _passed: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
 
 
-def _geometry(t: torch.Tensor, start: int) -> tuple[object, Any, object]:
+def _geometry(t: torch.Tensor, start: int) -> tuple[object, object, object]:
     return tuple(t.size()), t.stride(), t.storage_offset() - start
 
 
@@ -183,7 +185,7 @@ class Recorded:
         recordings.append(recording)
         return recording
 
-    def _key(self, args: Args) -> Any:
+    def _key(self, args: Args) -> object:
         if not self.signature.sized:
             return ()
         stays = self.signature.stays

@@ -78,11 +78,11 @@ def _install() -> None:
         setattr(torch.Tensor, name, _watched_method(getattr(torch.Tensor, name)))
     data: Any = torch.Tensor.data
 
-    def get(t: torch.Tensor) -> Any:
+    def get(t: torch.Tensor) -> object:
         _note(t)
         return data.__get__(t)
 
-    def set_(t: torch.Tensor, value: Any) -> None:
+    def set_(t: torch.Tensor, value: object) -> None:
         _note(t)
         data.__set__(t, value)
 
@@ -97,7 +97,7 @@ def _stepped(*_: object) -> None:
 
 def _watched_method(method: Function) -> Function:
     @functools.wraps(method)
-    def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+    def call(t: torch.Tensor, *args: object, **kwargs: object) -> object:
         _note(t)
         return method(t, *args, **kwargs)
 

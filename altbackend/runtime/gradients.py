@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from .boxed import Args, BoxedCall, Values, boxed
 
-_is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
+_is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def plain(gradient: torch.Tensor) -> torch.Tensor:
@@ -64,7 +63,7 @@ def one_by_one(backward: BoxedCall, args: Args, batched: Sequence[int], level: i
     return tuple(_together(list(parts), level) for parts in zip(*results, strict=True))
 
 
-def _together(parts: Args, level: int) -> Any:
+def _together(parts: Args, level: int) -> object:
     if not isinstance(parts[0], torch.Tensor):
         return parts[0]
     return torch._add_batch_dim(torch.stack(parts), 0, level)

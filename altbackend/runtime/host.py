@@ -31,9 +31,9 @@ class Workspace:
     """The memory of one call's temporaries: the arena, the pointer table, and the tensors of library calls."""
 
     arena: torch.Tensor
-    pointers: Any
+    pointers: object
     views: list[torch.Tensor]
-    error: Any  # three integers that kernels set; see `check_error`
+    error: object  # three integers that kernels set; see `check_error`
     error_pointer: object
     scalars: object
 
@@ -53,7 +53,7 @@ class Workspaces:
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
         self.lock = threading.Lock()
-        self.constants: dict[str, Any] = {}
+        self.constants: dict[str, object] = {}
 
     def take(self, *symbols: int) -> Workspace:
         try:
@@ -107,8 +107,8 @@ class Library:
         self.dll = ctypes.CDLL(path)
         close_with(self.dll)  # segments refer to `dll`
 
-    def fn(self, name: str) -> object:
-        f = getattr(self.dll, name)
+    def fn(self, name: str) -> Callable[..., None]:
+        f: ctypes._NamedFuncPointer = getattr(self.dll, name)
         f.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         f.restype = None
         return f

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .boxed import BoxedCall, boxed
 
@@ -29,7 +28,7 @@ class MultiDevice:
         boxed(self)
         self.inputs, self.steps, self.results = tuple(inputs), tuple(steps), tuple(results)
 
-    def __call__(self, args: list[object]) -> tuple[Any, ...]:
+    def __call__(self, args: list[object]) -> tuple[object, ...]:
         """Run all steps. Kernels of different devices overlap as far as the copies between them allow."""
         values = dict(zip(self.inputs, args, strict=True))
         args.clear()

@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -100,7 +99,7 @@ class _Checked(ctypes.Structure):
 
 
 @functools.cache
-def _libc() -> Any:
+def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
     return libc
@@ -120,7 +119,7 @@ class Piece:
     """Bytes that are compared: their address, and a copy of them."""
 
     at: int
-    copy: ctypes.Array[Any]
+    copy: ctypes.Array[ctypes.c_char]
 
     def same(self) -> bool:
         return ctypes.string_at(self.at, len(self.copy)) == self.copy.raw
@@ -211,7 +210,7 @@ class Guard:
         if isinstance(protection, str):
             raise NotGuardable(protection)
         self.pages = protection
-        self._check: Callable[[Any], int] = library.alt_guard_changed
+        self._check: Callable[[object], int] = library.alt_guard_changed
         self._touch: Function = library.alt_guard_touch
         spans = spans_of(tensors)
         if reason := why_not_private(spans):

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
 
 import torch
 
@@ -45,13 +44,13 @@ def watched(call: Call, watch: Watch, on_overlap: Call, lifted: tuple[object, ..
     if watch.relation is not None:
         relation = watch.relation
 
-        def related(*args: object) -> Any:
+        def related(*args: object) -> object:
             return call(*args) if relation_of((*lifted, *args)) == relation else on_overlap(*args)
 
         return related
     static = _Static(watch)
 
-    def run(*args: object) -> Any:
+    def run(*args: object) -> object:
         return call(*args) if static.apart((*lifted, *args)) else on_overlap(*args)
 
     return run if watch.written else call
@@ -118,7 +117,7 @@ def span(t: torch.Tensor, number: int) -> Span:
     return begin, begin + t.itemsize * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))), number
 
 
-def relation_of(args: Values) -> tuple[Any, ...]:
+def relation_of(args: Values) -> tuple[object, ...]:
     """Return, for each input, the first input with the same storage; its offset there and the storage's geometry.
 
     An input whose storage no other has gives None. Works on fake tensors too.

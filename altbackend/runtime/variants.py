@@ -25,20 +25,21 @@ MOST = 8  # variants of one graph; beyond them it runs operator by operator
 class Variants:
     """Calls the variant of a captured graph for the inputs at hand, and compiles it if there is none.
 
-    `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. If torch does not know
-    that inputs overlap (two tensors on one array), or a variant cannot be compiled, the graph runs operator by
-    operator, which is right for all inputs. One warning says so; under `strict`, the compilation error is raised.
+    `graph` returns the graph as it was captured; `compile_` compiles it for real inputs. The graph runs operator by
+    operator, which is right for all inputs, in two cases. Either torch does not know that inputs overlap (two tensors
+    on one array), or a variant cannot be compiled. One warning says so; under `strict`, the compilation error is
+    raised.
     """
 
     def __init__(
         self, graph: Callable[[], GraphModule], compile_: Callable[[GraphModule, Sequence[object]], Call], strict: bool
     ) -> None:
         self.graph, self.compile, self.strict = graph, compile_, strict
-        self.variants: dict[Any, Call] = {}
+        self.variants: dict[object, Call] = {}
         self.lock = threading.Lock()
         self.plain: GraphModule | None = None
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         key = self._key(args)
         variant = self.variants.get(key)
         if variant is None:
@@ -46,7 +47,7 @@ class Variants:
                 variant = self.variants.get(key) or self._new(key, args)
         return variant(*args)
 
-    def _key(self, args: Values) -> Any:
+    def _key(self, args: Values) -> object:
         geometry = tuple((x.shape, x.stride(), x.dtype, x.requires_grad) if _dense(x) else _other(x) for x in args)
         return geometry, relation_of(args), torch.is_grad_enabled()
 
@@ -116,7 +117,7 @@ def without_values(gm: GraphModule) -> Callable[[], GraphModule]:
     return rebuild
 
 
-def _texts(n: Node) -> dict[str, Any]:
+def _texts(n: Node) -> dict[str, object]:
     return {name: n.meta[name] for name in _TEXTS & n.meta.keys()}
 
 
@@ -127,7 +128,7 @@ def transformed(call: Call, variants: Variants) -> Call:
     """
     stack = torch._C._functorch.peek_interpreter_stack
 
-    def run(*args: object) -> Any:
+    def run(*args: object) -> object:
         if forward_ad._current_level >= 0 and _has_tangent(args):
             what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
             return variants.by_operators(what, todo)(*args)
@@ -143,14 +144,14 @@ def transformed(call: Call, variants: Variants) -> Call:
 
 
 def _has_tangent(args: Sequence[object]) -> bool:
-    unpack: Any = forward_ad.unpack_dual
+    unpack: Callable[..., Any] = forward_ad.unpack_dual
     duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
     return any(d.tangent is not None for d in duals)
 
 
-def _dense(x: Any) -> bool:
+def _dense(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout == torch.strided
 
 
-def _other(x: Any) -> Any:
+def _other(x: object) -> object:
     return id(x) if isinstance(x, torch.Tensor) else x

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -51,7 +50,7 @@ class Step:
     """
 
     name: str
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     part: int = -1
 
 

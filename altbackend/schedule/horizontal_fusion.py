@@ -21,7 +21,7 @@ from .kernel import Kernel
 
 @dataclass(frozen=True)
 class Limits:
-    """How much shares a launch.
+    """Numbers of kernels that share a launch.
 
     `least`: kernels that are alike before any share a launch. `parts`, `pointers`: those of one launch.
     `written_bytes`: temporaries that one launch writes, since kernels that run early or late extend lifetimes; with

@@ -143,10 +143,10 @@ def _stride(index: Index, v: Atom) -> int:
 def _scatter_strides(node: Scatter) -> dict[Atom, int]:
     if isinstance(node.index, int):
         return {}
-    if any(len(m) > 1 or m[0].kind not in ("var", "lookup") for m, _ in node.index.terms):
+    if any(len(m) > 1 or not isinstance(m[0], (ex.Var, ex.Lookup)) for m, _ in node.index.terms):
         return {}
     strides = [c for _, c in node.index.terms]
-    return {m[0]: c for m, c in node.index.terms if m[0].kind == "var" and c > 0 and strides.count(c) == 1}
+    return {m[0]: c for m, c in node.index.terms if isinstance(m[0], ex.Var) and c > 0 and strides.count(c) == 1}
 
 
 def _columns(node: Scan | Scatter) -> Atom | None:

@@ -1,8 +1,8 @@
 """Dependencies between kernels under construction, so that fusion does not join two kernels around a third.
 
 Every kernel has a level above those of all kernels that it needs. A search for a kernel never visits kernels on its own
-level or below, which bounds the search however long the graph is (levels as in Pearce and Kelly, "A dynamic topological
-sort algorithm for directed acyclic graphs", 2006).
+level or below, which bounds the search however long the graph is. The levels are those of Pearce and Kelly, "A dynamic
+topological sort algorithm for directed acyclic graphs", 2006.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Image classifiers from `timm` (optional), with random weights and no dropout.
 
-The usual initial values hide mistakes: a residual branch that ends in a zero scale adds nothing, and a batch norm
-whose running mean is 0 and variance 1 does nothing. Both are replaced.
+The usual initial values hide mistakes. A residual branch that ends in a zero scale adds nothing. A batch norm whose
+running mean is 0 and variance 1 does nothing. Both are replaced.
 """
 
 import importlib

@@ -34,7 +34,7 @@ DTYPES = [torch.float32, torch.float32, torch.int64, torch.float16, torch.bool, 
 
 @dataclass(frozen=True)
 class Subjects:
-    """What is called: a runner of two inputs, the C interface of another library with a model, and a package."""
+    """The callees: a runner of two inputs, the C interface of another library with a model, and a package."""
 
     runner: Runner
     dll: Any

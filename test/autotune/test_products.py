@@ -23,6 +23,7 @@ from altbackend.autotune import tuner as tuning
 from altbackend.autotune.measure import Measurer, MeasurerDied, TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.autotune.products import LIBRARY, ProductTuner
+from altbackend.autotune.trial_data import Trial
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.compat import torch_api
 from altbackend.compile_pool import cuda as compile_cuda
@@ -56,9 +57,9 @@ class Clock:
 
     def __init__(self, library: float, tiles: float, fastest: float | None = None) -> None:
         self.library, self.tiles, self.fastest = library, tiles, fastest
-        self.trials: list[trial.Trial] = []
+        self.trials: list[Trial] = []
 
-    def __call__(self, t: trial.Trial) -> float:
+    def __call__(self, t: Trial) -> float:
         self.trials.append(t)
         if len(t["steps"]) == 2:
             return self.library
@@ -80,7 +81,7 @@ def choose_with(tuner: ProductTuner, rows: int = 512) -> list[Chosen]:
     return out
 
 
-def tuner(tmp_path: Path, measured: Callable[[trial.Trial], float], **changes: Any) -> ProductTuner:
+def tuner(tmp_path: Path, measured: Callable[[Trial], float], **changes: Any) -> ProductTuner:
     fields: dict[str, Any] = {
         "compiled": compiled,
         "store": MeasuredTimes(tmp_path, lock_s=5),
@@ -101,7 +102,7 @@ def test_the_fastest_is_taken_and_what_is_measured_is_complete(tmp_path: Path) -
     assert [s.get("operator", "kernel") for s in fused["steps"]] == ["kernel"]
     assert sorted(n for _, n in fused["buffers"].values()) == [3072, 512 * 768, 512 * 3072, 768 * 3072]
     assert {d for d, _ in apart["buffers"].values()} == {"bfloat16"}
-    assert described["buffers"]["scratch"] == ["uint8", 256 * described["steps"][0]["grid"]]
+    assert described["buffers"]["scratch"] == ("uint8", 256 * described["steps"][0]["grid"])
     assert described["steps"][0]["buffers"][-1] == "scratch"
     assert "scratch" not in fused["buffers"]
     json.dumps(clock.trials)
@@ -152,7 +153,7 @@ def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
 
     clock = Clock(100, 90)
 
-    def failing_run(t: trial.Trial) -> float:
+    def failing_run(t: Trial) -> float:
         if len(t["steps"]) == 1 and t["steps"][0]["warps"] == 8:
             raise TrialFailed("CUDA error 1")
         return clock(t)
@@ -166,7 +167,7 @@ def test_candidates_that_fail_are_left_out(tmp_path: Path) -> None:
 
 
 def test_no_times_at_all_give_the_default_choice(tmp_path: Path) -> None:
-    def fails(t: trial.Trial) -> float:
+    def fails(t: Trial) -> float:
         raise TrialFailed("out of memory")
 
     (choice,) = choose_with(tuner(tmp_path, fails))

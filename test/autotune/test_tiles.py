@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.autotune import trial
 from altbackend.autotune.measure import MeasurerDied, TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
 from altbackend.autotune.tiles import RULES, TileTuner
+from altbackend.autotune.trial_data import Trial
 from altbackend.codegen.triton import print_triton
 from altbackend.codegen.triton.print_triton import Emitted, TritonKernel
 from altbackend.ir.loops import Extern
@@ -92,14 +92,14 @@ class Clock:
 
     def __init__(self, by_warps: dict[int, float], otherwise: float = 50.0) -> None:
         self.by_warps, self.otherwise = by_warps, otherwise
-        self.trials: list[trial.Trial] = []
+        self.trials: list[Trial] = []
 
-    def __call__(self, t: trial.Trial) -> float:
+    def __call__(self, t: Trial) -> float:
         self.trials.append(t)
         return self.by_warps.get(t["steps"][0]["warps"], self.otherwise)
 
 
-def tuner(folder: Path, measured: Callable[[trial.Trial], float]) -> TileTuner:
+def tuner(folder: Path, measured: Callable[[Trial], float]) -> TileTuner:
     return TileTuner(GPU, "a GPU", compiled, measured, MeasuredTimes(folder, lock_s=5))
 
 
@@ -151,7 +151,7 @@ def test_small_and_symbolic_kernels_are_not_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("problem", [TrialFailed("out of registers"), MeasurerDied("killed")])
 def test_what_cannot_be_measured_keeps_the_rules(tmp_path: Path, problem: Exception) -> None:
-    def fails(t: trial.Trial) -> float:
+    def fails(t: Trial) -> float:
         raise problem
 
     s = large()

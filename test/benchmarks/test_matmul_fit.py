@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from altbackend.autotune import products, trial
+from altbackend.autotune import products
 from altbackend.autotune.measure import TrialFailed
 from altbackend.autotune.measured_times import MeasuredTimes
+from altbackend.autotune.trial_data import Trial
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.runtime.cuda import Cubin
 from altbackend.schedule.device import H200, ScheduleContext
@@ -27,7 +28,7 @@ def compiled(kernel: TritonKernel) -> Future[Cubin]:
 def tuner(tmp_path: Path, library: float, separate: float) -> products.ProductTuner:
     """One kernel takes 50 us, the library call and the separate kernel what is said."""
 
-    def measured(t: trial.Trial) -> float:
+    def measured(t: Trial) -> float:
         return 50.0 if "operator" not in t["steps"][0] else library if len(t["steps"]) == 1 else library + separate
 
     return products.ProductTuner(ScheduleContext(H200), "a GPU", compiled, measured, MeasuredTimes(tmp_path))
@@ -59,7 +60,7 @@ def test_a_case_is_one_product_with_its_reader(name: str, tmp_path: Path) -> Non
 
 
 def test_a_case_without_a_separate_time_is_a_failure(tmp_path: Path) -> None:
-    def measured(t: trial.Trial) -> float:
+    def measured(t: Trial) -> float:
         if len(t["steps"]) == 2:
             raise TrialFailed("out of memory")
         return 1.0

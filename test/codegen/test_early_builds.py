@@ -17,6 +17,7 @@ from altbackend.compiled.artifact import Code
 from altbackend.compiled.load import Job
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
+from altbackend.lowering.graph import lower_graph
 from altbackend.schedule.device import H200
 from test.graphs import trace
 
@@ -29,7 +30,7 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture
 def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
     """Code for a GPU of a function, without one; `submit` as `pipeline.translate` takes it."""
-    lower = pipeline.lower_graph
+    lower = lower_graph
 
     def on_gpu(*args: Any) -> Any:
         p, constants = lower(*args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -40,9 +42,9 @@ def source(name: str) -> str:
 def test_error_is_hidden_by_16_bits(name: str) -> None:
     xs = operands(name)
     packed = [triton_worker.pack(x) for x in (*xs, torch.zeros(BLOCK))]
-    job = (source(name), packed, [], {"BLOCK": BLOCK}, 1)
+    job: tuple[Any, ...] = (source(name), packed, [], {"BLOCK": BLOCK}, 1)
     got = triton_worker.unpack(triton_run._worker(True).submit(triton_worker.launch, *job).result(100)[-1]).double()
-    want = OPS[name].ref(*(x.double() for x in xs))
+    want: Any = OPS[name].ref(*(x.double() for x in xs))
     size = want.abs().clamp(min=1.0 if name in SUMS else 2.0**-126)
     assert ((got - want).abs() / size).max() < LIMIT
 
@@ -50,7 +52,7 @@ def test_error_is_hidden_by_16_bits(name: str) -> None:
 def test_signs_and_limits_of_tanh() -> None:
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -30.0, 0.3]).repeat(BLOCK // 8)
     packed = [triton_worker.pack(t) for t in (x, torch.zeros(BLOCK))]
-    job = (source("tanh"), packed, [], {"BLOCK": BLOCK}, 1)
+    job: tuple[Any, ...] = (source("tanh"), packed, [], {"BLOCK": BLOCK}, 1)
     got = triton_worker.unpack(triton_run._worker(True).submit(triton_worker.launch, *job).result(100)[-1])[:8]
     torch.testing.assert_close(got, x[:8].tanh(), equal_nan=True, rtol=1e-5, atol=0)
     assert got[:2].signbit().tolist() == [False, True]

@@ -20,7 +20,8 @@ aten = torch.ops.aten
 
 
 def printed(s: Scheduled) -> str:
-    p, launched = s.program, []
+    p = s.program
+    launched: list[Extern | cuda_program.CudaLaunch] = []
     for n, step in enumerate(triton_run.steps_of(s)):
         if isinstance(step, Extern):
             launched.append(step)

@@ -17,6 +17,7 @@ from altbackend.codegen.cpp import emit, print_cpp
 from altbackend.codegen.host import cpu_program, launch_plan
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
+from altbackend.schedule.kernel import Kernel
 from test import seeded, triton_run
 from test.graphs import Scheduled
 
@@ -25,7 +26,7 @@ def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.dropout(F.gelu(x), 0.1) + w
 
 
-def only_kernel(s: Scheduled) -> tuple[object, Extern]:
+def only_kernel(s: Scheduled) -> tuple[Kernel, Extern]:
     (call,) = [k for k in s.steps if isinstance(k, Extern)]
     (kernel,) = [k for k in s.steps if not isinstance(k, Extern)]
     return kernel, call

@@ -302,7 +302,8 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_gradients(name: str) -> None:
     fn, make, kernels = TRAINED[name]
-    inputs, seen = make(), []
+    inputs = make()
+    seen: list[Any] = []
     want, got = gradients(fn, inputs), gradients(triton_run.compiled(fn, seen=seen), inputs)
     _same(got, want, [None] * len(want))
     assert sum(not isinstance(s, Extern) for s in seen) == kernels

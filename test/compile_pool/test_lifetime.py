@@ -18,7 +18,6 @@ import pytest
 
 from altbackend.compile_pool import children, cores, cpp
 from altbackend.config.resolve import resolve
-from altbackend.disk_cache import folders
 from altbackend.errors import CompilerFailed, NoRoom
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at processes in /proc")
@@ -268,7 +267,7 @@ def test_a_build_goes_where_there_is_room(tmp_path: Path, monkeypatch: pytest.Mo
         held = room(path)
         return os.statvfs_result((*held[:4], 0, *held[5:])) if str(path) in full else held
 
-    monkeypatch.setattr(folders.os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "statvfs", statvfs)
     seen: list[tuple[str, str]] = []
     start = children.Batch.run
 

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.compile_pool import children, cpp, cuda, workers
+from altbackend.compat import torch_api
+from altbackend.compile_pool import children, cores, cpp, cuda, workers
 from altbackend.config.options import Config
 from altbackend.config.resolve import resolve
 from altbackend.errors import CompilerFailed
 from altbackend.runtime.isa import PIECE
 
-needs_triton = pytest.mark.skipif(not cpp.torch_api.triton_version(), reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not torch_api.triton_version(), reason="triton is not installed")
 CPP = 'extern "C" __attribute__((visibility("default"))) int answer() { return %d; }\n'
 TRITON = """
 import triton
@@ -228,7 +229,7 @@ def test_cores_are_counted_once(cfg: Callable[[str], Config], monkeypatch: pytes
         counted.append(requested)
         return requested
 
-    monkeypatch.setattr(workers.cores, "workers", count)
+    monkeypatch.setattr(cores, "workers", count)
     workers._count.cache_clear()
     assert len({workers.pool_of(cfg("inline")) for _ in range(3)}) == 1
     workers._count.cache_clear()
@@ -275,7 +276,7 @@ def test_ctrl_c_inline_is_not_kept_as_an_answer(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("start", ["subprocess", "spawn", "inline"])
 def test_a_graph_compiles_by_each(start: str, tmp_path: Path) -> None:
-    options = {"strict": True, "worker_start": start, "cache_dir": str(tmp_path)}
+    options: dict[str, Any] = {"strict": True, "worker_start": start, "cache_dir": str(tmp_path)}
     x = torch.linspace(0, 1, 128).reshape(8, 16)
     got = torch.compile(lambda x: torch.softmax(x * 3, -1), backend="alt", options=options)(x)
     torch.testing.assert_close(got, torch.softmax(x * 3, -1))

@@ -59,7 +59,7 @@ def gradients(model: torch.nn.Module, call: Callable[[T], T], x: T, keep: bool) 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What `owned` says, call by call, to host programs that are loaded from now on."""
+    """Answers of `owned`, call by call, to host programs that are loaded from now on."""
     found: list[bool] = []
 
     def owned(args: Any, indices: Any, real: Any = donated.owned) -> bool:

@@ -1,4 +1,4 @@
-"""What a softmax with cross-entropy saves: its logits and numbers of each row, never probabilities."""
+"""A softmax with cross-entropy saves its logits and numbers of each row, never probabilities."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from altbackend.disk_cache import folders, storage
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import CacheFolderWarning
 from altbackend.graph_cache import entry_files as entries
+from altbackend.runtime.host import Library
 from test.mounts import NAMESPACE, namespaces
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +41,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder, unusable = tmp_path / "kept", folders.unusable_reason
     folder.mkdir(mode=0o700)
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(folders, "unusable_reason", lambda f: "it cannot be written" if f == folder else unusable(f))
     return folder
 
@@ -83,7 +85,7 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
     with pytest.warns(CacheFolderWarning):
         assert cpp.load(SOURCE % 41, cfg).path == built.path
 
-    class NoExec(cpp.Library):  # type: ignore[misc]
+    class NoExec(Library):
         def __init__(self, path: str) -> None:
             if path.startswith(str(read_only)):
                 raise OSError("failed to map segment from shared object")
@@ -97,10 +99,10 @@ def test_a_library_is_opened_where_it_lies_or_from_a_copy(read_only: Path, monke
 
 def test_entries_below_are_listed_compared_and_left(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = entries.EntryPath(Store(read_only), "f" * 16, "a" * 64)
-    assert entries.write(there, {"code": 1}, {"x": "1"}) == ""  # type: ignore[arg-type]
+    assert entries.write(there, {"code": 1}, {"x": {"": "1"}}) == ""
     store = opened(read_only)
     own_path = entries.EntryPath(store, "f" * 16, "b" * 64)
-    assert entries.write(own_path, {"code": 2}, {"x": "2"}) == ""  # type: ignore[arg-type]
+    assert entries.write(own_path, {"code": 2}, {"x": {"": "2"}}) == ""
     assert {p.key for p in entries.entry_paths(store)} == {"a" * 64, "b" * 64}
     assert [p.key for p in entries.family_members(own_path)] == ["a" * 64]
     assert cli.stats(store) == 0

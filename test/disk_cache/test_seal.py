@@ -6,6 +6,7 @@ import ctypes
 import json
 import random
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def mutated(content: bytes, other: bytes, dice: random.Random) -> bytes:
             return dice.choice((other, content[:at] + other[at:], other[:at] + content[at:]))
 
 
-def survivors(store: Store, name: str, other: str, secret: bytes) -> int:
+def survivors(store: Store, names: Iterable[str], secret: bytes) -> int:
     """Return how many changed files of the store were accepted; mutations without effect do not count."""
+    name, other = names
     content, stranger = store.path(name).read_bytes(), store.path(other).read_bytes()
     assert seal.is_valid(name, content, secret)
     dice, found, tried = random.Random(name), 0, 0
@@ -72,7 +74,7 @@ def test_a_library_that_was_changed_anywhere_is_none(tmp_path: Path, secret: byt
     sources = (SOURCE, SOURCE.replace("42", "43"))
     for source in sources:
         cpp.load(source, cfg)
-    assert survivors(open_store(cfg), *(cpp.name_of(s, cfg) for s in sources), secret) == 0
+    assert survivors(open_store(cfg), (cpp.name_of(s, cfg) for s in sources), secret) == 0
 
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["plain", "keyed"])
@@ -83,7 +85,7 @@ def test_a_kernel_that_was_changed_anywhere_is_none(tmp_path: Path, secret: byte
     jobs = [cuda.Job(text.format(n), (("x", "*fp32"),), (), (0,), 4, 1, 90, "one") for n in range(2)]
     made = [cuda.submit(job, cfg).result(timeout=100) for job in jobs]
     store = open_store(cfg)
-    assert survivors(store, *map(cuda.name_of, jobs), secret) == 0
+    assert survivors(store, map(cuda.name_of, jobs), secret) == 0
     assert cuda._read(store.read(cuda.name_of(jobs[0])), 4) == made[0]
 
 
@@ -110,12 +112,14 @@ def test_a_damaged_library_is_built_anew_and_never_loaded(tmp_path: Path, damage
     assert answer(cfg) == 42
     path = open_store(cfg).path(cpp.name_of(SOURCE, cfg))
     intact = path.read_bytes()
-    content = {
+    contents: dict[bytes | str, bytes | str] = {
         "cut": intact[: len(intact) // 2],
         "flipped": bytes([intact[0] ^ 1]) + intact[1:],
         "another": Path(other).read_bytes(),
         "unsealed": intact[: -seal.BYTES],
-    }.get(damage, damage)  # type: ignore[call-overload]
+    }
+    content = contents.get(damage, damage)
+    assert isinstance(content, bytes)
     fresh = tmp_path / "fresh"  # the same file would be the library that is loaded already
     shutil.copytree(cfg.cache_dir, fresh)
     moved = replace(cfg, cache_dir=str(fresh))
@@ -169,7 +173,8 @@ def test_a_seal_tells_names_from_contents() -> None:
 
 
 def test_machine_code_of_another_form_is_a_miss() -> None:
-    for header in ([], {}, {"shared": 0}, {"name": "x"}, {"shared": "many", "name": ""}):
+    headers: tuple[object, ...] = ([], {}, {"shared": 0}, {"name": "x"}, {"shared": "many", "name": ""})
+    for header in headers:
         assert cuda._read(json.dumps(header).encode() + b"\ncode", 4) is None
     assert cuda._read(json.dumps({"shared": 0, "name": "x"}).encode(), 4) is None
     assert cuda._read(b"\xff", 4) is None

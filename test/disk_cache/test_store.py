@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from altbackend.disk_cache import eviction, folders, storage
 from altbackend.disk_cache.storage import Store
+from altbackend.errors import CacheFolderWarning
 from test.mounts import NAMESPACE, namespaces
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +122,7 @@ def test_what_a_killed_writer_has_left_is_removed_and_a_writer_at_work_left_alon
 def test_two_processes_do_not_look_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path, most_bytes=1000)
     (tmp_path / eviction.LOCKS).mkdir()
-    with eviction.FileLock(tmp_path / eviction.LOCKS / "swept.lock"):
+    with FileLock(tmp_path / eviction.LOCKS / "swept.lock"):
         fill(store, [f"cpp/a/{n}.so" for n in range(5)])
         assert len(names_in(store)) == 5
     store.write("cpp/a/last.so", b"")
@@ -193,11 +196,11 @@ Store(folders.usable_folder(other)).write("cpp/a/a.so", b"x")
 def test_a_link_in_the_place_of_the_temporary_folder_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "precious").mkdir()
     folders.temporary_folder().symlink_to(tmp_path / "precious")
     (tmp_path / "file").touch()
-    with pytest.warns(folders.CacheFolderWarning, match="cannot be written"):
+    with pytest.warns(CacheFolderWarning, match="cannot be written"):
         used = folders.usable_folder(tmp_path / "file")
     assert used.parent == tmp_path
     assert used != folders.temporary_folder()
@@ -229,7 +232,7 @@ def test_reading_touches_now_and_then_only(tmp_path: Path, monkeypatch: pytest.M
         touched.append(path)
         raise PermissionError(1, "read only")
 
-    monkeypatch.setattr(storage.os, "utime", refuse)
+    monkeypatch.setattr(os, "utime", refuse)
     assert store.read("cpp/a/a.so") == b"x"
     assert touched == []
     monkeypatch.setattr(storage, "TOUCH_S", -1.0)

@@ -78,7 +78,8 @@ def test_parts_in_a_row_give_what_the_graph_gives(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(devices, "_device", lambda n: order[n.name])
     parts = devices.parts(gm)
     assert len(parts) >= 4
-    results = [a.name for a in gm.graph.output_node().args[0]]
+    returned: Any = gm.graph.output_node().args[0]
+    results: list[str | tuple[Any]] = [a.name for a in returned]
     steps = [Step(lambda args, m=p.module: m(*args), p.inputs, p.outputs) for p in parts]  # type: ignore[misc]
     run = MultiDevice([n.name for n in gm.graph.find_nodes(op="placeholder")], with_drops(steps, results), results)
     inputs = [torch.randn(4, 8), torch.randn(4, 8)]

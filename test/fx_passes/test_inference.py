@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def decisions(folder: Path) -> str:
 
 
 def compile_(model: nn.Module, folder: Path | None = None) -> nn.Module:
-    options = STRICT | ({"debug_dir": str(folder)} if folder else {})
+    options: dict[str, Any] = STRICT | ({"debug_dir": str(folder)} if folder else {})
     return torch.compile(model, backend="alt", options=options)  # type: ignore[return-value]
 
 
@@ -251,7 +252,7 @@ def test_weights_of_eight_bits_are_not_kept_wider(dtype: torch.dtype) -> None:
             self.register_buffer("scale", torch.rand(64))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(x, self.w.to(x.dtype)) * self.scale  # type: ignore[operator]
+            return nn.functional.linear(x, self.get_buffer("w").to(x.dtype)) * self.get_buffer("scale")
 
     model, x = Quantised().eval(), torch.randn(4, 32)
     before = set(frozen._alive)

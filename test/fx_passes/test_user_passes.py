@@ -58,7 +58,7 @@ def test_a_pass_changes_what_is_computed(hook: str, grad: bool) -> None:
     user_pass = Doubler()
     for _ in range(2):  # cold, then as another process with a cache hit
         torch._dynamo.reset()
-        run = compiled(f, **{hook: user_pass})
+        run = compiled(f, **dict[str, Any]({hook: user_pass}))
         torch.testing.assert_close(run(x), (2 * torch.sin(x)).exp())
     assert user_pass.ran
 
@@ -110,7 +110,7 @@ def out_of_order(graph: Graph) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_nodes_out_of_order_are_sorted(hook: str, grad: bool) -> None:
     x = torch.randn(6, 5, requires_grad=grad)
-    torch.testing.assert_close(compiled(f, **{hook: out_of_order})(x), torch.exp(2 * torch.sin(x)))
+    torch.testing.assert_close(compiled(f, **dict[str, Any]({hook: out_of_order}))(x), torch.exp(2 * torch.sin(x)))
 
 
 @pytest.mark.parametrize("hook", ["pre_grad_custom_pass", *HOOKS])
@@ -126,7 +126,7 @@ def test_passes_run_over_the_branches_of_a_condition(hook: str) -> None:
 
     x = torch.ones(3)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(branches, **{hook: count})(x), branches(x))
+        torch.testing.assert_close(compiled(branches, **dict[str, Any]({hook: count}))(x), branches(x))
     assert len(sines) >= 3
     assert sum(sines) >= 1
 
@@ -172,7 +172,7 @@ def test_replacements_of_torchs_matcher_in_inference(hook: str) -> None:
 
     x = torch.randn(6, 5)
     with torch.no_grad():
-        run = compiled(lambda x: halves_of_sine(x).exp(), **{hook: user_pass})
+        run = compiled(lambda x: halves_of_sine(x).exp(), **dict[str, Any]({hook: user_pass}))
         torch.testing.assert_close(run(x), halves_of_sine(x).exp())
     assert matched == [1]
 

@@ -28,7 +28,7 @@ def two(x: T) -> tuple[T, T]:
 
 
 @pytest.fixture
-def forms(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def forms(tmp_path: Path) -> Callable[..., Iterator[Callable[..., Any]]]:
     """A function compiled anew, and after a reset from the cache."""
 
     def made(f: Callable[..., Any], **options: Any) -> Iterator[Callable[..., Any]]:

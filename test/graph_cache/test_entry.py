@@ -20,13 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp, pipeline
 from altbackend.compat import torch_api
 from altbackend.compiled.artifact import Code, Subgraph
+from altbackend.compiled.load import Job
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache.storage import Store
 from altbackend.fx_passes import onednn
 from altbackend.graph_cache import entry, entry_files, key, small_constants
 from altbackend.graph_cache.json_values import NotCacheable, decode, encode
-from altbackend.pipeline import Job
 from altbackend.schedule.device import H200
 
 T = torch.Tensor

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from altbackend import pipeline
-from altbackend.debug.trace import Trace
+from altbackend.debug.trace import DecisionKind, Trace
 from altbackend.disk_cache import folders
 from altbackend.graph_cache import key
 from altbackend.graph_cache.json_values import NotCacheable
@@ -52,7 +52,7 @@ class Watch:
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch_, record = Watch(tmp_path / "kept"), Trace.decision
 
-    def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
+    def decision(self: Trace, kind: DecisionKind, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "cache":
             watch_.seen.append((verdict, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from test.ways import Program
 
 T = torch.Tensor
 HERE = "test.graph_cache.test_overlapping_inputs"
-STRICT = {"strict": True}
+STRICT: dict[str, Any] = {"strict": True}
 
 
 def first_written(a: T, b: T) -> T:
@@ -124,7 +125,7 @@ def test_memory_that_only_addresses_tell_of_is_warned_about() -> None:
 def test_which_overlaps_count() -> None:
     """Inputs by number; 2 and 3 are static. What is written may share no element with any other input."""
     x = torch.arange(40.0)
-    cases = [
+    cases: list[tuple[tuple[set[int], set[int]], list[Any], bool]] = [
         (({0}, {2, 3}), [x[:4], x[4:8], x[8:12], x[12:16]], True),
         (({0}, {2, 3}), [x[:4], x[3:8], x[8:12], x[12:16]], False),
         (({1}, {2, 3}), [x[:4], x[4:9], x[8:12], x[12:16]], False),
@@ -175,10 +176,11 @@ def test_size_asserts_passes_what_is_right(tmp_path: Path) -> None:
     def fn(x: T, n: int) -> T:
         return x[:n].t() * n
 
+    def arguments(n: int) -> list[Any]:
+        return [torch.randn(n + 2, 3), n]
+
     options = {**STRICT, "size_asserts": True}
-    program = Program(
-        "", fn, tuple(lambda n=n: [torch.randn(n + 2, 3), n] for n in (3, 5, 4)), dynamic=True, options=options
-    )
+    program = Program("", fn, tuple(functools.partial(arguments, n) for n in (3, 5, 4)), dynamic=True, options=options)
     torch.manual_seed(0)
     want = ways.notes(program, fn)
     torch.manual_seed(0)

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from altbackend.cli.main import main
-from altbackend.compile_pool import children, cpp, cuda, workers
+from altbackend.compile_pool import children, cpp, cuda
 from altbackend.compiled.artifact import Code
 from altbackend.config.options import Config
 from altbackend.config.resolve import resolve
-from altbackend.debug.trace import Trace
+from altbackend.debug.trace import DecisionKind, Trace
 from altbackend.disk_cache import seal
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import BadBundle
@@ -49,7 +49,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     record = Trace.decision
 
-    def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
+    def decision(self: Trace, kind: DecisionKind, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "cache":
             seen.append(verdict)
@@ -380,5 +380,5 @@ def test_kernels_of_a_gpu_travel_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(self: children.Child, line: str, seconds: float) -> str:
         raise AssertionError("a kernel was compiled")
 
-    monkeypatch.setattr(workers.Child, "ask", refuse)
+    monkeypatch.setattr(children.Child, "ask", refuse)
     assert [cuda.submit(job, moved).result(timeout=100) for job in jobs] == made

@@ -18,8 +18,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import altbackend
 from altbackend import backend, entry_point
+from altbackend.compat import torch_api
+from altbackend.compile_pool import cuda as compile_cuda
 from altbackend.config.resolve import resolve
-from altbackend.debug.trace import Trace
+from altbackend.debug.trace import DecisionKind, Trace
 from altbackend.disk_cache.remote import remote
 from altbackend.disk_cache.storage import Store, open_store
 from altbackend.graph_cache import entry_files, key, traced
@@ -55,7 +57,7 @@ class Watch:
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch_, record, slow = Watch(tmp_path / "kept"), Trace.decision, backend.trace_and_compile
 
-    def decision(self: Trace, kind: str, subject: str, verdict: str, reason: str) -> None:
+    def decision(self: Trace, kind: DecisionKind, subject: str, verdict: str, reason: str) -> None:
         record(self, kind, subject, verdict, reason)
         if kind == "warm start" and verdict != "not looked up":
             watch_.verdicts.append(verdict)
@@ -105,10 +107,8 @@ def test_a_first_look_up_starts_workers_where_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
     started: list[Path] = []
-    monkeypatch.setattr(entry_point.torch_api, "gpu_in_use", lambda: gpu)
-    monkeypatch.setattr(
-        entry_point.compile_cuda, "start_workers_early", lambda cfg: started.append(Path(cfg.cache_dir))
-    )
+    monkeypatch.setattr(torch_api, "gpu_in_use", lambda: gpu)
+    monkeypatch.setattr(compile_cuda, "start_workers_early", lambda cfg: started.append(Path(cfg.cache_dir)))
     monkeypatch.setenv("ALTBACKEND_CACHE_DIR", str(tmp_path / "one"))
     entry_point.start_workers_early()
     assert started == [tmp_path / "one"] * gpu
@@ -485,8 +485,8 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(watch: Watch, damage: str) ->
         held["plan"]["same"] = ["x"]
         assert entry_files.write(path, held, {}) == ""
     else:
-        for path in (watch.folder / "graphs").glob(damage):
-            path.write_bytes(path.read_bytes()[:-7])
+        for file in (watch.folder / "graphs").glob(damage):
+            file.write_bytes(file.read_bytes()[:-7])
     run().backward()
     assert watch.seen()[-1] == "stored"
     run().backward()
@@ -502,7 +502,7 @@ def test_compiled_autograd_traces_a_backward_whose_graph_is_kept(watch: Watch, b
     watch.compile(net)(x).sum().backward()
     assert watch.seen() == ["miss", "stored"]
     net.zero_grad()
-    options = {"strict": True, "cache_graphs": True, "cache_dir": str(watch.folder)}
+    options: dict[str, Any] = {"strict": True, "cache_graphs": True, "cache_dir": str(watch.folder)}
     if by == "context":
         compiler, compiled = torch.compile(backend="alt", fullgraph=True, options=options), watch.compile(net)
         with torch._dynamo.compiled_autograd._enable(compiler):
@@ -560,6 +560,7 @@ def test_a_second_backward_and_a_second_derivative(watch: Watch) -> None:
         y.sum().backward(retain_graph=True)
         once = x.grad.clone()
         y.sum().backward()
+        assert x.grad is not None
         assert torch.equal(x.grad, 2 * once)
         z = watch.compile(lambda t: fn(t) * t)(x)
         (g,) = torch.autograd.grad(z.sum(), x, create_graph=True)
@@ -656,7 +657,12 @@ def test_parameters_that_a_graph_holds_count_by_geometry(
 ) -> None:
     """Values that are equal, or differ, are no part of the key, and nobody reads them to make it."""
     content, seen = key.bytes_of, list[T]()
-    monkeypatch.setattr(key, "bytes_of", lambda held: seen.append(held) or content(held))
+
+    def read(held: T) -> bytes:
+        seen.append(held)
+        return content(held)
+
+    monkeypatch.setattr(key, "bytes_of", read)
     for k, start in enumerate(("equal", "others", "equal", "still others")):
         found = stepped(OPTIMIZERS[name], start, watch)
         torch.testing.assert_close(found, stepped(OPTIMIZERS[name], start, None))

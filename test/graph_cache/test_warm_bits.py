@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,8 +86,12 @@ def calls(make: Callable[[int], list[T]]) -> tuple[ways.Inputs, ...]:
     return tuple(lambda at=at: make(at) for at in PLACES)
 
 
+def _listed(make: Callable[[int], T], at: int) -> list[T]:
+    return [make(at)]
+
+
 PROGRAMS = [
-    Program(f"{name}, {kind}", fn, calls(lambda at, make=make: [make(at)]))
+    Program(f"{name}, {kind}", fn, calls(functools.partial(_listed, make)))
     for kind, make, table in (
         ("imaginary", imaginary, REAL),
         ("negated", negated, REAL),

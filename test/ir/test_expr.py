@@ -39,6 +39,7 @@ DIRECT: dict[str, Callable[[int, int], int]] = {
     "max": max,
     "min": min,
 }
+OPERATIONS: dict[type[ex.Atom], str] = {ex.FloorDiv: "floordiv", ex.Mod: "mod", ex.Maximum: "max", ex.Minimum: "min"}
 
 
 def trees(symbols: bool) -> st.SearchStrategy[Tree]:
@@ -91,10 +92,10 @@ def evaluate(e: ex.Index, env: dict[str, int]) -> int:
     total = e.const
     for m, c in e.terms:
         for a in m:
-            if a.kind in ("var", "sym"):
-                c *= env[a.args[0]]
+            if isinstance(a, (ex.Var, ex.Sym)):
+                c *= env[a.name]
             else:
-                c *= DIRECT[a.kind](*(evaluate(x, env) for x in a.args))
+                c *= DIRECT[OPERATIONS[type(a)]](*(evaluate(x, env) for x in a.operands))
         total += c
     return total
 
@@ -188,8 +189,8 @@ def test_flatten_and_unflatten_are_inverse(sizes: list[int]) -> None:
         assert ex.flatten(shape, at) == k
         assert ex.unflatten(k, shape) == at
     variables = tuple(ex.var(f"v{k}", n) for k, n in enumerate(shape))
-    at = tuple(ex.ix(v) for v in variables)
-    assert ex.unflatten(ex.flatten(shape, at), shape) == at
+    position = tuple(ex.ix(v) for v in variables)
+    assert ex.unflatten(ex.flatten(shape, position), shape) == position
 
 
 def test_symbolic_flatten_and_unflatten_are_inverse() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from programs import COLS, F32, FLAT, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 from altbackend.ir import interp
 from altbackend.ir import value as va
 from altbackend.ir.loops import Program, Reduction, Scan, Scatter, View
+from test.ir.programs import COLS, F32, FLAT, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 
 def test_softmax_and_a_library_call() -> None:
@@ -44,7 +46,7 @@ def test_inputs_with_offset_and_strides_keep_their_place() -> None:
     torch.testing.assert_close(y.t(), torch.softmax(x, 1))
 
 
-REDUCTIONS = {
+REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.Tensor.sum,
     "prod": torch.Tensor.prod,
     "max": torch.Tensor.amax,

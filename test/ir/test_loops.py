@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import expecttest
-from programs import irregular, softmax, symbolic
 
 from altbackend.ir.loops import reads, show_program, writes
+from test.ir.programs import irregular, softmax, symbolic
 
 
 class TestPrinting(expecttest.TestCase):

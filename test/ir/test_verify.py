@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from programs import COL, COLS, F32, FLAT, I64, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.loops import Extern, Node, Pointwise, Program, Reduction, View
 from altbackend.ir.verify import InvalidIR, verify
+from test.ir.programs import COL, COLS, F32, FLAT, I64, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 
 @pytest.mark.parametrize("make", [softmax, irregular, symbolic])

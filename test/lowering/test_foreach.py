@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,7 +11,15 @@ from altbackend.report import stats
 from test.compare import check, compiled
 
 Pair = list[torch.Tensor]
-FORMS: dict[str, Callable[[Pair, Pair], list[torch.Tensor]]] = {
+
+
+def _in_place(a: Pair, b: Pair) -> Pair:
+    torch._foreach_add_(a, b)
+    torch._foreach_zero_(b)
+    return a
+
+
+FORMS: dict[str, Callable[[Pair, Pair], Sequence[torch.Tensor]]] = {
     "add": lambda a, b: torch._foreach_add(a, b, alpha=0.5),
     "number": lambda a, b: torch._foreach_mul(torch._foreach_sub(a, 2.0), 0.5),
     "numbers": lambda a, b: torch._foreach_div(a, [2.0, 3.0]),
@@ -24,7 +32,7 @@ FORMS: dict[str, Callable[[Pair, Pair], list[torch.Tensor]]] = {
     "minimum, numbers": lambda a, b: torch._foreach_minimum(a, [0.1, 0.2]),
     "pow": lambda a, b: [*torch._foreach_pow(torch._foreach_abs(a), 2.5), *torch._foreach_pow(2.0, b)],
     "norm": lambda a, b: [*torch._foreach_norm(a), *torch._foreach_norm(a, 1)],
-    "in place": lambda a, b: (torch._foreach_add_(a, b), torch._foreach_zero_(b), a)[2],
+    "in place": lambda a, b: _in_place(a, b),
 }
 
 

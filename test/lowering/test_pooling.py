@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,12 @@ IMAGES: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def max_pools(x: torch.Tensor) -> list[torch.Tensor]:
-    forms = [(3, 2, 1, 1, False), (2, 2, 0, 1, True), (3, 1, 1, 2, False), ((2, 3), (1, 2), (1, 1), 1, True)]
+    forms: list[tuple[Any, Any, Any, int, bool]] = [
+        (3, 2, 1, 1, False),
+        (2, 2, 0, 1, True),
+        (3, 1, 1, 2, False),
+        ((2, 3), (1, 2), (1, 1), 1, True),
+    ]
     out: list[torch.Tensor] = []
     for k, s, p, d, ceil in forms:
         out += F.max_pool2d(x, k, s, p, d, ceil, return_indices=True)

@@ -283,7 +283,7 @@ def _of_every_kind(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_eagers_numbers_in_every_layout(dynamic: bool) -> None:
-    options = {"strict": True, "fallback_random": True}
+    options: dict[str, Any] = {"strict": True, "fallback_random": True}
     run = torch.compile(_of_every_kind, backend="alt", dynamic=dynamic, options=options)
     for rows in (6, 10):
         x = torch.randn(rows, 8)

@@ -179,7 +179,7 @@ def mutated(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return x[i] * torch.full((3, 1), 2.0) + torch.tensor([1.0, float("inf"), 3.0, 4.0])
 
 
-CASES = {
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "constants and a written input": (mutated, (torch.randn(5, 4), torch.tensor([0, 1, 1]))),
     "sizes": (lambda x: (x.flatten() * x.shape[0], x.sum(-1)), (torch.randn(5, 7),)),
     "several results": (lambda x: [p + 1 for p in x.split([2, 3])] + [x.topk(2)[1]], (torch.randn(5, 7),)),
@@ -204,7 +204,7 @@ def test_a_file_rebuilds_its_graph(tmp_path: Path, name: str, dynamic: bool) -> 
 
 def test_a_backward_can_be_rebuilt(tmp_path: Path) -> None:
     x = torch.randn(6, 8, requires_grad=True)
-    options = {"strict": True, "repro": "always", "debug_dir": str(tmp_path)}
+    options: dict[str, Any] = {"strict": True, "repro": "always", "debug_dir": str(tmp_path)}
     torch.compile(model, backend="alt", options=options)(x, torch.randn(8, 8)).sum().backward()
     paths = sorted(tmp_path.rglob("repro.py"))
     assert [p.parent.name.partition("_")[2] for p in paths] == ["backward", "forward"]

@@ -95,7 +95,7 @@ def test_results_that_the_caller_holds_are_never_overwritten() -> None:
 def test_the_list_of_arguments_is_emptied() -> None:
     run = Recorded(boxed(lambda x: (x + 1,)), signature(), Recorder())
     for _ in range(3):
-        args = [torch.ones(3)]
+        args: list[object] = [torch.ones(3)]
         run(args)
         assert args == []
 

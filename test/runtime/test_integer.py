@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from vecmath_library import HERE, Library, Loop, binary, build, unary
+
+from test.runtime.vecmath_library import HERE, Library, Loop, binary, build, unary
 
 pytestmark = pytest.mark.timeout(100)
 DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from vecmath_library import CPP_TYPE, HERE, Library, Loop, build
+
+from test.runtime.vecmath_library import CPP_TYPE, HERE, Library, Loop, build
 
 pytestmark = pytest.mark.timeout(100)
 I64, F32 = torch.int64, torch.float32

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from vecmath_library import CPP_TYPE, Library, Loop, build, random_bits
+
+from test.runtime.vecmath_library import CPP_TYPE, Library, Loop, build, random_bits
 
 pytestmark = pytest.mark.timeout(100)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)

@@ -10,9 +10,20 @@ import mpmath as mp  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
-from vecmath_library import HERE, Library, Loop, binary, build, random_bits, same_bits, ulp_error, unary, uniform
 
 from altbackend.runtime.isa import Isa
+from test.runtime.vecmath_library import (
+    HERE,
+    Library,
+    Loop,
+    binary,
+    build,
+    random_bits,
+    same_bits,
+    ulp_error,
+    unary,
+    uniform,
+)
 
 pytestmark = pytest.mark.timeout(100)
 COUNT = 200_000

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ def _(m: Small) -> None:
 @door("dlpack")
 def _(m: Small) -> None:
     np.from_dlpack(m.wide.bias.detach())
-    torch.from_dlpack(m.wide.weight.detach())[5:9].fill_(0.5)
+    torch.utils.dlpack.from_dlpack(m.wide.weight.detach())[5:9].fill_(0.5)
 
 
 @door("storage.copy_")
@@ -111,13 +112,13 @@ def _(m: Small) -> None:
 
 @door("storage.fill_")
 def _(m: Small) -> None:
-    m.norm.weight.untyped_storage().fill_(60)
+    m.norm.weight.untyped_storage().fill_(60)  # type: ignore[attr-defined]
 
 
 @door("set_")
 def _(m: Small) -> None:
     with torch.no_grad():
-        m.wide.weight.set_(torch.randn(512, 24))
+        m.wide.weight.set_(torch.randn(512, 24))  # type: ignore[call-overload]
 
 
 @door("resize_ of the storage and back")
@@ -141,7 +142,7 @@ def _(m: Small) -> None:
 
 @door("in the counter's absence")
 def _(m: Small) -> None:
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((m.conv.weight,)):
+    with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter((m.conv.weight,)):
         m.conv.weight.mul_(1.7)
 
 
@@ -168,7 +169,8 @@ def _(m: Small) -> None:
     with tempfile.TemporaryFile() as copy_:
         copy_.write(torch.randn(48, 512).numpy().tobytes())
         copy_.seek(0)
-        copy_.readinto(memoryview(m.last.weight.detach().numpy()).cast("B"))  # type: ignore[attr-defined]
+        values: Any = m.last.weight.detach().numpy()
+        copy_.readinto(memoryview(values).cast("B"))
 
 
 @door("memory by address")

@@ -69,7 +69,7 @@ class Adapted(nn.Module):
 
     def forward(self, x: T) -> T:
         y = F.gelu(self.base(x) + 0.5 * self.up(self.down(x)))
-        return F.linear(torch.tanh(self.scaled(y)), self.pruned * self.mask)
+        return F.linear(torch.tanh(self.scaled(y)), self.pruned * self.get_buffer("mask"))
 
     @staticmethod
     def sample(batch: int) -> T:
@@ -108,7 +108,7 @@ def _by_numpy(p: T, v: T) -> None:
 
 
 def _by_dlpack(p: T, v: T) -> None:
-    torch.from_dlpack(p.detach()).copy_(v)
+    torch.utils.dlpack.from_dlpack(p.detach()).copy_(v)
     np.from_dlpack(p.detach())
 
 
@@ -132,7 +132,7 @@ def _by_address(p: T, v: T) -> None:
 
 
 def _uncounted(p: T, v: T) -> None:
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((p,)):
+    with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter((p,)):
         p.copy_(v)
 
 
@@ -148,7 +148,7 @@ WRITES: dict[str, Callable[[T, T], object]] = {
     "numpy": _by_numpy,
     "dlpack": _by_dlpack,
     "storage": _by_storage,
-    "set_": _no_grad(lambda p, v: p.set_(v.clone())),
+    "set_": _no_grad(lambda p, v: p.set_(v.clone())),  # type: ignore[call-overload]
     "swap_tensors": _swapped,
     "address": _by_address,
     "uncounted": _uncounted,

@@ -118,7 +118,12 @@ def test_equal_blocks_keep_results_of_their_own(monkeypatch: pytest.MonkeyPatch)
     def counted(self: frozen.Frozen, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         prologue = self.prologue
-        self.prologue = lambda *a: (runs.append(1), prologue(*a))[1]
+
+        def counting(*a: Any) -> Any:
+            runs.append(1)
+            return prologue(*a)
+
+        self.prologue = counting
 
     monkeypatch.setattr(frozen.Frozen, "__init__", counted)
     blocks = [nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).eval() for _ in range(12)]

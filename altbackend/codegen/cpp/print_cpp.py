@@ -372,21 +372,10 @@ def _number(n: int) -> str:
     return str(n) if abs(n) < 2**31 else f"{n}LL"
 
 
-def _atom(a: Atom) -> str:
-    match a.kind:
-        case "var" | "sym":
-            return a.key
-        case "lookup":
-            return scalar(a.args[0])
-    x, y = (_SPELLING.operand(b) for b in a.args)
-
-    match a.kind:
-        case "floordiv":
-            return f"({x} / {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_div({x}, {y})"
-        case "mod":
-            return f"({x} % {y})" if ex.known_nonnegative(a.args[0]) else f"alt::floor_mod({x}, {y})"
-        case _:
-            return f"alt::{a.kind}64({x}, {y})"
-
-
-_SPELLING = Spelling(_atom, _number)
+_SPELLING = Spelling(
+    scalar,
+    quotient=("({} / {})", "alt::floor_div({}, {})"),
+    remainder=("({} % {})", "alt::floor_mod({}, {})"),
+    extremum="alt::{name}64({}, {})",
+    number=_number,
+)

@@ -19,6 +19,9 @@ from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_values import Values, dtype_text, int64, ints, named, quoted
 from .launch_plan import LaunchPlan, full_view
 
+Given = list[tuple[torch._C.Argument, Any]]  # each argument of a schema with its value
+
+
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ITEM_TYPES = {
     torch.float32: "float",
@@ -48,7 +51,7 @@ class Calls:
         """Return the declarations of the called functions, in a fixed order."""
         return [self.shims[name].declaration for name in sorted(self.shims)]
 
-    def print(self, w: Lines, s: Extern, target: Any) -> None:
+    def print(self, w: Lines, s: Extern, target: object) -> None:
         """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
         values = Values(self.planned, w, self.types, s, self.hoisted)
         if target is _ITEM:
@@ -70,7 +73,7 @@ class Calls:
         else:
             _dispatched(w, values, s, op, given, self.types)
 
-    def _shim(self, w: Lines, values: Values, s: Extern, shim: Shim, given: list[tuple[Any, Any]]) -> None:
+    def _shim(self, w: Lines, values: Values, s: Extern, shim: Shim, given: Given) -> None:
         first = [x for x in given if x[0].is_out]
         ordered = [*first, *(x for x in given if not x[0].is_out)]
         parameters = [text for a, x in ordered for text in values.parameters(x, argument_type(a))]
@@ -91,7 +94,7 @@ class Calls:
             w.add(f"{name} = item<{_ITEM_TYPES[dtype]}>({values.handle(source)}, aoti_torch_item_{read});")
 
 
-def _changes_type(planned: LaunchPlan, s: Extern, argument: Any, x: Any) -> bool:
+def _changes_type(planned: LaunchPlan, s: Extern, argument: torch._C.Argument, x: object) -> bool:
     """Return whether a function of the stable ABI, whose numbers are all doubles, would see another number.
 
     An integer beside tensors of integers decides the dtype of a result.
@@ -123,9 +126,9 @@ def result_kinds(s: Extern) -> dict[str, Kind]:
     return kinds
 
 
-def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> list[tuple[Any, Any]]:
+def _arguments(planned: LaunchPlan, s: Extern, op: torch._ops.OpOverload) -> Given:
     """Return every argument of the schema with its value, defaults included, in order."""
-    named_values, pairs = dict(s.kwargs), list[tuple[Any, Any]]()
+    named_values, pairs = dict(s.kwargs), Given()
     position = 0
     for a in op._schema.arguments:
         if a.is_out and op is s.out_variant:
@@ -148,7 +151,7 @@ def _dispatched(
     values: Values,
     s: Extern,
     op: torch._ops.OpOverload,
-    given: list[tuple[Any, Any]],
+    given: Given,
     kinds: MutableMapping[str, Kind],
 ) -> None:
     """Print a call through the dispatcher; its results lie on the stack."""
@@ -220,7 +223,7 @@ def _seeds(w: Lines, values: Values, s: Extern) -> None:
             w.add(f"t_{o} = view(seeds.get(), {{2}}, {{1}}, {2 * k});")
 
 
-_OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
+_OWN: dict[Callable[..., object], Callable[[Lines, Values, Extern], None]] = {
     philox.philox_seeds: _seeds,
     runtime_ops.as_strided: _as_strided,
     runtime_ops.strided_copy: _strided_copy,
@@ -229,7 +232,7 @@ _OWN: dict[Callable[..., Any], Callable[[Lines, Values, Extern], None]] = {
 }
 
 
-def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
+def check_results(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bool) -> None:
     """Print the checks of those results that are used: sizes as traced, and the strides that kernels expect."""
     p = planned.program
     for o in s.outs:
@@ -244,7 +247,7 @@ def settle(w: Lines, planned: LaunchPlan, s: Extern, used: Set[str], foreign: bo
             w.add(f"t_{o} = with_strides(std::move(t_{o}), {name}, {geometry});")
 
 
-def late_numbers(s: Extern, kinds: MutableMapping[str, Kind]) -> list[str]:
+def unbacked_numbers(s: Extern, kinds: MutableMapping[str, Kind]) -> list[str]:
     """Return the lines that compute the numbers a call defines, and that check what later code relies on."""
     lines = [f"{name} = {translate(text, {**kinds, **_buffers(s)})[0]};" for name, text in s.binds]
     for condition, message in s.requires:

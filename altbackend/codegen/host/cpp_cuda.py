@@ -69,7 +69,7 @@ def _body(planned: CudaPlan, state: Printer, calls: Calls) -> tuple[str, ...]:
             _launch(planned, state, s, number)
             number += 1
         elif library_call(state, calls, s):
-            _settle(planned, state, s)
+            _enter_results(planned, state, s)
         for b in drops.get(k, ()):
             if p.buffers[b].kind == "input":
                 state.edges.drop_input(state, b)
@@ -135,7 +135,7 @@ def _arguments(planned: CudaPlan, s: CudaLaunch) -> Sequence[str]:
     return [*pointers, *sizes, *scratch, *["&none"] * _SCRATCH]
 
 
-def _settle(planned: CudaPlan, state: Printer, s: Extern) -> None:
+def _enter_results(planned: CudaPlan, state: Printer, s: Extern) -> None:
     """Print the checks of those results of a call that are used, and enter them into the table of pointers."""
     p, w, slots = planned.program, state.w, planned.locations.slots
     for o in s.outs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from .cpp_numbers import CTYPES
 from .cpp_program import AnyStep, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
-from .launch_plan import Launch, Step
+from .launch_plan import Launch, Step, plan
 from .python_text import is_foreign
 from .take_over import donors
 
@@ -52,7 +51,7 @@ class GraphHost:
 
 @dataclass(frozen=True)
 class Calling:
-    """How a graph is called. `any_strides`: inputs may have other strides than were traced.
+    """Facts about the calls of a graph. `any_strides`: inputs may have other strides than were traced.
 
     `drops`: the caller gives its inputs away, so that their memory is freed after their last use.
     """
@@ -64,7 +63,7 @@ class Calling:
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
     edges = _edges(p, calling, cfg)
-    return _graph(print_program(p, deps, steps, cfg, "graph", edges, pointers=True), edges, cfg)
+    return _graph(print_program(plan(p, deps, steps, cfg), cfg, "graph", edges, pointers=True), edges, cfg)
 
 
 def build_cuda(planned: CudaPlan, cfg: Config, calling: Calling) -> GraphHost:
@@ -146,7 +145,7 @@ def _used_names(p: Program) -> set[str]:
     names.update(*(symbols_of(p, n) for n in p.nodes))
     indices = [x for b in p.buffers.values() for x in (*b.sizes, *b.strides)]
     for o in p.outputs:
-        indices += (*o.sizes, *o.strides, o.offset) if isinstance(o, View) else [o] * isinstance(o, ex.Expr)
+        indices += (*o.sizes, *o.strides, o.offset) if isinstance(o, View) else [o] if isinstance(o, ex.Expr) else ()
     return names.union(a.key for x in indices for a in ex.syms_of(x))
 
 
@@ -211,7 +210,7 @@ class _GraphEdges:
         if self.calling.drops and not self.calling.any_strides:
             state.w.add(f"own.drop({self.given.tensors.index(b)});")
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         w = state.w
         if o is None:
             return "none"

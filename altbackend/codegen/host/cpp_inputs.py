@@ -66,7 +66,7 @@ def _linear(n: Index) -> tuple[str, int, int] | None:
     if isinstance(n, int) or len(n.terms) != 1:
         return None
     ((atoms, scale),) = n.terms
-    if len(atoms) != 1 or atoms[0].kind != "sym" or scale < 1:
+    if len(atoms) != 1 or not isinstance(atoms[0], ex.Sym) or scale < 1:
         return None
     return atoms[0].key, scale, n.const
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...config.options import Config
 from ...errors import Unsupported
@@ -19,7 +18,7 @@ from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_program import AnyStep, Printer, print_program
 from .cpp_values import quoted, view_text
 from .cuda_program import CudaPlan
-from .launch_plan import Step, cpp_text
+from .launch_plan import Step, cpp_text, plan
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class CppProgram:
 
 def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, user: UserInputs) -> CppProgram:
     """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
-    host = print_program(p, deps, steps, cfg, name, _LibraryEdges(user))
+    host = print_program(plan(p, deps, steps, cfg), cfg, name, _LibraryEdges(user))
     kernels = cpp_text(host.planned, cfg, f"alt::aot::{name}")
     calls = len(host.planned.steps) - host.launches
     has_kernels = bool(host.planned.segments)
@@ -91,7 +90,7 @@ class _LibraryEdges:
     def drop_input(self, state: Printer, b: str) -> None:
         pass  # inputs belong to the container
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         """Print one result; return its kind. Numbers become tensors of one element."""
         w, out = state.w, f"frame.out[{k}]"
         if o is None:
@@ -113,7 +112,7 @@ class _LibraryEdges:
         return f"clone({made}.get())" if is_weight else made
 
 
-def number(state: Printer, o: Any) -> tuple[str, Kind]:
+def number(state: Printer, o: object) -> tuple[str, Kind]:
     """Return a result that is a number as C++, with its kind. Raise Unsupported for another result."""
     if isinstance(o, HostNumber):
         return translate(str(o), state.types)

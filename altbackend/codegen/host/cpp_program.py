@@ -9,20 +9,19 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from ...config.options import Config
 from ...ir.loops import Extern, Number, Program, View, names_in, reads, unbacked_symbols, views
-from ...schedule.deps import Deps
 from ..lines import Lines
-from .cpp_call import Calls, late_numbers, result_kinds, settle
+from .cpp_call import Calls, check_results, result_kinds, unbacked_numbers
 from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
 from .cuda_program import CudaLaunch
-from .launch_plan import Launch, LaunchPlan, Step, plan
+from .launch_plan import Launch, LaunchPlan, Step
 from .python_text import is_foreign, provenance
 
 # Results in oneDNN's own layout, which only library calls read.
@@ -44,7 +43,7 @@ class Edges(Protocol):
     def drop_input(self, state: Printer, b: str) -> None:
         """Print the end of an input that no later step uses."""
 
-    def output(self, state: Printer, k: int, o: Any) -> str:
+    def output(self, state: Printer, k: int, o: object) -> str:
         """Print one result; return its kind: tensor, int, float, bool or none."""
 
 
@@ -91,14 +90,11 @@ class Printer:
         return frozenset(v for v, n in count.items() if n > 1)
 
 
-def print_program(
-    p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, name: str, edges: Edges, pointers: bool = False
-) -> PrintedHost:
-    """Print a program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
+def print_program(planned: LaunchPlan, cfg: Config, name: str, edges: Edges, pointers: bool = False) -> PrintedHost:
+    """Print a planned program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
 
     `pointers`: the functions of segments are pointers that the loader sets.
     """
-    planned = plan(p, deps, steps, cfg)
     state = Printer(planned, edges, _used(planned))
     calls = Calls(planned, state.types)
     outputs = _body(state, calls)
@@ -125,7 +121,7 @@ def _body(state: Printer, calls: Calls) -> tuple[str, ...]:
         if isinstance(s, Extern):
             state.edges.before(state, s)
             if library_call(state, calls, s):
-                _settle(state, s)
+                _enter_results(state, s)
             last: Sequence[int] = [k]
         elif k in segment_of:
             n, last = segment_of[k]
@@ -247,16 +243,16 @@ def library_call(state: Printer, calls: Calls, s: Extern) -> bool:
     w.add("}")
     if in_place:
         return False
-    for line in late_numbers(s, state.types):
+    for line in unbacked_numbers(s, state.types):
         w.add(line)
-    _late_symbols(state, s)
+    _unbacked_symbols(state, s)
     return True
 
 
-def _settle(state: Printer, s: Extern) -> None:
+def _enter_results(state: Printer, s: Extern) -> None:
     """Print the checks of a call's results, and enter them into the table of pointers."""
     if not _is_opaque(s):
-        settle(state.w, state.planned, s, state.used, is_foreign(s.target))
+        check_results(state.w, state.planned, s, state.used, is_foreign(s.target))
     for o in s.outs:
         if o in state.program.buffers:
             assert o is not None
@@ -271,7 +267,7 @@ def _hoist(state: Printer, calls: Calls, s: Extern) -> None:
         state.w.add(f"const Tensor {name} = {text};")
 
 
-def _late_symbols(state: Printer, s: Extern) -> None:
+def _unbacked_symbols(state: Printer, s: Extern) -> None:
     """Print the numbers that follow from those a call gives, and enter the sizes into the table of kernels."""
     if not s.defines:
         return

@@ -91,7 +91,7 @@ class Values:
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
-    def handle(self, x: Any) -> str:
+    def handle(self, x: object) -> str:
         """Return the handle of a tensor argument."""
         if isinstance(x, Opaque):
             return tensor(str(x))
@@ -118,7 +118,7 @@ class Values:
             return any(d.is_floating_point or d.is_complex for d in dtypes)
         return any(d != torch.bool or isinstance(x, bool) for d in dtypes)
 
-    def number(self, x: Any, kind: str) -> str:
+    def number(self, x: object, kind: str) -> str:
         """Return a number as C++ of the type "int", "float" or "bool"."""
         ctype = {"int": "int64_t", "float": "double", "bool": "bool"}[kind]
         if isinstance(x, HostNumber):
@@ -131,7 +131,7 @@ class Values:
             return f"{ctype}({real(x)})"
         raise self.refuse(f"the argument {x!r} of type {kind}")
 
-    def enum(self, x: Any, kind: str) -> str:
+    def enum(self, x: object, kind: str) -> str:
         """Return a dtype, layout or memory format as the code that torch's own function gives."""
         if kind == "ScalarType" and isinstance(x, torch.dtype):
             return f"code({dtype_text(x)})"
@@ -143,7 +143,7 @@ class Values:
             return f"aoti_torch_memory_format_{_FORMATS[x]}()"
         raise self.refuse(f"the argument {x!r} of type {kind}")
 
-    def device(self, x: Any) -> tuple[str, str]:
+    def device(self, x: object) -> tuple[str, str]:
         """Return the codes of a device: its type and its index."""
         device = torch.device(x) if isinstance(x, (torch.device, str)) else None
         if device is not None and device.type == "cpu":
@@ -155,7 +155,7 @@ class Values:
 
     # --- the dispatcher's stack --------------------------------------------------------------------------------------
 
-    def on_stack(self, x: Any, t: Any) -> str:
+    def on_stack(self, x: Any, t: torch._C.JitType) -> str:
         """Return a value of a schema's type as the dispatcher takes it."""
         match t.kind():
             case "OptionalType":
@@ -211,11 +211,11 @@ class Values:
         }
         return scalar[t]() if t in scalar else self.enum(x, t)
 
-    def stored(self, x: Any, t: str) -> str:
+    def stored(self, x: object, t: str) -> str:
         """Print a local that holds a value, and return its name."""
         return self.local(f"{_LOCALS.get(t, 'int32_t')} @ = {self.plain(x, t)};")
 
-    def items(self, xs: Any, t: str) -> list[str]:
+    def items(self, xs: Sequence[object], t: str) -> list[str]:
         """Print an array of the values, and return it with its length."""
         if not xs:
             return ["nullptr", "0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -141,7 +140,7 @@ def number_imports(p: Program) -> list[str]:
     return _NUMBER_IMPORTS if used or _has_host_number(p.outputs) else []
 
 
-def _has_host_number(x: Any) -> bool:
+def _has_host_number(x: object) -> bool:
     if isinstance(x, (tuple, list)):
         return any(map(_has_host_number, x))
     return isinstance(x, HostNumber)
@@ -150,12 +149,12 @@ def _has_host_number(x: Any) -> bool:
 # --- results of custom operators -------------------------------------------------------------------------------------
 
 
-def is_foreign(target: Any) -> bool:
+def is_foreign(target: object) -> bool:
     """Return whether a call runs an operator that is not torch's own, whose fake kernel may be wrong."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in OWN_OPERATORS
 
 
-def promise(p: Program, target: Any, o: str) -> str:
+def promise(p: Program, target: object, o: str) -> str:
     """Return the check of such a call's result: it compares three attributes at run time."""
     return f"{o} = promised({o}, {str(target)!r}, {p.buffers[o].dtype}, {geometry_text(p, o)})"
 
@@ -169,13 +168,13 @@ def promise_imports(p: Program) -> list[str]:
 # --- calls and results -----------------------------------------------------------------------------------------------
 
 
-def call_text(w: HostLines, p: Program, locations: Locations, target: Any, s: Extern) -> tuple[str, list[str]]:
+def call_text(w: HostLines, p: Program, locations: Locations, target: object, s: Extern) -> tuple[str, list[str]]:
     """Return the name of a library function and the texts of its arguments."""
     args = [_argument(p, locations, a) for a in s.args]
     return _target_name(w, target), args + [f"{k}={_argument(p, locations, v)}" for k, v in s.kwargs]
 
 
-def _target_name(w: HostLines, target: Any) -> str:
+def _target_name(w: HostLines, target: object) -> str:
     if isinstance(target, torch._ops.OpOverload):
         text, name = _overload_text(target), target._schema.name.split("::")[1]
         label = f"op_{name}" if target._overloadname == "default" else f"op_{name}_{target._overloadname}"
@@ -191,7 +190,7 @@ def _overload_text(op: torch._ops.OpOverload) -> str:
     return f"torch.ops.{namespace}.{name}.{op._overloadname}"
 
 
-def _argument(p: Program, locations: Locations, x: Any) -> str:
+def _argument(p: Program, locations: Locations, x: object) -> str:
     match x:
         case View():
             return argument_view(p, locations, x)
@@ -237,7 +236,7 @@ def return_line(p: Program) -> str:
     return f"return ({outs}{',' if len(p.outputs) == 1 else ''})"
 
 
-def _output(p: Program, o: Any) -> str:
+def _output(p: Program, o: object) -> str:
     if isinstance(o, Constant):
         return f"const[{str(o)!r}]"
     if isinstance(o, (Opaque, HostNumber)):

@@ -9,7 +9,7 @@ import torch
 from ...compat import torch_api
 from ...ir import expr as ex
 from ...ir import value as va
-from ...ir.expr import Atom, Index
+from ...ir.expr import Index
 from ...ir.ops import FLOAT8, LOW_PRECISION, OPS, triton_spelling
 from ...ir.value import Value
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
@@ -212,21 +212,10 @@ def index(e: Index) -> str:
     return _SPELLING.index(e)
 
 
-def _atom(a: Atom) -> str:
-    match a.kind:
-        case "var" | "sym":
-            return a.key
-        case "lookup":
-            return scalar(a.args[0])
-    x, y = (_SPELLING.operand(b) for b in a.args)
-    nonnegative = ex.known_nonnegative(a.args[0])
-    match a.kind:
-        case "floordiv":
-            return f"({x} // {y})" if nonnegative else f"floor_divide({x}, {y})"
-        case "mod":
-            return f"({x} % {y})" if nonnegative else f"remainder({x}, {y})"
-        case _:
-            return f"tl.{a.kind}imum({x}, {y})"
-
-
-_SPELLING = Spelling(_atom, coefficient_first=False)
+_SPELLING = Spelling(
+    scalar,
+    quotient=("({} // {})", "floor_divide({}, {})"),
+    remainder=("({} % {})", "remainder({}, {})"),
+    extremum="tl.{name}imum({}, {})",
+    coefficient_first=False,
+)

@@ -243,7 +243,7 @@ def _is_column(x: Any, scores: Node, n: Node) -> bool:
     return value_of(x).dtype == value_of(scores).dtype and same_sizes(shape_of(scores), shape_of(n))
 
 
-def _symbolic(x: Any) -> bool:
+def _symbolic(x: object) -> bool:
     return isinstance(x, Node) and isinstance(value_of(x), (torch.SymFloat, torch.SymInt))
 
 

@@ -1,8 +1,8 @@
 """One mask of all masks of an attention, and eager's results in rows that are masked in full.
 
-A row that only holds -inf gives NaN in eager, but the fused kernels give 0; such rows are multiplied by NaN. A row
-that only holds the lowest finite number gives the mean of the values in both, because adding a score to this number
-does not change it in float32.
+A row that only holds -inf gives NaN in eager, but the fused kernels give 0; such rows are multiplied by NaN. A row that
+only holds the lowest finite number gives the mean of the values in both. In float32, adding a score to this number does
+not change it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def working_dtype(form: Form, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" and wide else dtype
 
 
-def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[Node, Any]) -> Mask | str:
+def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[Node, object]) -> Mask | str:
     """Return the mask and the scale of an attention, or why the fused operator cannot have them."""
     work, scale = working_dtype(form, device), 1.0
     total: Node | None = None
@@ -96,8 +96,7 @@ def _finished(
         return "the fused kernels of the GPU take masks of the dtype of the query"
     if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(known):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
-    is_known = isinstance(known, torch.Tensor)
-    hides = bool((known.amax(-1) == -math.inf).any()) if is_known else not finite(total)
+    hides = bool((known.amax(-1) == -math.inf).any()) if isinstance(known, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
     return Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
 
@@ -180,7 +179,7 @@ def fill_number(step: Step, work: torch.dtype) -> float | None:
 
 
 _VIEWS = ("view", "expand", "copy", "getitem")
-_TRANSPARENT: Mapping[Any, Callable[[Node], Any]] = {
+_TRANSPARENT: Mapping[object, Callable[[Node], object]] = {
     aten.unsqueeze.default: lambda n: n.args[0],
     aten.expand.default: lambda n: n.args[0],
     aten.reshape.default: lambda n: n.args[0],

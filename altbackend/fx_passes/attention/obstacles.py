@@ -1,4 +1,4 @@
-"""Why an attention has no form that the fused kernels know: the call in its way, for the record of decisions."""
+"""Find the call for which an attention has no form that the fused kernels know, for the record of decisions."""
 
 from __future__ import annotations
 

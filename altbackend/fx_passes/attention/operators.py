@@ -23,10 +23,10 @@ class Spelling:
 
     name: str
     parameters: str
-    targets: tuple[Callable[..., Any] | str, ...]
+    targets: tuple[Callable[..., object] | str, ...]
 
 
-_PRODUCTS: tuple[Callable[..., Any] | str, ...] = (
+_PRODUCTS: tuple[Callable[..., object] | str, ...] = (
     *(torch.matmul, torch.bmm, torch.mm, operator.matmul, "matmul", "bmm", "mm", "__matmul__"),
     *(aten.matmul.default, aten.bmm.default, aten.mm.default),
 )
@@ -96,7 +96,7 @@ SPELLINGS = (
     Spelling("repeat", "input repeats dim", (torch.repeat_interleave, "repeat_interleave")),
     Spelling("repeat", "input repeats dim", (aten.repeat_interleave.self_int,)),
 )
-_BY_TARGET: Mapping[Any, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
+_BY_TARGET: Mapping[object, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
 SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
 PRODUCTS = (*_PRODUCTS, torch.einsum)
 
@@ -107,40 +107,42 @@ class Operation:
 
     name: str
     args: Mapping[str, Any]
-    more: tuple[Any, ...] = ()
+    more: tuple[object, ...] = ()
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return an argument, or a default if the call does not give it."""
         return self.args.get(name, default)
 
 
-def read(n: Any) -> Operation:
+def read(n: object) -> Operation:
     """Return a node's call in the form of the table; the name is "" for calls that it does not list."""
-    row = _BY_TARGET.get(n.target) if isinstance(n, Node) and n.op in ("call_function", "call_method") else None
+    if not isinstance(n, Node) or n.op not in ("call_function", "call_method"):
+        return Operation("", {})
+    row = _BY_TARGET.get(n.target)
     if row is None:
         return Operation("", {})
     names = row.parameters.split()
     if row.name == "einsum":
-        operands = n.args[1:] if len(n.args) != 2 or isinstance(n.args[1], Node) else tuple(n.args[1])
+        operands = tuple(n.args[1]) if len(n.args) == 2 and isinstance(n.args[1], (list, tuple)) else n.args[1:]
         return Operation("einsum", {"equation": n.args[0], "operands": operands})
-    args = dict(zip(names, n.args, strict=False))
+    args: dict[str, object] = dict(zip(names, n.args, strict=False))
     args.update({"input" if key in ("self", "tensor") else key: value for key, value in n.kwargs.items()})
     return Operation(row.name, args, tuple(n.args[len(names) :]))
 
 
-def value_of(n: Any) -> Any:
+def value_of(n: object) -> Any:
     """Return the traced value of a node of a captured or of an ATen graph; other arguments unchanged."""
     if not isinstance(n, Node):
         return n
     return n.meta["example_value"] if "example_value" in n.meta else n.meta.get("val")
 
 
-def is_tensor(n: Any) -> bool:
+def is_tensor(n: object) -> bool:
     """Return whether an argument is a node with a traced tensor."""
     return isinstance(n, Node) and isinstance(value_of(n), torch.Tensor)
 
 
-def shape_of(n: Node) -> tuple[Any, ...]:
+def shape_of(n: Node) -> tuple[int | torch.SymInt, ...]:
     """Return the traced sizes of a node's tensor."""
     return tuple(value_of(n).shape)
 

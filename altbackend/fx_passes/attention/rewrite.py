@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 from ...debug.trace import DecisionKind
 from .. import attention_mask
@@ -55,14 +55,14 @@ class Attention:
     """The rule: it starts at the last product of an attention."""
 
     name = "attention"
-    targets: tuple[Any, ...] = PRODUCTS
-    inner: tuple[Any, ...] = ()
+    targets: tuple[object, ...] = PRODUCTS
+    inner: tuple[object, ...] = ()
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._values: dict[Node, Any] = {}  # of nodes that depend on no input
+        self._values: dict[Node, object] = {}  # of nodes that depend on no input
 
-    def constant(self, n: Node) -> Any:
+    def constant(self, n: Node) -> object:
         """Return the value of a node that depends on no input, or None."""
         return attention_mask.known_value(n, self._values)
 
@@ -159,7 +159,7 @@ def _shared(build: Builder, form: Form) -> tuple[Node, Node] | None:
 
 def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask) -> Node:
     """Insert the fused call. Its result has the dtype of the query."""
-    options: dict[str, Any] = {"dropout_p": form.dropout, "is_causal": mask.causal, "scale": mask.scale}
+    options: dict[str, Argument] = {"dropout_p": form.dropout, "is_causal": mask.causal, "scale": mask.scale}
     if operands.grouped:
         options["enable_gqa"] = True
     target = _FUSED if build.key == "example_value" else aten.scaled_dot_product_attention.default
@@ -185,7 +185,7 @@ def _result(build: Builder, form: Form, n: Node, mask: masks.Mask) -> Node | str
     return here if form.order is None else build.call(aten.permute.default, here, list(form.order))
 
 
-def _narrowed(build: Builder, n: Node, own: tuple[Any, ...]) -> Node | None:
+def _narrowed(build: Builder, n: Node, own: shapes.Lead) -> Node | None:
     """Return a result of four dimensions with the two or three of `own`."""
     leading = shape_of(n)[: 4 - len(own)]
     if all(isinstance(s, int) and s == 1 for s in leading):
@@ -195,6 +195,6 @@ def _narrowed(build: Builder, n: Node, own: tuple[Any, ...]) -> Node | None:
     return build.call(aten.reshape.default, n, list(own)) if all(isinstance(s, int) for s in own) else None
 
 
-def _unpermuted(sizes: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
+def _unpermuted(sizes: shapes.Lead, order: tuple[int, ...]) -> shapes.Lead:
     """Return the sizes before a permutation to `order` gave `sizes`."""
     return tuple(sizes[order.index(k)] for k in range(len(order)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -14,7 +13,7 @@ from .builder import Builder
 from .form import Form, Operand
 from .operators import aten, read, shape_of, value_of
 
-Lead = tuple[Any, ...]
+Lead = tuple[int | torch.SymInt, ...]
 
 
 def lead_of(form: Form) -> Lead | None:
@@ -65,7 +64,7 @@ def natural_lead(product: Node, x: Operand) -> Lead:
     return shape_of(product)[:-2] if x.order is None else tuple(shape_of(x.node)[k] for k in x.order[:-2])
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     return a is not None and same_sizes((a,), (b,))
 
 
@@ -92,7 +91,7 @@ def ungrouped(build: Builder, n: Node) -> Node | None:
         return None
     wide, flat = shape_of(source), shape_of(n)
     numbers = all(isinstance(s, int) for s in (*wide[1:3], flat[1]))
-    kept: Sequence[Any] = (wide[0], *wide[3:])
+    kept: Sequence[object] = (wide[0], *wide[3:])
     if not numbers or value_of(source).stride(2) != 0 or flat[1] != wide[1] * wide[2] or wide[2] == 1:
         return None
     return build.call(aten.select.int, source, 2, 0) if same_sizes(kept, (flat[0], *flat[2:])) else None

@@ -81,7 +81,7 @@ def _closed(outputs: Sequence[Term], found: Found) -> Match | None:
     return Match(kwargs, tuple(found[t] for t in outputs), tuple(nodes))
 
 
-def _terms(term: Any, value: Any, found: Found) -> Iterator[Found]:
+def _terms(term: object, value: object, found: Found) -> Iterator[Found]:
     """Yield the ways to match a term or constant with an argument."""
     if isinstance(term, (Arg, Call)) and term in found:
         if found[term] is value or (not isinstance(value, Node) and equal(found[term], value)):
@@ -123,7 +123,7 @@ def _call(term: Call, node: Node, found: Found) -> Iterator[Found]:
             yield {**more, term: node}
 
 
-def _each(terms: Sequence[Any], values: Sequence[Any], found: Found) -> Iterator[Found]:
+def _each(terms: Sequence[object], values: Sequence[object], found: Found) -> Iterator[Found]:
     if not terms:
         yield found
         return
@@ -131,7 +131,7 @@ def _each(terms: Sequence[Any], values: Sequence[Any], found: Found) -> Iterator
         yield from _each(terms[1:], values[1:], more)
 
 
-def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def arguments(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...] | None:
     """Return all arguments of a call by position, with the schema's defaults; None if one is missing."""
     schema = _schema(target)
     if schema is None:
@@ -148,7 +148,7 @@ def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 @functools.cache
-def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...] | None:
+def _schema(target: object) -> tuple[tuple[str, bool, object], ...] | None:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return None
@@ -158,7 +158,7 @@ def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...] | None:
     )
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: object, b: object) -> bool:
     """Return whether two constants are equal for all values of their symbols. 1 and 1.0 are equal, 1 and True not."""
     x, y = val(a), val(b)
     if isinstance(x, (torch.SymInt, torch.SymFloat)) or isinstance(y, (torch.SymInt, torch.SymFloat)):
@@ -168,7 +168,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(x == y) and isinstance(x, bool) == isinstance(y, bool)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the kind of a constant that depends on shapes, dtypes or devices; "" for others."""
     if isinstance(value, Node):
         return "int" if isinstance(val(value), (int, torch.SymInt)) else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from .replacement import Check, Replacement
 from .rules import Rules
@@ -14,9 +13,9 @@ from .trace import Traced, TraceFn, terms_of
 
 
 def register_replacement(
-    search_fn: Callable[..., Any],
-    replace_fn: Callable[..., Any],
-    example_inputs: Sequence[Any],
+    search_fn: Callable[..., object],
+    replace_fn: Callable[..., object],
+    example_inputs: Sequence[object],
     trace_fn: TraceFn,
     pass_dicts: Rules | Iterable[Rules],
     extra_check: Check = lambda match: True,
@@ -52,7 +51,7 @@ def register_replacement(
 
 
 def traced_pattern(
-    search_fn: Callable[..., Any], example_inputs: Sequence[Any], trace_fn: TraceFn, scalars: Mapping[str, float]
+    search_fn: Callable[..., object], example_inputs: Sequence[object], trace_fn: TraceFn, scalars: Mapping[str, float]
 ) -> Traced:
     """Trace a search function and return it as terms."""
     names = parameters(search_fn)
@@ -63,12 +62,12 @@ def traced_pattern(
     return replace(traced, with_gradients=tuple(differentiable))
 
 
-def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+def parameters(fn: Callable[..., object]) -> tuple[str, ...]:
     """Return the names of a function's parameters."""
     return tuple(inspect.signature(fn).parameters)
 
 
-def _check(fn: Callable[..., Any], named: Sequence[str], given: int) -> None:
+def _check(fn: Callable[..., object], named: Sequence[str], given: int) -> None:
     names = parameters(fn)
     for name in named:
         if name not in names:

@@ -1,8 +1,8 @@
 """The rule that replaces what a search function computes by what a replacement function computes.
 
-A match of the pattern is accepted if the search function, traced with the shapes, dtypes and strides of the match,
-gives exactly the calls of the graph, and if every result of the replacement has the dtype and shape of the old one.
-Strides are restored by a copy where they differ.
+Two conditions decide whether a match of the pattern is accepted. The search function, traced with the shapes, dtypes
+and strides of the match, gives exactly the calls of the graph. Every result of the replacement has the dtype and shape
+of the old one. Strides are restored by a copy where they differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -41,8 +40,8 @@ class Replacement:
     """
 
     name: str
-    search: Callable[..., Any]
-    replace: Callable[..., Any]
+    search: Callable[..., object]
+    replace: Callable[..., object]
     trace: TraceFn
     pattern: Traced
     check: Check = lambda match: True
@@ -53,12 +52,12 @@ class Replacement:
     strict: dict[GraphModule, Traced] = field(default_factory=dict, compare=False)  # traces as terms
 
     @property
-    def targets(self) -> tuple[Any, ...]:
+    def targets(self) -> tuple[object, ...]:
         """Return the operators at which the rule can start."""
         return roots(self.pattern.outputs[-1])
 
     @property
-    def inner(self) -> tuple[Any, ...]:
+    def inner(self) -> tuple[object, ...]:
         """Return the operators of the first argument that the rule needs."""
         return first_operators(self.pattern.outputs[-1])
 
@@ -119,14 +118,14 @@ class Replacement:
             todo = "correct the function, or refuse the match in extra_check"
             raise RuntimeError(f"the replacement of the rule {self.name} failed: {cause}; {todo}") from cause
 
-    def _traced(self, fn: Callable[..., Any], match: Match) -> GraphModule | None:
+    def _traced(self, fn: Callable[..., object], match: Match) -> GraphModule | None:
         """Trace a function with the values of a match; None if it does not take them."""
         try:
             return self._trace(fn, match)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):  # shapes that the function refuses
             return None
 
-    def _trace(self, fn: Callable[..., Any], match: Match) -> GraphModule:
+    def _trace(self, fn: Callable[..., object], match: Match) -> GraphModule:
         named = {name: match.kwargs[name] for name in self.pattern.names[: self._count()]}
         values = values_of(named, self.pattern.with_gradients)
         key = (fn, *map(geometry, values))
@@ -142,7 +141,7 @@ class Replacement:
         self.strict.clear()
 
 
-def geometry(value: Any) -> Hashable:
+def geometry(value: object) -> Hashable:
     """Return what a trace depends on: sizes, strides, dtype and device, or a number; None if a size is symbolic."""
     if not isinstance(value, torch.Tensor):
         return (type(value), value) if isinstance(value, (bool, int, float)) else None
@@ -152,13 +151,13 @@ def geometry(value: Any) -> Hashable:
     return numbers, value.dtype, value.device, value.requires_grad, value.is_conj(), value.is_neg()
 
 
-def first_operators(term: Call) -> tuple[Any, ...]:
+def first_operators(term: Call) -> tuple[object, ...]:
     """Return the operators that the first argument of a call must have; () if it may be anything."""
     first = term.args[0] if term.args else None
     return () if term.commutes or not isinstance(first, Call) else first.targets
 
 
-def source_of(fn: Callable[..., Any]) -> str | None:
+def source_of(fn: Callable[..., object]) -> str | None:
     """Return a digest of the file of a function, of its name and of the values that it closes over.
 
     Return None if the file cannot be read, or if a value has no text that tells its content.
@@ -174,7 +173,7 @@ def source_of(fn: Callable[..., Any]) -> str | None:
     return hashlib.sha256(text + f"{fn.__qualname__} {code.co_firstlineno} {closed}".encode()).hexdigest()[:16]
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Return a text of a value that tells its content, or None."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
@@ -216,7 +215,7 @@ def _erase(match: Match) -> None:
             graph.erase_node(n)
 
 
-def _fits(old: Node, new: Any) -> bool:
+def _fits(old: Node, new: object) -> bool:
     """Return whether a result has the dtype, shape and device of the one that it replaces."""
     a, b = val(old), val(new)
     if not isinstance(new, Node) or not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -28,10 +28,10 @@ class Rule(Protocol):
     def name(self) -> str: ...
 
     @property
-    def targets(self) -> tuple[Any, ...]: ...
+    def targets(self) -> tuple[object, ...]: ...
 
     @property
-    def inner(self) -> tuple[Any, ...]: ...
+    def inner(self) -> tuple[object, ...]: ...
 
     def rewrite(self, n: Node) -> Rewrite | None: ...
 
@@ -49,7 +49,7 @@ class Rewrite:
         return f"{', '.join(self.before)} -> {', '.join(self.after)}"
 
 
-def described(n: Any) -> str:
+def described(n: object) -> str:
     """Return the text of a node in the log: its name and its operator, or the number."""
     if not isinstance(n, Node):
         return repr(n)
@@ -65,8 +65,8 @@ class Rules:
     def __init__(self, rules: Iterable[Rule] = (), name: str = "rules", last_first: bool = True) -> None:
         self.name, self.last_first = name, last_first
         self.rules: list[Rule] = []
-        self._at: dict[Any, dict[Any, list[tuple[int, Rule]]]] = {}
-        self._inner: dict[Any, bool] = {}
+        self._at: dict[object, dict[object, list[tuple[int, Rule]]]] = {}
+        self._inner: dict[object, bool] = {}
         for rule in rules:
             self.add(rule)
 

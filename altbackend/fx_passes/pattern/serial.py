@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -26,7 +25,7 @@ def text_of(name: str, pattern: Traced) -> str:
     )
 
 
-def _write(term: Any, names: dict[Term, str], lines: list[str]) -> str:
+def _write(term: object, names: dict[Term, str], lines: list[str]) -> str:
     """Return the expression of a term; lines before it define the calls that it contains, each once."""
     match term:
         case Arg(name):
@@ -49,7 +48,7 @@ def _write(term: Any, names: dict[Term, str], lines: list[str]) -> str:
     raise ValueError(f"a pattern with {term!r} has no text form")
 
 
-def _target(target: Any) -> str:
+def _target(target: Callable[..., object]) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)  # aten.add.Tensor
     return f"{target.__module__.removeprefix('_')}.{target.__name__}"

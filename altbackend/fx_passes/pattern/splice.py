@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 from ...aten.view import declares_alias
 from ...compat import fake_values
@@ -22,7 +23,7 @@ class Splice:
 
     graph: Graph
     traced: GraphModule
-    inputs: Mapping[Node, Any]
+    inputs: Mapping[Node, object]
     symbols: Sequence[tuple[torch.SymInt, Node]]
 
     @staticmethod
@@ -57,7 +58,7 @@ class Splice:
             return None
         return copies
 
-    def _copy_into(self, copies: dict[Node, Any]) -> None:
+    def _copy_into(self, copies: dict[Node, Node]) -> None:
         for n in self.traced.graph.nodes:
             if n.op == "get_attr":
                 copies[n] = self._constant(n)
@@ -77,7 +78,7 @@ class Splice:
         copy.meta.update(n.meta)
         return copy
 
-    def _resolved(self, value: Any, copies: Mapping[Node, Any]) -> Any:
+    def _resolved(self, value: Any, copies: Mapping[Node, object]) -> Any:
         if isinstance(value, Node):
             return copies[value]
         if isinstance(value, torch.SymInt):
@@ -119,7 +120,7 @@ def restored(n: Node, old: torch.Tensor) -> Node:
     strides = old.stride()
     order = sorted(range(old.dim()), key=lambda k: (-strides[k], k))
     graph = n.graph
-    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    steps: list[tuple[Callable[..., object], tuple[Argument, ...], dict[str, Argument]]] = [
         (aten.permute.default, (order,), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, ([order.index(k) for k in range(old.dim())],), {}),

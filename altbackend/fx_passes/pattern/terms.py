@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -80,9 +79,9 @@ class Call(Term):
     `shared`: the node may have users outside the match; it then stays in the graph.
     """
 
-    targets: tuple[Callable[..., Any], ...]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    targets: tuple[Callable[..., object], ...]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
     shared: bool = False
 
     @property
@@ -91,16 +90,16 @@ class Call(Term):
         return self.targets[0] in COMMUTATIVE and len(self.args) > 1
 
 
-Targets = Callable[..., Any] | tuple[Callable[..., Any], ...]
+Targets = Callable[..., object] | tuple[Callable[..., object], ...]
 
 
-def call(targets: Targets, *args: Any, shared: bool = False, **kwargs: Any) -> Call:
+def call(targets: Targets, *args: object, shared: bool = False, **kwargs: object) -> Call:
     """Return the term of a call of an operator, or of one of several."""
     several = targets if isinstance(targets, tuple) else (targets,)
     return Call(several, args, tuple(sorted(kwargs.items())), shared)
 
 
-COMMUTATIVE: frozenset[Any] = frozenset(
+COMMUTATIVE: frozenset[object] = frozenset(
     {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default, aten.eq.Tensor, aten.ne.Tensor}
     | {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor}
     | {aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default}
@@ -121,7 +120,7 @@ def walk(term: object) -> Iterator[Term]:
                 yield from walk(inner)
 
 
-def roots(term: Term) -> tuple[Callable[..., Any], ...]:
+def roots(term: Term) -> tuple[Callable[..., object], ...]:
     """Return the operators at which a term can start."""
     match term:
         case Call(targets):

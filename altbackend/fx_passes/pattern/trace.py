@@ -18,10 +18,10 @@ from ..graph import val
 from .match import arguments, kind_of
 from .terms import Arg, Call, Like, Term
 
-TraceFn = Callable[[Callable[..., Any], Sequence[Any]], GraphModule]
+TraceFn = Callable[[Callable[..., object], Sequence[object]], GraphModule]
 
 
-def fwd_only(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+def fwd_only(fn: Callable[..., object], args: Sequence[object]) -> GraphModule:
     """Return the ATen graph of a function in inference. `args`: tensors, fake or real, and numbers."""
     mode = next((x.fake_mode for x in args if hasattr(x, "fake_mode")), None)
     with torch.no_grad(), aot_autograd.new_tracing_context(), mode or contextlib.nullcontext():
@@ -29,7 +29,7 @@ def fwd_only(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     return normalised(gm)
 
 
-def joint_fwd_bwd(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+def joint_fwd_bwd(fn: Callable[..., object], args: Sequence[object]) -> GraphModule:
     """Return the ATen graph of a function and of its gradients.
 
     Its inputs are those of the function and the gradients of its results; its results are the function's results and
@@ -62,7 +62,7 @@ class Traced:
 
 def results_of(graph: Graph) -> tuple[Any, ...]:
     """Return the results of a graph as a flat tuple."""
-    result: Any = graph.output_node().args[0]
+    result: object = graph.output_node().args[0]
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
@@ -89,7 +89,7 @@ def terms_of(gm: GraphModule, names: Sequence[str], scalars: Mapping[str, float]
     return Traced(tuple(every), tuple(term for _, term in calls), tuple(k for k, _ in calls))
 
 
-def _term(value: Any, made: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> Any:
+def _term(value: object, made: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> object:
     """Return the term of an argument of a call."""
     if isinstance(value, Node):
         return made[value]
@@ -104,7 +104,7 @@ def _term(value: Any, made: Mapping[Node, Term], scalars: Mapping[str, float], l
     return value
 
 
-def values_of(inputs: Mapping[str, Any], with_gradients: Collection[str]) -> list[Any]:
+def values_of(inputs: Mapping[str, object], with_gradients: Collection[str]) -> list[object]:
     """Return the fake values of nodes, and numbers unchanged. Values of the names in `with_gradients` require them."""
     values = {name: val(x) for name, x in inputs.items()}
     for name in with_gradients:

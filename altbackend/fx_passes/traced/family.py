@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -27,8 +26,8 @@ class Form:
     """One rule: `search` becomes `replace`. `examples` make the inputs of its trace, and of its test."""
 
     name: str
-    search: Callable[..., Any]
-    replace: Callable[..., Any]
+    search: Callable[..., torch.Tensor]
+    replace: Callable[..., object]
     examples: Examples
     trace: TraceFn = fwd_only
     scalars: Mapping[str, float] = field(default_factory=dict)

@@ -111,7 +111,7 @@ def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any)
 
 @lowers("convolution_backward.default")
 def convolution_backward(
-    ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Any, *rest: Any
+    ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, bias_sizes: object, *rest: Any
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two."""
     geometry, output_mask = Geometry(*rest[:-1]), rest[-1]

@@ -132,14 +132,14 @@ def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
 
 
 @lowers("index.Tensor")
-def index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+def index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing: the broadcast shape of the indices replaces the indexed dimensions."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
 
 
 @lowers("_unsafe_index.Tensor")
-def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Any]) -> Tensor:
+def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing by a decomposition that guarantees indices in range."""
     sizes = out_sizes(ctx)
     return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
@@ -170,7 +170,7 @@ def advanced(
 
 
 @lowers("upsample_nearest2d.vec", "upsample_nearest2d.default")
-def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: Any) -> Tensor:
+def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: object) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     scale_factors = _flat(scales) or [None, None]
@@ -184,7 +184,7 @@ def upsample_nearest2d(ctx: Ctx, x: Tensor, size: Sequence[Size], *scales: Any) 
     return Tensor(sizes, x.dtype, x.at(p))
 
 
-def _flat(xs: Any) -> list[Any]:
+def _flat(xs: object) -> list[object]:
     return [y for x in xs for y in _flat(x)] if isinstance(xs, (tuple, list)) else [xs]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -189,7 +188,7 @@ def centre(mu: Tensor, m2: Tensor, acc: torch.dtype) -> Tensor:
 
 
 def _variance(
-    ctx: Ctx, x: Tensor, dims: Dims, correction: Any, acc: torch.dtype
+    ctx: Ctx, x: Tensor, dims: Dims, correction: float | None, acc: torch.dtype
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     reduced_dims = norm_dims(dims, len(x.sizes))
     own = recomputed(x, acc) if is_cut(ctx, x, reduced_dims) else None
@@ -201,7 +200,7 @@ def _variance(
 
 
 @lowers("var.correction")
-def var(ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def var(ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
     acc = compute_dtype(x.dtype)
     v, _, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
     v = drop_dims(v, reduced_dims, keepdim)
@@ -210,7 +209,7 @@ def var(ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepd
 
 @lowers("var_mean.correction")
 def var_mean(
-    ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False
+    ctx: Ctx, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     acc = compute_dtype(x.dtype)
     v, mu, reduced_dims = _variance(ctx, x, dims, 1 if correction is None else correction, acc)
@@ -220,7 +219,7 @@ def var_mean(
 
 @lowers("native_layer_norm.default")
 def native_layer_norm(
-    ctx: Ctx, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
+    ctx: Ctx, x: Tensor, shape: Sequence[object], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = result_of(ctx)
     acc = compute_dtype(mean_out.dtype)
@@ -248,7 +247,15 @@ def inverse_std(ctx: Ctx, m2: Tensor, n: Index, eps: float, acc: torch.dtype) ->
 
 @lowers("native_group_norm.default")
 def native_group_norm(
-    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Size, c: Any, hw: Size, groups: int, eps: float
+    ctx: Ctx,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: Size,
+    c: object,
+    hw: Size,
+    groups: int,
+    eps: float,
 ) -> tuple[Tensor, ...]:
     out, mean_out, _ = result_of(ctx)
     acc = compute_dtype(mean_out.dtype)

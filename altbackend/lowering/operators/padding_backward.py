@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ...ir import expr as ex
 from ...ir import value as va
@@ -14,7 +13,7 @@ from .scatter import Updates, scatter
 
 
 def _replication_backward(rank: int) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, grad: Tensor, x: Tensor, pad: Sequence[Any]) -> Tensor:
+    def lower(ctx: Ctx, grad: Tensor, x: Tensor, pad: Sequence[object]) -> Tensor:
         p = list(points(grad.sizes))
         lead = len(p) - rank
         for k in range(rank):

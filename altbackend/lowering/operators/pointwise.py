@@ -146,7 +146,7 @@ def scalar_arg(ctx: Ctx, a: Operand, sizes: tuple[Index, ...], dtype: torch.dtyp
     return va.cast(a, dtype) if isinstance(a, Value) else va.const(a, dtype)
 
 
-def promoted(args: tuple[Any, ...], node: torch.fx.Node) -> torch.dtype:
+def promoted(args: tuple[object, ...], node: torch.fx.Node) -> torch.dtype:
     """Return the dtype to which torch promotes the arguments of a comparison, from the traced values."""
     fakes: list[Any] = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args if a is not None]
     return torch.result_type(fakes[0], fakes[1 if len(fakes) > 1 else 0])
@@ -260,10 +260,12 @@ def pow_scalar(ctx: Ctx, a: Tensor, b: Operand) -> Tensor:
         return pow_tensor(
             ctx, a, b
         )  # for float16, unlike other dtypes, eager takes no root here, which differs from pow at -0 and -infinity
-    return elementwise(ctx, lambda x: power(x, b), a)
+    assert not isinstance(b, Tensor)
+    exponent = b
+    return elementwise(ctx, lambda x: power(x, exponent), a)
 
 
-def power(x: Value, p: Any) -> Value:
+def power(x: Value, p: Value | Index | float) -> Value:
     """Return x**p for a constant p, as a product or root for those p for which eager takes them too."""
     if p == 1:
         return x
@@ -297,7 +299,7 @@ def logical_xor(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
 
 
 @lowers("clamp.default", "clamp.Tensor")
-def clamp(ctx: Ctx, x: Operand, lo: Any = None, hi: Any = None) -> Tensor:
+def clamp(ctx: Ctx, x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
     def body(v: Value, *ends: Value) -> Value:
         it = iter(ends)
         if lo is not None:
@@ -323,12 +325,12 @@ def at_most(ctx: Ctx, v: Value, high: Value) -> Value:
 
 
 @lowers("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(ctx: Ctx, x: Operand, lo: Any) -> Tensor:
+def clamp_min(ctx: Ctx, x: Operand, lo: Operand) -> Tensor:
     return elementwise(ctx, lambda v, e: at_least(ctx, v, e), x, lo)
 
 
 @lowers("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(ctx: Ctx, x: Operand, hi: Any) -> Tensor:
+def clamp_max(ctx: Ctx, x: Operand, hi: Operand) -> Tensor:
     return elementwise(ctx, lambda v, e: at_most(ctx, v, e), x, hi)
 
 
@@ -415,12 +417,12 @@ def full(ctx: Ctx, *args: Operand, **kwargs: object) -> Tensor:
 
 
 @lowers("prims::iota.default")
-def iota(ctx: Ctx, length: Size, *, start: Any = 0, step: Any = 1, **kwargs: object) -> Tensor:
+def iota(ctx: Ctx, length: Size, *, start: Operand = 0, step: Operand = 1, **kwargs: object) -> Tensor:
     return arange(ctx, start, None, step)
 
 
 @lowers("arange.start_step")
-def arange(ctx: Ctx, start: Any, end: Any, step: Any = 1, **kwargs: object) -> Tensor:
+def arange(ctx: Ctx, start: Operand, end: Operand | None, step: Operand = 1, **kwargs: object) -> Tensor:
     out, sizes = ctx.result, ctx.result_sizes
     i = ex.ix(ex.dim(0, sizes[0]))
     if any(isinstance(a, (float, Value)) for a in (start, step)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -27,13 +26,14 @@ Element = tuple[list[Index], Value]
 Span = tuple[Index, Index]  # first input and the one after the last
 
 
-def pair(v: Any, rank: int, default: Any = None) -> list[int]:
+def pair(v: int | Sequence[int] | None, rank: int, default: Sequence[int] | None = None) -> list[int]:
     """Return a pooling argument as one int per pooled dimension."""
     if v is None or (isinstance(v, (list, tuple)) and not v):
         v = default
     if isinstance(v, int):
         return [v] * rank
-    return list(v) * (rank // len(v)) if len(v) < rank else list(v)
+    sizes = list(v or ())
+    return sizes * (rank // len(sizes)) if len(sizes) < rank else sizes
 
 
 def window(
@@ -144,7 +144,7 @@ def _avg_pool(rank: int) -> Callable[..., Tensor]:
         padding: int | Sequence[int] = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
-        divisor_override: Any = None,
+        divisor_override: int | None = None,
     ) -> Tensor:
         if not x.dtype.is_floating_point:
             raise FallBack("averages of integers")
@@ -204,7 +204,7 @@ def adaptive_end(o: Index, n: Index, m: Index) -> Index:
 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
-    def lower(ctx: Ctx, x: Tensor, size: Sequence[Any]) -> Tensor:
+    def lower(ctx: Ctx, x: Tensor, size: Sequence[object]) -> Tensor:
         n, m = x.sizes[-rank:], ctx.shape(size)
         if all(k == 1 for k in m):
             return _global_mean(ctx, x, rank)
@@ -223,7 +223,7 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
 
 
 def _adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    def lower(ctx: Ctx, x: Tensor, size: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def lower(ctx: Ctx, x: Tensor, size: Sequence[object]) -> tuple[Tensor, Tensor]:
         n, m = x.sizes[-rank:], ctx.shape(size)
         longest = [k for a, b in zip(n, m, strict=True) if isinstance(k := _longest(a, b), int)]
         if len(longest) < rank or math.prod(longest) > MAX_WINDOW or not x.dtype.is_floating_point:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ...ir import expr as ex
 from ...ir import value as va
@@ -69,7 +68,7 @@ def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
         grad: Tensor,
         x: Tensor,
         kernel: int | Sequence[int],
-        stride: Any,
+        stride: Sequence[int] | None,
         padding: int | Sequence[int],
         dilation: int | Sequence[int],
         ceil_mode: bool,
@@ -122,11 +121,11 @@ def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
         grad: Tensor,
         x: Tensor,
         kernel: int | Sequence[int],
-        stride: Any,
+        stride: Sequence[int] | None,
         padding: int | Sequence[int],
         ceil_mode: bool,
         count_include_pad: bool,
-        divisor_override: Any,
+        divisor_override: int | None,
     ) -> Tensor:
         k, pad = pair(kernel, rank), pair(padding, rank)
         step = pair(stride, rank, k)

@@ -223,7 +223,13 @@ def index_reduce(
 
 @lowers("index_put.default")
 def index_put(
-    ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, *, checked: bool = True
+    ctx: Ctx,
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    *,
+    checked: bool = True,
 ) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
         return _mask_put(x, indices, values, accumulate)
@@ -236,13 +242,15 @@ def index_put(
 
 
 @lowers("_unsafe_index_put.default")
-def unsafe_index_put(ctx: Ctx, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+def unsafe_index_put(
+    ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """Lower an index_put by a decomposition that guarantees indices in range."""
     out: Tensor = index_put(ctx, x, indices, values, accumulate, checked=False)
     return out
 
 
-def _mask_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool) -> Tensor:
+def _mask_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
     """Return `x` with one value at every element for which a mask over the leading dimensions holds."""
     if len([t for t in indices if t is not None]) != 1 or indices[0] is None or indices[0].dtype != torch.bool:
         raise FallBack("a mask together with other indices")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -149,7 +148,7 @@ def slice_op(
     return Tensor(sizes, x.dtype, x.at(p))
 
 
-def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
+def slice_start(ctx: Ctx, start: object, size: Index) -> Index:
     """Return the first position of a slice in a dimension of `size`, by Python's rules."""
     begin: Index = 0 if start is None else ctx.index(start)
     if isinstance(begin, int) and begin < 0:
@@ -161,7 +160,7 @@ def slice_start(ctx: Ctx, start: Any, size: Index) -> Index:
 
 
 @lowers("split_with_sizes.default", "split.Tensor", "split.sizes", "chunk.default")
-def split(ctx: Ctx, x: Tensor, how: Any, dim: int = 0) -> tuple[Tensor, ...]:
+def split(ctx: Ctx, x: Tensor, how: object, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.sizes)
     out = []
     begin: Index = 0
@@ -211,7 +210,7 @@ def unfold(ctx: Ctx, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 @lowers("as_strided.default")
-def as_strided(ctx: Ctx, x: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None) -> Tensor:
+def as_strided(ctx: Ctx, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None) -> Tensor:
     """Lower as_strided to a view of the argument's buffer, or of the buffer of the value that owns its storage.
 
     Raises Unsupported for a view that reaches beyond both.
@@ -267,7 +266,7 @@ def flip(ctx: Ctx, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 @lowers("roll.default")
-def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
+def roll(ctx: Ctx, x: Tensor, shifts: Sequence[object], dims: Sequence[int] = ()) -> Tensor:
     if not x.sizes:
         return x
     if not dims:
@@ -276,7 +275,7 @@ def roll(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -
     return _rolled(ctx, x, shifts, dims)
 
 
-def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> Tensor:
+def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[object], dims: Sequence[int]) -> Tensor:
     p = list(points(x.sizes))
     for shift, d in zip(shifts, dims, strict=True):
         p[d] = ex.mod(ex.add(p[d], ex.sub(x.sizes[d], ex.mod(ctx.index(shift), x.sizes[d]))), x.sizes[d])
@@ -284,7 +283,7 @@ def _rolled(ctx: Ctx, x: Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> 
 
 
 @lowers("repeat.default")
-def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
+def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[object]) -> Tensor:
     sizes = out_sizes(ctx)
     lead = len(sizes) - len(x.sizes)
     where = [ex.mod(i, n) for i, n in zip(points(sizes)[lead:], x.sizes, strict=True)]
@@ -292,7 +291,7 @@ def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 
 @lowers("constant_pad_nd.default")
-def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[Any], number: float = 0) -> Tensor:
+def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[object], number: float = 0) -> Tensor:
     sizes = out_sizes(ctx)
     p = list(points(sizes))
     conds = []
@@ -421,7 +420,7 @@ def diagonal_scatter(ctx: Ctx, x: Tensor, src: Tensor, offset: int = 0, dim1: in
 
 @lowers("as_strided_scatter.default")
 def as_strided_scatter(
-    ctx: Ctx, x: Tensor, src: Tensor, size: Sequence[Size], stride: Any, offset: Size | None = None
+    ctx: Ctx, x: Tensor, src: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
 ) -> Tensor:
     """Lower an as_strided_scatter whose `src` covers all of `x`; others are library calls."""
     fake = ctx.traced(0)

@@ -1,7 +1,7 @@
 """Fusion: decide which loop nodes share a kernel.
 
-Fusion takes the nodes in program order. A node joins the kernel with which it shares the most bytes, provided that its
-loops map onto the rows of that kernel and that no rule (`rules/`) refuses. Every refusal is recorded with its reason.
+Fusion takes the nodes in program order. A node joins the kernel with which it shares the most bytes. Its loops must map
+onto the rows of that kernel, and no rule (`rules/`) may refuse. Every refusal is recorded with its reason.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Predict times of matrix products on a GPU in microseconds: by the library, by templates, by a separate kernel.
 
 A product runs in waves of one tile per multiprocessor: `start + waves * (per_wave + per_term * depth)`, not faster than
-the device's sustained rate. For few results with long sums the library computes parts of the sums in
-parallel (split K), in about the time of the arithmetic or of reading the operands. The constants are fitted to times
-measured on one H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one stream.
+the device's sustained rate. For few results with long sums the library computes parts of the sums in parallel (split
+K). This takes about the time of the arithmetic, or of reading the operands. The constants are fitted to times measured
+on one H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Join matrix products with the pointwise kernels that read them, where one kernel is possible and pays.
 
 Works on the fused groups of a GPU. A library call and the kernel that reads its result become one kernel if every node
-of the reader is pointwise over just the product's points: the sums are then still in registers when they are used.
+of the reader is pointwise over just the product's points. The sums are then still in registers when they are used.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _divisions(index: Index) -> Iterator[Atom]:
         return
     for m, _ in index.terms:
         for a in m:
-            if a.kind in ("floordiv", "mod"):
+            if isinstance(a, (ex.FloorDiv, ex.Mod)):
                 yield a
                 for part in a.args:
                     yield from _divisions(part)

@@ -1,7 +1,7 @@
 """Find positions of extrema in long rows, which one pass computes together with the extremum.
 
 `argmax` is a maximum and then the least position that holds it. In one pass every element of a tile keeps the best
-value that it has seen and its position, so that the row is read once and not twice.
+value that it has seen and its position. The row is then read once and not twice.
 """
 
 from __future__ import annotations

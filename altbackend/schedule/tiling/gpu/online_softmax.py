@@ -1,7 +1,7 @@
 """Find sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
 
-The pass rescales the running sum whenever a block of the row raises the maximum (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018), so that it reads the row once and not twice.
+The pass rescales the running sum whenever a block of the row raises the maximum, so that it reads the row once and not
+twice. The method is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
 from __future__ import annotations

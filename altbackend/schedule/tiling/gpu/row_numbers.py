@@ -90,8 +90,8 @@ def _run_of_rows(index: Index, row: Atom, stride: int) -> int:
         (atom,) = monomial
         if atom is row:
             return estimate(ex.size_of(row))
-        if atom.kind == "mod" and atom.args[0] is ex.ix(row) and isinstance(atom.args[1], int):
-            return atom.args[1]
+        if isinstance(atom, ex.Mod) and atom.dividend is ex.ix(row) and isinstance(atom.divisor, int):
+            return atom.divisor
     return 1
 
 

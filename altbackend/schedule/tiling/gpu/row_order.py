@@ -1,8 +1,8 @@
 """Order the loops within the rows of a GPU kernel as its rows lie in memory.
 
 A program reads a whole row, whatever the order of its loops, and a sum does not depend on it. The fastest loop decides
-which elements neighbouring threads read: statistics over the channels and points of a channels-last image run over
-points first if the loops keep the order of the traced dimensions, and then each thread reads another cache line.
+which elements neighbouring threads read. Take statistics over the channels and points of a channels-last image: in the
+order of the traced dimensions, the loops run over points first. Each thread then reads another cache line.
 """
 
 from __future__ import annotations

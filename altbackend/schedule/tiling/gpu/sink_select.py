@@ -1,8 +1,8 @@
 """Move selections between two numbers of a row towards the root: f(where(c, a, b)) -> where(c, f(a), f(b)).
 
-Where `c` differs from element to element and `a` and `b` do not, `f` is then computed twice a row and not for every
-element, with the same bits. The gradient of a cross-entropy is such a tree: -1 at one class and 0 at all others, times
-a number of the row, rounded.
+Where `c` differs from element to element and `a` and `b` do not, `f` is then computed twice a row. It is not computed
+for every element, and the bits are the same. The gradient of a cross-entropy is such a tree: -1 at one class and 0 at
+all others, times a number of the row, rounded.
 """
 
 from __future__ import annotations
