@@ -26,7 +26,8 @@ def printed(s: Scheduled) -> str:
         if isinstance(step, Extern):
             launched.append(step)
         else:
-            p, more = cuda_program.launches(p, *step[:2], (), n, step[2])
+            kernel, buffers, in_place = step
+            p, more = cuda_program.launches(p, kernel, buffers, (), n, in_place)
             launched += more
     return cuda_program.build(p, launched).python
 
