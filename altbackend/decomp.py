@@ -275,7 +275,7 @@ def _group_norm_backward(
     large where the mean of the input is; torch subtracts sum(grad) mean from sum(grad x).
     """
     if any(isinstance(n, int) and n == 0 for n in x.shape):
-        return NotImplemented
+        return _GROUP_NORM(grad, x, mean, rstd, weight, batch, channels, size, groups, wanted)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     split, statistic = [batch, groups, channels // groups, size], [batch, groups, 1, 1]
     share = channels // groups * size  # elements of a group
@@ -296,9 +296,14 @@ def _group_norm_backward(
     return dx, dw, db
 
 
-_SMOOTH_L1, _NLL, _NLL_2D = (
+_SMOOTH_L1, _GROUP_NORM, _NLL, _NLL_2D = (
     get_decompositions([op])[op.default]
-    for op in (aten.smooth_l1_loss_backward, aten.nll_loss_backward, aten.nll_loss2d_backward)
+    for op in (
+        aten.smooth_l1_loss_backward,
+        aten.native_group_norm_backward,
+        aten.nll_loss_backward,
+        aten.nll_loss2d_backward,
+    )
 )
 
 # Our own decompositions, which replace those of torch.

@@ -121,7 +121,7 @@ def test_a_torch_without_the_name_is_no_error() -> None:
 
 SCRIPT = """
 from altbackend.config.options import Config
-from altbackend.debug.trace import Trace, SINKS
+from altbackend.debug.trace import DecisionKind, Trace, SINKS
 trace = Trace("graph_0", Config())
 for kind in SINKS:
     trace.artifact(f"{kind}.txt", lambda: f"TEXT<{kind}>", kind)

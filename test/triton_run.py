@@ -108,7 +108,7 @@ def run(p: Program, steps: Sequence[Step], inputs: Sequence[Any], constants: dic
         if isinstance(step, Extern):
             interp._run_extern(step, state)
         else:
-            kernel, buffers, _ = step
+            kernel, buffers, *_ = step
             _launch(kernel, buffers, state)
     return [interp._output(o, state) for o in p.outputs]
 

@@ -17,7 +17,7 @@ from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
 from .context import Context
-from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, update, val
+from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, replace, update, val
 
 _LOW = (torch.bfloat16, torch.float16)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -52,9 +52,10 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     copied too, because the library would copy them in every call; on a CPU they are packed.
     """
     convolutions = {n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and _suits(n, device)}
-    copies = 0
+    copies, plain = 0, list[Node]()
     if device == "gpu":
         _mark_any_layout(gm, convolutions)
+        plain = _read_plain_copies(gm)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
         if _saved_bytes(members, constant, device) <= _copied_bytes(region, members, device):
@@ -63,29 +64,49 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
             if device == "gpu":
                 _rearrange_weight(gm, n, constant)
             copies += _rearrange_input(gm, n, set(region) if device == "gpu" else set())
-    if device == "gpu":
-        copies += _make_volumes_plain(gm)
-    return copies
+    return copies + sum(not _drop_if_plain(n) for n in plain)
 
 
-def _make_volumes_plain(gm: GraphModule) -> int:
-    """Copy channels-last volumes that convolutions in groups read, and return their number.
+def _reads_plain(n: Node) -> bool:
+    """Return whether the library has no channels-last kernel for a convolution or its gradient, which is in groups.
 
-    The library has no kernel for them: it runs one convolution for each group, which was 260 calls for 128 channels.
+    It runs one convolution for each group of a volume: 260 calls for 128 channels. Images of 16 bits in groups of
+    several channels it converts three times a call, by a slow kernel: 8.9 of 16.4 ms of a RegNetY on an H100, where the
+    conversions of plain images take 2.4.
     """
-    copied: dict[Node, Node] = {}
+    backward = n.target is aten.convolution_backward.default
+    x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]
+    if groups == 1 or x.dim() not in _FORMATS or not all(isinstance(s, int) for s in x.shape):
+        return False
+    return x.dim() == 5 or (x.dtype in _LOW and groups != x.shape[1])
+
+
+def _read_plain_copies(gm: GraphModule) -> list[Node]:
+    """Let convolutions in groups read plain copies of their operands where `_reads_plain` holds, and return the copies.
+
+    The copies stand at the border of regions, so that what follows is not taken to be channels-last.
+    """
+    copies: dict[Node, Node] = {}
     for n in list(gm.graph.nodes):
-        if not is_call(n, aten.convolution.default) or n.args[8] == 1 or val(n.args[0]).dim() != 5:
+        if not is_call(n, aten.convolution.default) or not _reads_plain(n):
             continue
-        x = n.args[0]
-        assert isinstance(x, Node)
-        if val(x).is_contiguous() or not is_channels_last(val(x)):
-            continue
-        if x not in copied:
-            copied[x] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
-        n.replace_input_with(x, copied[x])
-        propagate(gm, [copied[x]])
-    return len(copied)
+        for x in n.args[:2]:
+            assert isinstance(x, Node)
+            if x not in copies:
+                copies[x] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+            n.replace_input_with(x, copies[x])
+    propagate(gm, copies.values())
+    return list(copies.values())
+
+
+def _drop_if_plain(copy: Node) -> bool:
+    """Remove a copy of a tensor that is plain; return whether it is one."""
+    source = copy.args[0]
+    assert isinstance(source, Node)
+    is_plain = bool(val(source).is_contiguous())
+    if is_plain:
+        replace(copy, source)
+    return is_plain
 
 
 # Operators whose kernels write a result in any layout, though torch's meta functions give a contiguous one.
@@ -242,20 +263,21 @@ def rearrange_joint(gm: GraphModule) -> bool:
     convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default, aten.convolution_backward.default)]
     if not convs or not all(_suits_joint(n) for n in convs):
         return False
-    moved: dict[Node, Node] = {}
+    moved: dict[tuple[Node, torch.memory_format], Node] = {}
     changed: set[Node] = set()
     for n in list(gm.graph.nodes):
         if is_call(n, aten.convolution.default, aten.convolution_backward.default):
             for k in range(2 if n.target is aten.convolution.default else 3):
                 x = n.args[k]
                 assert isinstance(x, Node)
-                memory_format = _FORMATS[val(x).dim()]
+                memory_format = torch.contiguous_format if _reads_plain(n) else _FORMATS[val(x).dim()]
                 if val(x).is_contiguous(memory_format=memory_format):
                     continue
-                if x not in moved:
-                    moved[x] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": memory_format})
-                    changed.add(moved[x])
-                n.update_arg(k, moved[x])
+                key = x, memory_format
+                if key not in moved:
+                    moved[key] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": memory_format})
+                    changed.add(moved[key])
+                n.update_arg(k, moved[key])
         update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
     return bool(moved)
 
@@ -275,7 +297,8 @@ def _suits(n: Node, device: str) -> bool:
     if any(not isinstance(s, int) and s.node.hint is None for s in x.shape):  # data decides it
         return False
     if device == "gpu":
-        return _faster_on_gpu(x, transposed, bool(n.args[8] == 1)) and all(isinstance(s, int) for s in x.shape)
+        faster = not _reads_plain(n) and _faster_on_gpu(x, transposed, bool(n.args[8] == 1))
+        return faster and all(isinstance(s, int) for s in x.shape)
     return x.dim() in _FORMATS
 
 

@@ -27,9 +27,9 @@ CASES: tuple[Case, ...] = (
     _image("vit_b16", vision.VIT_B16),
     _image("convnext_t", vision.CONVNEXT_T),
     _image("mobilenetv3_l", vision.MOBILENETV3_L),
-    _image("densenet121", vision.DENSENET121),
+    _image("densenet", vision.DENSENET121),
     _image("regnety_16", vision.REGNETY_16),
-    _image("efficientnet_b0", vision.EFFICIENTNET_B0),
+    _image("efficientnet", vision.EFFICIENTNET_B0),
     _image("swin_t", vision.SWIN_T),
     Case("unet", unet.unet, class_loss, autocast=True),
 )

@@ -52,6 +52,7 @@ def convolution(transposed: bool, rank: int, groups: int) -> Callable[[T, T], T]
     (torch.bfloat16, True, 2, 1, 16, True),
     (torch.bfloat16, False, 2, 1, 3, False),  # few channels
     (torch.float32, False, 2, 4, 16, False),  # groups
+    (torch.bfloat16, False, 2, 4, 16, False),
     (torch.float32, False, 3, 1, 16, False),
     (torch.float32, True, 3, 1, 16, True),
     (torch.bfloat16, False, 3, 1, 16, True),
@@ -75,3 +76,18 @@ def test_volumes_in_groups_are_plain_behind_a_region() -> None:
     assert grouped.args[0].meta["val"].is_contiguous()
     (first,) = (n for n in gm.graph.find_nodes(op="call_function", target=aten.convolution.default) if n.args[8] == 1)
     assert first.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_convolutions_of_16_bits_in_groups_are_plain_between_regions() -> None:
+    def fn(x: T, w: T, v: T, u: T) -> T:
+        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=4).relu()
+        return F.conv2d(y, u, padding=1).relu()
+
+    x, w, v, u = (
+        torch.randn(*s).bfloat16() / 8 for s in [(2, 16, 12, 12), (16, 16, 3, 3), (16, 4, 3, 3), (16, 16, 3, 3)]
+    )
+    gm, _ = rearranged(fn, x, w, v, u)
+    first, grouped, last = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert grouped.args[8] == 4
+    assert all(a.meta["val"].is_contiguous() for a in grouped.args[:2])
+    assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (first, last))
