@@ -12,7 +12,7 @@ from ..disk_cache.json_object import JsonObject
 from .key import bytes_of
 
 LARGEST = 1 << 16  # bytes
-_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_DTYPES = {str(d).removeprefix("torch."): d for d in list(vars(torch).values()) if isinstance(d, torch.dtype)}
 
 
 def write(tensor: torch.Tensor) -> dict[str, object] | None:

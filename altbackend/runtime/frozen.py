@@ -149,7 +149,7 @@ class Frozen:
 
     def refresh(self) -> None:
         """Drop the results; the next call recomputes them."""
-        for cached in self.sets.values():
+        for cached in list(self.sets.values()):  # a guard may hold a parameter's last reference, and that drops its set
             cached.guard = None
 
     def __call__(self, args: list[object]) -> Values:

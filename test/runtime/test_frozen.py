@@ -75,3 +75,24 @@ def test_parameters_that_change_between_all_calls_are_rarely_guarded(monkeypatch
         weight.add_(1)
         assert graph.is_right(weight)
     assert 1 < guards < 20
+
+
+def test_a_refresh_that_frees_a_parameter_drops_its_results() -> None:
+    """A guard holds the only reference to its parameter: with the guard, the results of that parameter go."""
+    held: list[torch.Tensor] = []
+
+    class Holding(Versions):
+        def __init__(self, sources: Sequence[torch.Tensor]) -> None:
+            super().__init__(sources)
+            self.held = [held.pop()]
+
+    graph = Doubling()
+    graph.call.watch = Holding
+    for _ in range(3):
+        weight = torch.randn(4)
+        held.append(weight)
+        assert graph.is_right(weight)
+        del weight
+    assert len(graph.call.sets) == 3
+    graph.call.refresh()
+    assert not graph.call.sets
