@@ -70,9 +70,9 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
 def _reads_plain(n: Node) -> bool:
     """Return whether the library has no channels-last kernel for a convolution or its gradient, which is in groups.
 
-    It runs one convolution for each group of a volume: 260 calls for 128 channels. Images of 16 bits in groups of
-    several channels it converts three times a call, by a slow kernel: 8.9 of 16.4 ms of a RegNetY on an H100, where the
-    conversions of plain images take 2.4.
+    It runs one convolution for each group of a volume: 260 calls for 128 channels. It converts images of 16 bits in
+    groups of several channels three times a call, by a slow kernel. These conversions took 8.9 of the 16.4 ms of a
+    RegNetY on an H100; those of plain images take 2.4.
     """
     backward = n.target is aten.convolution_backward.default
     x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]

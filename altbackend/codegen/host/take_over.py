@@ -46,9 +46,9 @@ def take_overs(
 ) -> dict[str, str]:
     """Return for each buffer that takes over the memory of another one the name of that.
 
-    The other one is a donated input, or one of `own`: temporaries that are tensors of their own. The buffer is made by
-    a kernel that is the last to read the other one and works in place, or after the last use of the other one, unless
-    `in_place_only`. Both have the same bytes.
+    The other one is a donated input, or one of `own`: temporaries that are tensors of their own. A kernel that
+    makes the buffer is the last to read the other one, and works in place. Unless `in_place_only`, the buffer may also
+    be made after the last use of the other one. Both have the same bytes.
     """
     takes: dict[str, str] = {}
     given = [b for b, buffer in p.buffers.items() if buffer.donated or b in own]
