@@ -87,6 +87,30 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
             assert channels_last.rearrange_joint(wide) == moved
 
 
+def test_convolutions_in_groups_and_their_gradients_are_plain_between_channels_last_ones() -> None:
+    def fn(x: T, w: T, v: T, u: T) -> T:
+        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=4).relu()
+        return F.conv2d(y, u).flatten(1).float().square().mean()
+
+    inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (16, 4, 3, 3), (8, 16, 3, 3))]
+    gm = traced(joint(fn), *inputs)
+    want = gm(*inputs)
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu", RANDOM)
+    gm.recompile()
+    gm.graph.lint()
+    same(gm(*inputs), want)
+    formats = set()
+    for n in gm.graph.nodes:
+        if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
+            backward = "backward" in str(n.target)
+            grouped = n.args[9 if backward else 8] != 1
+            memory_format = torch.contiguous_format if grouped else torch.channels_last
+            operands = [a.meta["val"] for a in n.args[: 3 if backward else 2]]
+            assert all(x.is_contiguous(memory_format=memory_format) for x in operands)
+            formats.add((backward, grouped))
+    assert len(formats) == 4
+
+
 @pytest.mark.parametrize("low", [True, False], ids=["bfloat16", "float32"])
 def test_biases_of_convolutions_and_their_gradients_are_sums_of_their_own(low: bool) -> None:
     def fn(x: T, w: T, b: T, v: T) -> T:
