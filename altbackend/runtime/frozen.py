@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import operator
+import os
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet, ref
 
@@ -116,6 +119,8 @@ class CachedResults:
     changes: int = 0
     pause: int = 0
     owners: tuple[object, ...] = ()
+    version: int = 0  # counts guards that were taken away
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
 
 
 class Frozen:
@@ -174,16 +179,22 @@ class Frozen:
         cached = self.sets.get(addresses)
         if cached is None:
             cached = self._new(sources, addresses)
-        elif cached.guard is not None and cached.guard.unchanged(sources):
-            cached.changes = 0
-            return cached.results
-        guard = self._new_guard(cached, sources)
+        elif (known := _unchanged(cached, sources)) is not None:
+            return known
+        with cached.lock:
+            if (known := _unchanged(cached, sources)) is not None:  # another thread has recomputed them
+                return known
+            guard = self._new_guard(cached, sources)
+            if guard is not None or self.in_place:
+                with torch.no_grad():
+                    results = self.prologue(*sources)
+                    if self.in_place:
+                        results = _in_place(cached.results, results, sources)
+                cached.results, cached.guard = results, guard
+                return results
+            cached.results = ()
         with torch.no_grad():
-            results = self.prologue(*sources)
-            if self.in_place:
-                results = _in_place(cached.results, results, sources)
-        cached.results, cached.guard = results if guard or self.in_place else (), guard
-        return results
+            return self.prologue(*sources)
 
     def _release(self, main_args: Args) -> None:
         """Give up the originals that only the prologue reads: its results are final."""
@@ -210,6 +221,7 @@ class Frozen:
     def _new_guard(self, cached: CachedResults, sources: Sources) -> ParameterGuard | None:
         """Return a guard that is valid from now on; None if memory cannot be guarded or guarding would not pay."""
         old, cached.guard = cached.guard, None
+        cached.version += 1  # after the guard is taken: see `_unchanged`
         if cached.pause:
             cached.pause -= 1
             return None
@@ -226,6 +238,32 @@ class Frozen:
         except page_guard.NotGuardable as cause:
             self.reason, cached.pause = str(cause), LONGEST_PAUSE
             return None
+
+
+def _unlock_after_fork() -> None:
+    """Give every set of results a new lock: a thread that held one is not in the child process."""
+    for frozen in list(_alive):
+        for cached in list(frozen.sets.values()):
+            cached.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)
+
+
+def _unchanged(cached: CachedResults, sources: Sources) -> Values | None:
+    """Return the results if their parameters have not changed, else None.
+
+    Another thread may take the guard meanwhile and renew it, before it has new results. The guard then says that
+    nothing has changed, and the version tells that it was taken.
+    """
+    version, guard = cached.version, cached.guard
+    if guard is None or not guard.unchanged(sources):
+        return None
+    results = cached.results
+    if cached.version != version:
+        return None
+    cached.changes = 0
+    return results
 
 
 def _counters(tensors: Sources) -> tuple[object, ...]:

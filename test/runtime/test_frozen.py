@@ -96,3 +96,24 @@ def test_a_refresh_that_frees_a_parameter_drops_its_results() -> None:
     assert len(graph.call.sets) == 3
     graph.call.refresh()
     assert not graph.call.sets
+
+
+def test_a_guard_that_another_thread_renews_does_not_vouch_for_old_results() -> None:
+    """The other thread has renewed the guard, and has no new results yet, when this one asks the guard."""
+    graph, weight, renewing = Doubling(), torch.randn(4), False
+
+    class Shared(Versions):
+        def unchanged(self, sources: Sequence[torch.Tensor]) -> bool:
+            nonlocal renewing
+            if renewing:
+                renewing = False
+                (cached,) = graph.call.sets.values()
+                graph.call._new_guard(cached, sources)
+            return super().unchanged(sources)
+
+    graph.call.watch = Shared
+    for _ in range(3):
+        assert graph.is_right(weight)
+    weight.add_(1)
+    renewing = True
+    assert graph.is_right(weight)
