@@ -53,7 +53,11 @@ def test_every_row_holds_its_maximum(dtype: torch.dtype) -> None:
     assert (compiled(fn)(x) >= 1).all()
 
 
-@pytest.mark.parametrize("operator", [torch.floor, torch.ceil, torch.round, torch.trunc])
+def floor_division(x: T) -> T:
+    return torch.div(x, 0.7, rounding_mode="floor")
+
+
+@pytest.mark.parametrize("operator", [torch.floor, torch.ceil, torch.round, torch.trunc, floor_division])
 def test_functions_with_jumps_read_rounded_values(operator: Callable[[T], T]) -> None:
     def fn(x: T) -> T:
         return operator(x * 3)

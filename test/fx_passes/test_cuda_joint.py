@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import backend
@@ -61,18 +62,24 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     assert pad_matmul.pad(gm) == 0  # too small to gain
 
 
-def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:
-    def fn(x: T, w: T, v: T) -> T:
-        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, stride=2)
-        return y.flatten(1).float().square().mean()
-
-    inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (8, 16, 3, 3))]
+def rewritten(fn: Callable[..., T], *inputs: T) -> GraphModule:
+    """Return the joint graph of a function after the passes of a GPU; its results are the same."""
     gm = traced(joint(fn), *inputs)
     want = gm(*inputs)
     joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu", RANDOM)
     gm.recompile()
     gm.graph.lint()
     same(gm(*inputs), want)
+    return gm
+
+
+def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, stride=2)
+        return y.flatten(1).float().square().mean()
+
+    inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (8, 16, 3, 3))]
+    gm = rewritten(fn, *inputs)
     for n in gm.graph.nodes:
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
             operands = [a.meta["val"] for a in n.args[: 2 if "backward" not in str(n.target) else 3]]
@@ -93,12 +100,7 @@ def test_convolutions_in_groups_and_their_gradients_are_plain_between_channels_l
         return F.conv2d(y, u).flatten(1).float().square().mean()
 
     inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (16, 4, 3, 3), (8, 16, 3, 3))]
-    gm = traced(joint(fn), *inputs)
-    want = gm(*inputs)
-    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu", RANDOM)
-    gm.recompile()
-    gm.graph.lint()
-    same(gm(*inputs), want)
+    gm = rewritten(fn, *inputs)
     formats = set()
     for n in gm.graph.nodes:
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):

@@ -159,7 +159,7 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
         node = ctx.node
         common = promoted(args, node) if result == BOOL else None
         if op in _WITH_JUMPS and not _compares_with_zero(op, args):
-            args = tuple(a.rounded() if isinstance(a, Tensor) else a for a in args)
+            args = _rounded(*args)
         if op == "nextafter" and node.meta["val"].dtype in LOW_PRECISION:
             raise FallBack("kernels compute in float32, whose next number is not that of a 16-bit dtype")
         if op in ("logical_and", "logical_or", "logical_not"):
@@ -175,6 +175,11 @@ def _direct(name: str, op: str) -> Callable[..., Tensor]:
 
     lower.__name__ = name
     return lower
+
+
+def _rounded(*args: Operand) -> tuple[Operand, ...]:
+    """Return the operands as memory holds them."""
+    return tuple(a.rounded() if isinstance(a, Tensor) else a for a in args)
 
 
 def _compares_with_zero(op: str, args: tuple[Operand, ...]) -> bool:
@@ -228,12 +233,13 @@ def div(ctx: Ctx, a: Operand, b: Operand) -> Tensor:
 @lowers("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(ctx: Ctx, a: Operand, b: Operand, rounding_mode: str | None = None) -> Tensor:
     op = {None: "truediv", "floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
-    return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), a, b)
+    operands = (a, b) if rounding_mode is None else _rounded(a, b)
+    return elementwise(ctx, lambda x, y: va.apply(op, x, _divisor(ctx, y)), *operands)
 
 
 @lowers("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(ctx: Ctx, a: Operand, b: Operand) -> Tensor:
-    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, _divisor(ctx, y)), a, b)
+    return elementwise(ctx, lambda x, y: va.apply("floor_divide", x, _divisor(ctx, y)), *_rounded(a, b))
 
 
 def _divisor(ctx: Ctx, x: Value) -> Value:

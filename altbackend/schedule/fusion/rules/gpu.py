@@ -19,7 +19,7 @@ from ....ir.value import Value
 from ...access import reads_same_point
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
-from ...rows import ROWS_OF_COLUMNS, estimate, exceeds, is_long, rows_are_neighbours
+from ...rows import ROWS_OF_COLUMNS, SECTOR, estimate, exceeds, is_long, rows_are_neighbours
 from ...split import cuts_of
 from ..group import CACHED_COUNTS, Fusion, Group
 from .rule import Edge, Proposal, Rule, Table
@@ -29,7 +29,6 @@ REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
 RESIDENT = 4  # programs of long rows that a multiprocessor runs at the same time, of 16 warps each
 LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
-SECTOR = 32  # bytes of the smallest memory access
 SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
 MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
