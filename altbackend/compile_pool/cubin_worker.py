@@ -8,6 +8,7 @@ outlive its parent.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import linecache
 import os
@@ -17,6 +18,8 @@ import traceback
 from typing import Any
 
 from altbackend.disk_cache.json_object import JsonObject
+
+from .packed_adds import replace_packed_adds
 
 
 def compile_job(job: JsonObject) -> JsonObject:
@@ -43,13 +46,19 @@ def _compile(job: JsonObject) -> JsonObject:
     }
 
 
+@functools.cache
 def _triton() -> tuple[Any, Any, Any]:
-    """Return triton, its ASTSource and its GPUTarget. Only processes that compile import Triton."""
+    """Return triton, its ASTSource and its GPUTarget. Only processes that compile import Triton.
+
+    From then on this process's Triton avoids instructions that NVIDIA's assembler translates wrongly.
+    """
     import triton  # noqa: PLC0415
     import triton.compiler.code_generator  # noqa: PLC0415 - otherwise the first kernel imports it
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.backends.nvidia.compiler import CUDABackend  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
+    replace_packed_adds(CUDABackend)
     return triton, ASTSource, GPUTarget
 
 

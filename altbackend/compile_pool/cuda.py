@@ -23,6 +23,8 @@ from . import workers
 if TYPE_CHECKING:  # a process whose kernels are all cached does not import the printer
     from ..codegen.triton.print_triton import TritonKernel
 
+EDITS_OF_PTX = 1  # part of every key: kernels that were built before `packed_adds` could be wrong
+
 
 @dataclass(frozen=True)
 class Job:
@@ -45,7 +47,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        identity = repr((self, triton_version())) + "ptx" * self.ptx
+        identity = repr((self, triton_version(), EDITS_OF_PTX)) + "ptx" * self.ptx
         return hashlib.sha256(identity.encode()).hexdigest()[:40]
 
 

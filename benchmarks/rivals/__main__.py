@@ -8,7 +8,8 @@ Programs compile in several processes side by side; a lock lets one measure at a
 and our milliseconds, TorchInductor's over ours, and peak memory. Errors are those against eager in float32 without
 TF32; a line names each program whose error is much larger than eager's own and TorchInductor's. `--out` keeps all rows
 as JSON lines. The first calls of other programs disturb a measurement; `--again` measures what is far from 1, on both
-sides, once more in few processes, and the later figures count.
+sides, once more in few processes, and the later figures count. `--errors-only` times nothing: each program is called
+twice, without TF32, in memory full of NaN, so that a value which no kernel wrote shows.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class Pool:
     device: str
     lock: str
     seconds: float
+    errors_only: bool = False
 
     def measure(self, text: str) -> dict[str, Any]:
         worker = self.idle.get()
         try:
-            request = {"text": text, "device": self.device, "lock": self.lock}
+            request = {"text": text, "device": self.device, "lock": self.lock, "errors_only": self.errors_only}
             answer = worker.ask(request, self.seconds)
         finally:
             self.idle.put(worker)
@@ -88,6 +90,8 @@ def _shorter(text: str, device: str) -> Iterator[str]:
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """Return the summary and the slowest programs as text."""
     compared = sorted(((s, r) for r in rows if (s := speed(r)) is not None), key=lambda pair: pair[0])
+    if all("inductor" not in r.get("errors", {}) for r in rows):
+        return "\n".join([f"all {len(rows)}: errors only", *_faults(rows)])
     lines = [_summary(f"all {len(rows)}", compared)]
     heads = sorted({" ".join(r["text"].split()[:2]) for r in rows})
     lines += [_summary(head, [(s, r) for s, r in compared if r["text"].startswith(head)]) for head in heads]
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0, help="start no further program after so many; 0: no limit")
     parser.add_argument("--shrink", type=int, default=0, help="how many of the worst to shrink")
     parser.add_argument("--again", action="store_true", help="measure programs that are far behind or ahead once more")
+    parser.add_argument("--errors-only", action="store_true", help="compare results with eager's; time nothing")
     parser.add_argument("--out", help="a file for all rows, a line of JSON each")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +175,7 @@ def _search(args: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     count = min(args.processes, len(texts))
     threads_each = str(max((os.cpu_count() or 2) // count, 1))
     environment = {"OMP_NUM_THREADS": threads_each, "TORCHINDUCTOR_COMPILE_THREADS": threads_each, **os.environ}
-    pool = Pool(SimpleQueue(), args.device, f"{folder}/measure.lock", args.timeout)
+    pool = Pool(SimpleQueue(), args.device, f"{folder}/measure.lock", args.timeout, args.errors_only)
     workers = [Worker([sys.executable, "-m", "benchmarks.rivals.measure"], environment) for _ in range(count)]
     for worker in workers:
         pool.idle.put(worker)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -18,12 +16,12 @@ from torch import Tensor
 
 from altbackend import alt
 from benchmarks.measure import relative_error
-from benchmarks.rivals.grammar import DTYPES, Chain, Program, parse
+from benchmarks.rivals.errors import errors
+from benchmarks.rivals.program import Call, prepare
 from benchmarks.workers import ANSWER
 
 ROUNDS, MOST_ROUNDS, SECONDS = 7, 60, 0.4  # of alternating calls
 WARM_UPS = 3
-SEED = 7
 BACKENDS: dict[str, Any] = {"inductor": "inductor", "alt": alt}
 
 
@@ -39,57 +37,37 @@ class Result:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
-class Upstream:
-    """The gradient of a program's result: random numbers, the same for every compiler."""
-
-    value: Tensor | None = None
-
-    def get(self, y: Tensor) -> Tensor:
-        """Return a gradient like `y`."""
-        if self.value is None:
-            generator = torch.Generator(y.device).manual_seed(SEED)
-            self.value = torch.empty_like(y, requires_grad=False).normal_(generator=generator)
-        return self.value.to(y.dtype)
-
-
-Call = Callable[[], list[Tensor]]
-
-
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of the program `request["text"]`; `request["lock"]` is the file that one measurement holds."""
-    program = parse(request["text"])
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.manual_seed(SEED)
+    """Return the figures of the program `request["text"]`; `request["lock"]` is the file that one measurement holds.
+
+    With `request["errors_only"]`, only errors are figures, and nothing is timed.
+    """
     torch._dynamo.reset()
     gc.collect()
     device = torch.device(request["device"])
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    result = Result(program.text)
-    calls = _calls(program, device, result)
+    result = Result(request["text"])
+    if request.get("errors_only"):
+        result.errors = errors(result.text, device)
+        return asdict(result)
+    calls = _calls(device, result)
     with FileLock(request["lock"]):
         _time(calls, device, result)
     return asdict(result)
 
 
-def _calls(program: Program, device: torch.device, result: Result) -> dict[str, Call]:
+def _calls(device: torch.device, result: Result) -> dict[str, Call]:
     """Return eager and the compiled programs that ran once; their first calls and errors go into `result`."""
-    training = program.mode == "training"
-    with torch.device(device):
-        model = Chain(program).to(DTYPES[program.dtype]).train(training)
-        x = torch.randn(program.shape, dtype=DTYPES[program.dtype])
-    if program.layout == "channels_last":
-        x = x.to(memory_format=torch.channels_last)
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x.requires_grad_(training)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    subject = prepare(result.text, device)
+    model = subject.model
     before = {name: b.clone() for name, b in model.named_buffers()}
-    upstream = Upstream()
-    calls = {"eager": _call(model, model, x, upstream)}
-    expected = _reference(model, x, upstream)
+    calls = {"eager": subject.call(model)}
+    expected = subject.reference()
     result.errors["eager"] = _error(calls["eager"](), expected)
     for name, backend in BACKENDS.items():
-        call = _call(torch.compile(model, backend=backend, dynamic=False), model, x, upstream)
+        call = subject.call(torch.compile(model, backend=backend, dynamic=False))
         for b, value in before.items():
             model.get_buffer(b).copy_(value)
         begin = time.perf_counter()
@@ -105,36 +83,10 @@ def _calls(program: Program, device: torch.device, result: Result) -> dict[str, 
     return calls
 
 
-def _reference(model: Chain, x: Tensor, upstream: Upstream) -> list[Tensor]:
-    """Return the results and gradients of eager in float32 without TF32."""
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        exact = copy.deepcopy(model).float()
-        return _call(exact, exact, x.detach().float().requires_grad_(x.requires_grad), upstream)()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-
-
 def _error(got: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest relative error over the tensors."""
     pairs = zip(got, expected, strict=True)
     return max(relative_error(a.to(b.dtype), b) for a, b in pairs)
-
-
-def _call(function: Callable[[Tensor], Tensor], model: Chain, x: Tensor, upstream: Upstream) -> Call:
-    leaves = [x, *model.parameters()]
-
-    def infer() -> list[Tensor]:
-        with torch.no_grad():
-            return [function(x)]
-
-    def train() -> list[Tensor]:
-        y = function(x)
-        gradients = torch.autograd.grad(y, leaves, upstream.get(y), allow_unused=True)
-        return [y, *(g for g in gradients if g is not None)]
-
-    return train if x.requires_grad else infer
 
 
 def _time(calls: dict[str, Call], device: torch.device, result: Result) -> None:

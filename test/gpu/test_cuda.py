@@ -108,6 +108,22 @@ def test_gradients(fn: Callable[..., Any]) -> None:
     check_close(gradients(build(fn), *inputs), gradients(fn, *inputs), gradients(fn, *(x.double() for x in inputs)))
 
 
+@pytest.mark.parametrize("size", [66, 100, 33])
+def test_windows_that_are_indexed_in_16_bits(size: int) -> None:
+    """The assembler translates two packed additions of the same constant wrongly (`compile_pool/packed_adds.py`)."""
+    x, dy = torch.randn(24, 64, size, device="cuda"), torch.randn(24, 64, 7, device="cuda")
+    bias = torch.randn(64, 1, device="cuda")
+
+    def gradients(fn: Callable[..., T]) -> tuple[T, ...]:
+        leaves = [t.clone().requires_grad_() for t in (x, bias)]
+        return torch.autograd.grad(fn(*leaves), leaves, dy)
+
+    def windows(x: T, bias: T) -> T:
+        return F.adaptive_avg_pool1d(x + bias, 7)
+
+    torch.testing.assert_close(gradients(build(windows)), gradients(windows), rtol=1e-5, atol=1e-4)
+
+
 def gradients_of_loss(run: Callable[..., T], *leaves: T) -> tuple[T, ...]:
     """Loss and gradients; the loss is compiled too, so nothing of eager runs in the thread of the backward before."""
     for x in leaves:

@@ -14,7 +14,7 @@ from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
 from altbackend.schedule.device import H200, Cpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
-from altbackend.schedule.fusion.order import order
+from altbackend.schedule.fusion.order import order, verified
 from altbackend.schedule.fusion.rules import gpu as gpu_rules
 from altbackend.schedule.kernel import Kernel, show_kernel
 from test.graphs import Scheduled, schedule, trace
@@ -144,6 +144,27 @@ def test_a_kernel_that_also_writes_a_late_result_runs_where_it_begins() -> None:
     # what waits for a late node runs as soon as that is done, before later beginnings
     groups = [group(0, (0, 6), 1), group(1, (4,)), group(2, (5,)), group(3, (1,))]
     assert [g.number for g in order(groups)] == [3, 1, 0, 2]
+
+
+def test_totals_do_not_leave_behind_what_they_read() -> None:
+    """Totals of columns read points of their kernel, which read the rows' totals: no kernel can hold both totals."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        rows = (x.reshape(9, 2, 48).permute(1, 0, 2) * y.view(2, 9, 48)).sum(2)
+        z = (x.view(2, 9, 48) - rows.unsqueeze(2)) * y.view(2, 9, 48)
+        return [z, z.sum((0, 1))]
+
+    (gm,) = trace(fn, r(18, 48), r(18, 48))
+    s = schedule(gm, ctx=ScheduleContext(H200))
+    assert s.groups  # `fuse` verifies the order
+
+
+def test_a_kernel_that_reads_what_a_later_one_writes_is_an_error() -> None:
+    (gm,) = trace(lambda x: (x.sum(1) + 1).cumsum(0), r(40, 50))
+    s = schedule(gm)
+    assert verified(list(s.groups), s.deps)
+    with pytest.raises(AssertionError, match="would run before"):
+        verified(list(reversed(s.groups)), s.deps)
 
 
 def test_options_limit_fusion() -> None:

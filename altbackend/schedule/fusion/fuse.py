@@ -20,7 +20,7 @@ from ..split import cuts_of
 from .group import Decision, Fusion, Group, ignore, open_group
 from .join import join, redirect
 from .late_totals import join_late_totals
-from .order import order
+from .order import order, verified
 
 HORIZONTAL_REACH = 24  # how many kernels back a node looks for one that reads the same data
 
@@ -46,7 +46,7 @@ def fuse(p: Program, deps: Deps, config: Config, device: Device, decide: Decisio
         groups = merge(fusion, groups, reachability)
     if fusion.on_gpu and config.fuse:
         groups = join_late_totals(fusion, groups, reachability)
-    return order(groups)
+    return verified(order(groups), deps)
 
 
 def totals_over_rows(p: Program, config: Config, device: Device) -> frozenset[str]:

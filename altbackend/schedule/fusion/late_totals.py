@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...debug.trace import DecisionKind
-from ...ir.loops import Extern, Loop, Pointwise, Reduction
+from ...ir.loops import Extern, Loop, Pointwise, Reduction, reads, writes
 from ..loop_mapping import Kind, Refusal, ordered_vars
 from ..reachability import Reachability
 from ..rows import estimate
@@ -91,6 +91,9 @@ def _moved(
     for needs, other in pairs:
         if (via := reachability.path(needs, other.number)) is not None:
             return Refusal(f"kernel {via} lies between them")
+    left = frozenset(b for n in totals.nodes if isinstance(n, Pointwise) for b in writes(n))
+    if any(not left.isdisjoint(reads(n)) for n in totals.nodes if isinstance(n, Reduction)):
+        return Refusal("its totals read what its other nodes compute, which stays behind")
     merged, rest = rows, list[tuple[int, Loop]]()
     for k, node in zip(totals.members, totals.nodes, strict=True):
         assert not isinstance(node, Extern)

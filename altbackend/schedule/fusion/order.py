@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from ..deps import Deps
 from .group import Group
 
 
@@ -31,4 +32,17 @@ def order(groups: Sequence[Group]) -> list[Group]:
             if not waiting[user]:
                 heapq.heappush(ready, (max(earliest, position[user]), position[user], user))
     assert len(ordered) == len(groups), "the kernels depend on each other in a circle"
+    return ordered
+
+
+def verified(ordered: list[Group], deps: Deps) -> list[Group]:
+    """Return the groups. Raise AssertionError if a node would run before one that it needs.
+
+    Such code would read memory that nothing has written. A product that became part of a kernel is in no group.
+    """
+    waiting = {k for g in ordered for k in g.members}
+    for g in ordered:
+        for k in g.members:
+            assert waiting.isdisjoint(deps.before[k]), f"node {k} would run before a node that it needs"
+            waiting.discard(k)
     return ordered

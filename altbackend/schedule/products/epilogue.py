@@ -17,7 +17,7 @@ from ...ir.loops import Pointwise, Program, reads
 from ..access import same_point
 from ..deps import Deps
 from ..fusion.group import Decision, Group
-from ..fusion.order import order
+from ..fusion.order import order, verified
 from ..loop_mapping import MappedNode, Refusal, cut_points, fit
 from .matmul import LEAST, Matmul, Tiles, is_matmul, node_of, of_extern, with_columns
 
@@ -71,7 +71,7 @@ def attach(p: Program, deps: Deps, groups: list[Group], decide: Decision, choose
             decide(DecisionKind.TEMPLATE, pair, f"one kernel of {tiles}", reason)
             _replace(alive, candidate, tiles)
             break
-    return order(list(alive.values()))
+    return verified(order(list(alive.values())), deps)
 
 
 def _replace(alive: dict[int, Group], candidate: Candidate, tiles: Tiles) -> None:
