@@ -45,6 +45,7 @@ from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
+from .schedule.split_scans import split_scans
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
 Constants = dict[str, object]
@@ -219,6 +220,7 @@ def schedule_graph(
     with trace.stage("schedule"):
         unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
         program = check(split.split_reductions(program, ctx.device, unsplit), cfg)
+        program = check(split_scans(program, ctx.device), cfg)
         deps = dependencies.analyse(program)
         groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)
         if cuda and (choose := products.chooser(cfg, ctx, program)) is not None:

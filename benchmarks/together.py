@@ -2,11 +2,13 @@
 
     python -m benchmarks.together --device cuda --mode inference
     python -m benchmarks.together --device cuda --mode training --cases bert,resnet50 --processes 8
+    python -m benchmarks.together --device cpu --frozen --processes 1 --cases resnet50,timm:resnest50d
 
 `benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
 that a whole suite fits into minutes on a machine with many cores. A row: eager's, TorchInductor's and our milliseconds,
 medians of alternating calls; TorchInductor's time over ours; the largest relative error; peak memory beyond what is
-allocated before a call; seconds of the first call, under the load of the other compilations.
+allocated before a call; seconds of the first call, under the load of the other compilations. `--frozen` adds both
+compilers with `freezing=True`. A case `timm:NAME` is any network of timm.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks import subject
 from benchmarks.cases import SUITES, choose
+from benchmarks.cases.vision import of_timm
 from benchmarks.measure import relative_error
 from benchmarks.records import Request
 from benchmarks.rivals.measure import milliseconds, peak_bytes
@@ -36,6 +39,8 @@ from benchmarks.table import geomean
 from benchmarks.workers import ANSWER, Ended, Worker
 
 BACKENDS = ("inductor", "alt")
+FROZEN = tuple(f"{name} frozen" for name in BACKENDS)
+TIMM = "timm:"
 WARM_UPS = 3
 FEWEST_ROUNDS = 7
 
@@ -43,9 +48,9 @@ FEWEST_ROUNDS = 7
 def measure(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one model: median milliseconds, error, peak bytes, seconds of the first call, by name."""
     device = torch.device(asked["device"])
-    case = choose("models", [asked["case"]])[0]
-    requests = {name: Request(**{k: asked[k] for k in ("case", "mode", "preset", "device", "dtype")}, backend=name)
-                for name in BACKENDS}  # fmt: skip
+    name = asked["case"]
+    case = of_timm(name.removeprefix(TIMM)) if name.startswith(TIMM) else choose("models", [name])[0]
+    requests = _requests(asked)
     first = requests[BACKENDS[0]]
     built = subject.build(case, asked["preset"], first)
     eager = subject.eager(case, built, first)
@@ -70,6 +75,18 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _requests(asked: dict[str, Any]) -> dict[str, Request]:
+    """Return what to compile, by the name of its columns."""
+    of = {k: asked[k] for k in ("case", "mode", "preset", "device", "dtype")}
+    requests = {name: Request(**of, backend=name) for name in BACKENDS}
+    if asked["frozen"]:
+        frozen: dict[str, Any] = {"freezing": True}
+        requests |= {
+            key: Request(**of, backend=name, options=frozen) for key, name in zip(FROZEN, BACKENDS, strict=True)
+        }
+    return requests
+
+
 def _call(s: subject.Subject) -> Callable[[], list[Tensor]]:
     def call() -> list[Tensor]:
         s.clear()
@@ -92,21 +109,25 @@ def _time(calls: dict[str, Callable[[], Any]], device: torch.device, seconds: fl
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table and the geometric mean."""
-    lines = [
-        "case | eager ms | inductor ms | alt ms | inductor/alt | errors | peak MB inductor, alt | first s inductor, alt"
-    ]
+    """Return the tables and their geometric means."""
+    pairs = [BACKENDS, FROZEN] if any(FROZEN[0] in r.get("ms", {}) for r in rows) else [BACKENDS]
+    return "\n\n".join(_table(rows, *pair) for pair in pairs)
+
+
+def _table(rows: Sequence[dict[str, Any]], rival: str, ours: str) -> str:
+    head = f"{rival} ms | {ours} ms | {rival}/{ours} | errors | peak MB {rival}, {ours} | first s {rival}, {ours}"
+    lines = [f"case | eager ms | {head}"]
     ratios: list[float] = []
     for r in sorted(rows, key=lambda r: str(r["case"])):
         ms = r.get("ms", {})
-        if not {"inductor", "alt"} <= set(ms):
+        if not {rival, ours} <= set(ms):
             lines.append(f"{r['case']} | {r.get('failed') or r.get('failures')}")
             continue
-        ratios.append(ms["inductor"] / ms["alt"])
-        times = " | ".join(f"{ms[name]:.3f}" for name in ("eager", "inductor", "alt"))
-        errors = ", ".join(f"{r['errors'][name]:.0e}" for name in BACKENDS)
-        peaks = ", ".join(f"{r['peaks'][name] / 1e6:.0f}" for name in BACKENDS)
-        firsts = ", ".join(f"{r['first'][name]:.1f}" for name in BACKENDS)
+        ratios.append(ms[rival] / ms[ours])
+        times = " | ".join(f"{ms[name]:.3f}" for name in ("eager", rival, ours))
+        errors = ", ".join(f"{r['errors'][name]:.0e}" for name in (rival, ours))
+        peaks = ", ".join(f"{r['peaks'][name] / 1e6:.0f}" for name in (rival, ours))
+        firsts = ", ".join(f"{r['first'][name]:.1f}" for name in (rival, ours))
         lines.append(f"{r['case']} | {times} | {ratios[-1]:.2f} | {errors} | {peaks} | {firsts}")
     return "\n".join([*lines, f"geometric mean of {len(ratios)}: {geomean(ratios) or 0:.3f}"])
 
@@ -130,6 +151,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="bfloat16 on cuda, float32 on a CPU")
     parser.add_argument("--seconds", type=float, default=2.0, help="of the timed calls of a model")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of one model")
+    parser.add_argument("--frozen", action="store_true", help="also with freezing=True, both compilers")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     args = parser.parse_args()
     names = args.cases.split(",") if args.cases else [c.name for c in SUITES["models"] if c.mode is None]
@@ -140,6 +162,7 @@ def main() -> None:
             "preset": args.preset or {"cuda": "gpu", "cpu": "cpu"}[args.device],
             "dtype": args.dtype or {"cuda": "bfloat16", "cpu": "float32"}[args.device],
             "seconds": args.seconds,
+            "frozen": args.frozen,
             "lock": f"{folder}/measure.lock",
         }
 

@@ -9,9 +9,9 @@ from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Origin, Program, Scatter
-from .access import same_point, split_row
+from .access import reads_same_point, same_point, split_row
 from .deps import Deps
-from .device import Cpu, Device
+from .device import Cpu, Device, Gpu
 from .fusion.group import Group
 from .loop_mapping import Kind, MappedNode
 from .loop_refinement import common_refinement, split_loops
@@ -83,7 +83,7 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
         stored = _stored(deps, g)
         mapped = number_rows(p, order_rows(p, _common_loops(g.mapped), stored, device), stored, device)
     rows = ex.size_of(mapped[0].row)
-    numbers = _stage_numbers(p, mapped)
+    numbers = _stage_numbers(p, mapped, isinstance(device, Gpu))
     storage = _storage(deps, g, mapped, numbers)
     row_counters: tuple[Atom, ...] = ()
     # positions in scratch and in tiles are computed from the row's number
@@ -148,15 +148,19 @@ def _cuts_scan(q: MappedNode, chain: tuple[Index, ...]) -> bool:
     return q.kind is Kind.SCAN and chain[-1:] != tuple(n for n in q.sizes if n != 1)[-1:]
 
 
-def _stage_numbers(p: Program, mapped: Sequence[MappedNode]) -> list[int]:
-    """Return the stage of every node: after those that it reads, in the same one where it reads the same point."""
+def _stage_numbers(p: Program, mapped: Sequence[MappedNode], on_gpu: bool) -> list[int]:
+    """Return the stage of every node: after those that it reads, in the same one where it reads the same point.
+
+    A GPU's program computes a scan for a block of points at once, so that its readers need no loop of their own.
+    """
     numbers: list[int] = []
     for n, reader in enumerate(mapped):
         names, out = {b for b, _ in va.loads(reader.value)}, reader.node.out
         number = 0
         for writer, s in zip(mapped[:n], numbers, strict=True):
             if writer.node.out in names:
-                together = writer.inner == reader.inner and same_point(writer, reader)
+                scanned = on_gpu and writer.kind is Kind.SCAN and reads_same_point(writer, reader, writer.node.out)
+                together = writer.inner == reader.inner and (scanned or same_point(writer, reader))
                 number = max(number, s if together else s + 1)
             if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(writer.value)):
                 number = max(number, s)

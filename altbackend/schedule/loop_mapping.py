@@ -149,6 +149,11 @@ def _scatter_strides(node: Scatter) -> dict[Atom, int]:
     return {m[0]: c for m, c in node.index.terms if isinstance(m[0], ex.Var) and c > 0 and strides.count(c) == 1}
 
 
+def has_columns(node: Scan | Scatter) -> bool:
+    """Return whether results, not the elements along which the node runs, are neighbours in memory."""
+    return _columns(node) is not None
+
+
 def _columns(node: Scan | Scatter) -> Atom | None:
     """Return the free loop over neighbouring elements, if there is one."""
     return next((v for v, stride in free_dims(node).items() if stride == 1), None)

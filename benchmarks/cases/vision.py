@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.cases.case import Built, Preset
+from benchmarks.cases.case import Built, Case, Preset, class_loss
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,13 @@ def classifier(sizes: dict[Preset, ImageSize], preset: Preset) -> Built:
     model: nn.Module = importlib.import_module("timm").create_model(size.model, pretrained=False, **size.options)
     _draw_running_statistics(model)
     return model, (torch.randn(size.batch, 3, size.pixels, size.pixels),), {}
+
+
+def of_timm(model: str) -> Case:
+    """Return the case of timm's network `model`: one image of 224 pixels; 64 in the preset "gpu"."""
+    return Case(
+        f"timm:{model}", lambda preset: classifier(_sizes(model, 64, ImageSize(model, 2, 224)), preset), class_loss
+    )
 
 
 def _draw_running_statistics(model: nn.Module) -> None:

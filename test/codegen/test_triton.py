@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from altbackend.config.resolve import resolve
 from altbackend.ir.loops import Extern
-from altbackend.schedule import split
+from altbackend.schedule import split, split_scans
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.loop_mapping import Refusal
@@ -191,7 +191,7 @@ LONG: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "softmax of columns": (lambda x: x.softmax(0), lambda: [r(70, 40)], 1),
     "argmax": (lambda x: x.argmax(-1), lambda: [r(6, 100)], 1),
     "cumsum": (lambda x: x.cumsum(-1), lambda: [r(6, 100)], 1),
-    "cummax": (lambda x: x.cummax(-1), lambda: [r(6, 100)], 2),
+    "cummax": (lambda x: x.cummax(-1), lambda: [r(6, 100)], 1),
     "logical": (lambda x: ((x > 2).any(-1), (x > -2).all(-1)), lambda: [r(30, 70)], 1),
     "in place": (lambda x: x.sub_(x.mean(-1, keepdim=True)), lambda: [r(6, 100)], 2),
 }
@@ -380,6 +380,46 @@ def test_deterministic_leaves_atomic_additions_to_the_library() -> None:
 def test_a_scan_is_read_at_its_own_point_only() -> None:
     verify(lambda x: x.flip(1).cumsum(1).flip(1), [r(5, 9)], 2)
     verify(lambda x: x.cumsum(1) * 2, [r(5, 9)], 1)
+
+
+SCANS = {
+    "rows": (lambda x: x.cumsum(1) * 2, lambda: [r(3, 96)], 3),
+    "bfloat16 rows": (lambda x: x.cumsum(1), lambda: [r(3, 96).bfloat16()], 3),
+    "columns": (lambda x: x.cumsum(1), lambda: [r(2, 96, 5)], 3),
+    "all": (lambda x: x.cumsum(0).relu(), lambda: [r(96)], 3),
+    "products": (lambda x: (1 + x / 50).cumprod(1), lambda: [r(3, 96)], 3),
+    "maxima": (lambda x: x.cummax(1), lambda: [r(3, 96)], None),
+    "integers": (lambda x: x.cumsum(1), lambda: [torch.randint(-9, 9, (3, 96))], 3),
+    "NaN": (lambda x: (x.cumsum(1), x.cummin(1)[0]), lambda: [with_nan(r(3, 96))], None),
+}
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    """A NaN in the middle of a row, and zeros of both signs at the beginning of others."""
+    x[0, 40], x[1, 0], x[2, 48] = float("nan"), -0.0, -0.0
+    return x
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_long_scans_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant in ("LONG_ROW", "LONG_COLUMN"):
+        monkeypatch.setattr(split_scans, constant, 64)
+    for constant in ("SHORTEST_ROW", "SHORTEST_COLUMN", "BEST_COLUMN"):
+        monkeypatch.setattr(split_scans, constant, 16)
+    fn, make, kernels = SCANS[name]
+    seen = verify(fn, make(), kernels)
+    assert any("_until" in b for _, buffers, _ in seen for b in buffers)
+
+
+def test_scans_of_long_rows_are_read_as_they_run() -> None:
+    """One loop over the row scans twice and rounds; a sum of the scanned row is a kernel of its own."""
+    verify(lambda x: x.cumsum(1).cumsum(1).relu(), [r(6, 100)], 1, ctx=SHORT_ROWS)
+    verify(lambda x: x.bfloat16().cumsum(1), [r(6, 100)], 1, ctx=SHORT_ROWS)
+    verify(lambda x: (x.cumsum(1) + 1).sum(1), [r(6, 100)], None, ctx=SHORT_ROWS)
+
+
+def test_a_scan_of_columns_is_read_at_its_points() -> None:
+    verify(lambda x: x.cumsum(1) + 1, [r(4, 6, 6)], 1)
 
 
 def test_without_fusion_every_operation_is_a_kernel() -> None:

@@ -58,7 +58,8 @@ class Emitter:
     - `zeros`: masks outside of which a named tile is 0, as masked loads are;
     - `normalisers`: sums of online softmaxes.
 
-    `last_reads`: buffers that no later pass reads. `binding_chain`: nodes are bound in order, without recursion.
+    `last_reads`: buffers that no later pass reads. `passed`: scans whose pass over a long row has ended.
+    `binding_chain`: nodes are bound in order, without recursion.
     """
 
     program: Program
@@ -77,6 +78,7 @@ class Emitter:
     checks: bool = False
     normalisers: set[Value] = field(default_factory=set)
     last_reads: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
     binding_chain: bool = False
     zeros: dict[Value, frozenset[str]] = field(default_factory=dict)
 
@@ -386,6 +388,7 @@ def _is_point(e: Emitter, b: str) -> bool:
 def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value:
     b, index = v.attr
     if b in e.results:
+        assert b not in e.passed, f"{b} is read after the pass that scans it"
         return e.results[b]
     if _is_point(e, b):
         _bind_chain(e, scope, b)

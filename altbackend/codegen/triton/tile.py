@@ -95,6 +95,7 @@ def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
         e.note(n)
         scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
     scope.body.extend(after.body)
+    e.passed.update(q.node.out for q in stage.members if q.kind is Kind.SCAN)
 
 
 def _points_of(s: Stage) -> Index:

@@ -126,10 +126,7 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
         value = let(e, scope, va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1)), axes_of(e, source))
         if b.looped(n):
             value = _carried(e, scope, source, value, node.op)
-        else:
-            e.results[node.out] = value
-    else:
-        e.results[node.out] = value
+    e.results[node.out] = value
     if node.out in e.kernel.stored:
         store(e, scope, q, value)
 

@@ -83,6 +83,8 @@ def _full_reduction(fusion: Fusion, edge: Edge) -> Refusal | None:
 
 
 def _within_row(fusion: Fusion, edge: Edge) -> Refusal | None:
+    if fusion.on_gpu and edge.at_scanned_point:
+        return None
     return None if edge.at_same_point else outside_row(edge.writer, edge.reader, edge.buffer, edge.index)
 
 

@@ -16,7 +16,6 @@ from ....ir import value as va
 from ....ir.expr import Index
 from ....ir.loops import Extern, Node, Reduction
 from ....ir.value import Value
-from ...access import reads_same_point
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
 from ...rows import ROWS_OF_COLUMNS, SECTOR, estimate, exceeds, is_long, rows_are_neighbours
@@ -125,6 +124,15 @@ def _totals_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return None
 
 
+def _scans_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse what reads a scan of a long row in a later pass: its values are there only while the scan passes."""
+    scanned = {q.node.out for q in proposal.mapped if q.kind is Kind.SCAN and is_long(q.points, _gpu(fusion))}
+    if not scanned or all(q.kind in (Kind.SCAN, Kind.POINT) for q in proposal.mapped):
+        return None
+    read = {b for q in proposal.mapped for b, _ in va.loads(q.value)}
+    return None if scanned.isdisjoint(read) else Refusal("a scan of a long row is read in another pass")
+
+
 def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse one total over all rows beside reductions of columns: a persistent program would take single columns."""
     group = proposal.group
@@ -230,11 +238,12 @@ def _repeated_work(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 def _in_registers(fusion: Fusion, edge: Edge) -> Refusal | None:
     """Refuse reads of values that the registers of the reader's point do not hold."""
-    writer, points = edge.writer, edge.writer.points
-    if edge.at_same_point or (writer.kind in (Kind.POINT, Kind.IN_ROW) and writer.results == 1):
-        return None
-    scanned = writer.kind is Kind.SCAN and writer.sizes == edge.reader.sizes and not is_long(points, _gpu(fusion))
-    if scanned and reads_same_point(writer, edge.reader, edge.buffer):
+    writer = edge.writer
+    if (
+        edge.at_same_point
+        or edge.at_scanned_point
+        or (writer.kind in (Kind.POINT, Kind.IN_ROW) and writer.results == 1)
+    ):
         return None
     return Refusal(f"{edge.buffer} is read at other points of the row than it is written: needs shared memory")
 
@@ -248,6 +257,7 @@ GPU = Table(
         Rule("tiles express every node", _tiles),
         Rule("kernels without rows are points and totals", _without_rows),
         Rule("totals over rows need short rows", _totals_of_long_rows),
+        Rule("scans of long rows are read as they run", _scans_of_long_rows),
         Rule("totals over rows need rows, not columns", _totals_of_columns),
         Rule("sums of neighbours are no totals over long columns", _rows_of_long_columns),
         Rule("rows fill the device", _enough_rows),

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from ....ir import value as va
 from ....ir.expr import Index
-from ...access import same_point
-from ...loop_mapping import MappedNode, Refusal
+from ...access import reads_same_point, same_point
+from ...loop_mapping import Kind, MappedNode, Refusal
 from ..group import Fusion, Group
 
 Subject = TypeVar("Subject")
@@ -60,6 +60,13 @@ class Edge:
     def at_same_point(self) -> bool:
         """Return whether the reader uses at each point just what the writer computed there."""
         return same_point(self.writer, self.reader)
+
+    @cached_property
+    def at_scanned_point(self) -> bool:
+        """Return whether the reader uses at each point what a scan along the same loops has reached there."""
+        writer, reader = self.writer, self.reader
+        alike = writer.kind is Kind.SCAN and writer.sizes == reader.sizes
+        return alike and reads_same_point(writer, reader, self.buffer)
 
 
 @dataclass(frozen=True)
