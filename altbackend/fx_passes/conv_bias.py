@@ -2,13 +2,17 @@
 
 On a GPU the library adds the bias in a separate pass over memory, while a generated kernel adds it together with the
 activation that follows. The gradient of the bias, which the library sums in another pass, becomes a generated sum.
+
+The library's kernel of plain depthwise images adds the bias before it rounds to 16 bits. There the bias stays: a sum of
+a rounded result and a bias has another sign in one of a thousand elements, which changes an activation's gradient.
 """
 
 from __future__ import annotations
 
 import operator
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 
 from .context import Context
 from .graph import aten, insert, is_call, replace, val
@@ -45,7 +49,7 @@ def split_biases(gm: GraphModule) -> int:
     """Split off the biases; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if not is_call(n, aten.convolution.default) or n.args[2] is None:
+        if not is_call(n, aten.convolution.default) or n.args[2] is None or _is_added_before_rounding(n):
             continue
         bias = n.args[2]
         n.update_arg(2, None)
@@ -56,3 +60,10 @@ def split_biases(gm: GraphModule) -> int:
         n.replace_all_uses_with(total, delete_user_cb=lambda u, t=total: u is not t)
         count += 1
     return count
+
+
+def _is_added_before_rounding(n: Node) -> bool:
+    image, groups = val(n.args[0]), n.args[8]
+    rounds = image.dtype in (torch.bfloat16, torch.float16)
+    depthwise = groups == image.shape[1] and groups != 1 and not n.args[6]
+    return rounds and depthwise and image.is_contiguous()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,6 +55,26 @@ def test_convolution_biases_stand_alone() -> None:
     assert conv_bias.split_biases(gm) == 1
     gm.recompile()
     torch.testing.assert_close(gm(x, w, b), F.conv2d(x, w, b, padding=1).relu())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "groups", "split"),
+    [
+        (torch.bfloat16, torch.contiguous_format, 8, 0),  # the library adds the bias before it rounds
+        (torch.float16, torch.contiguous_format, 8, 0),
+        (torch.float32, torch.contiguous_format, 8, 1),
+        (torch.bfloat16, torch.channels_last, 8, 1),
+        (torch.bfloat16, torch.contiguous_format, 2, 1),
+    ],
+    ids=str,
+)
+def test_biases_of_plain_depthwise_images_stay(
+    dtype: torch.dtype, layout: torch.memory_format, groups: int, split: int
+) -> None:
+    x = torch.randn(2, 8, 6, 6, dtype=dtype).to(memory_format=layout)
+    w, b = torch.randn(16, 8 // groups, 3, 3, dtype=dtype), torch.randn(16, dtype=dtype)
+    gm = traced(lambda x, w, b: F.conv2d(x, w, b, groups=groups), x, w, b)
+    assert conv_bias.split_biases(gm) == split
 
 
 def test_block_in_bfloat16_is_folded_and_channels_last() -> None:
