@@ -94,13 +94,15 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
             assert channels_last.rearrange_joint(wide) == moved
 
 
-def test_convolutions_in_groups_and_their_gradients_are_plain_between_channels_last_ones() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_convolutions_in_groups_and_their_gradients_are_plain_between_channels_last_ones(dtype: torch.dtype) -> None:
     def fn(x: T, w: T, v: T, u: T) -> T:
         y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=4).relu()
         return F.conv2d(y, u).flatten(1).float().square().mean()
 
-    inputs = [torch.randn(s).bfloat16() for s in ((4, 8, 12, 12), (16, 8, 3, 3), (16, 4, 3, 3), (8, 16, 3, 3))]
-    gm = rewritten(fn, *inputs)
+    inputs = [torch.randn(s).to(dtype) for s in ((4, 8, 12, 12), (16, 8, 3, 3), (16, 4, 3, 3), (8, 16, 3, 3))]
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        gm = rewritten(fn, *inputs)
     formats = set()
     for n in gm.graph.nodes:
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
