@@ -72,7 +72,7 @@ def _reads_plain(n: Node) -> bool:
 
     It runs one convolution for each group of a volume: 260 calls for 128 channels. It converts images in groups of
     several channels three times a call, by a slow kernel. These conversions took 8.9 of the 16.4 ms of a RegNetY on an
-    H100; those of plain images take 2.4. In float32, its kernel of the gradient of images is slower too: 10.6 for 3.4 ms.
+    H100; those of plain images take 2.4. In float32, its gradient of an image takes 10.6 ms for 3.4 too.
     """
     backward = n.target is aten.convolution_backward.default
     x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]
