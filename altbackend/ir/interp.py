@@ -92,6 +92,8 @@ def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, object]
 def _output(o: object, state: State) -> Any:
     if isinstance(o, View):
         return state.view(o)
+    if isinstance(o, HostNumber):
+        return state.number(o)
     return state.size(o) if isinstance(o, (int, ex.Expr)) and not isinstance(o, bool) else o
 
 

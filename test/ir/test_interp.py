@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from altbackend.ir import interp
 from altbackend.ir import value as va
-from altbackend.ir.loops import Program, Reduction, Scan, Scatter, View
+from altbackend.ir.loops import HostNumber, Program, Reduction, Scan, Scatter, View
 from test.ir.programs import COLS, F32, FLAT, ROW, ROWS, X, buffer, irregular, softmax, symbolic
 
 
@@ -37,6 +38,12 @@ def test_symbols(n: int) -> None:
     s, size = interp.run(symbolic(), [n, x])
     torch.testing.assert_close(s, x.sum(0))
     assert size == 4 * n
+
+
+def test_numbers_of_the_host_are_outputs() -> None:
+    p = symbolic()
+    p = replace(p, outputs=(HostNumber(f"{p.inputs[0]} // 2 + 1"),))
+    assert interp.run(p, [8, torch.randn(8, 8)]) == [5]
 
 
 def test_inputs_with_offset_and_strides_keep_their_place() -> None:
