@@ -219,7 +219,7 @@ def schedule_graph(
     ctx = ScheduleContext(read_device(device, cfg.threads), fast_math=cfg.numerics != "eager")
     with trace.stage("schedule"):
         unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
-        program = check(split.split_reductions(program, ctx.device, unsplit), cfg)
+        program = split.split_reductions(program, ctx.device, unsplit)
         program = check(split_scans(program, ctx.device), cfg)
         deps = dependencies.analyse(program)
         groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)

@@ -5,10 +5,10 @@
     python -m benchmarks.together --device cpu --frozen --processes 1 --cases resnet50,timm:resnest50d
 
 `benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
-that a whole suite fits into minutes on a machine with many cores. A row: eager's, TorchInductor's and our milliseconds,
-medians of alternating calls; TorchInductor's time over ours; the largest relative error; peak memory beyond what is
-allocated before a call; seconds of the first call, under the load of the other compilations. `--frozen` adds both
-compilers with `freezing=True`. A case `timm:NAME` is any network of timm.
+that a whole suite fits into minutes on a machine with many cores. A row begins with eager's, TorchInductor's and our
+milliseconds, medians of alternating calls, and TorchInductor's time over ours. The largest relative error, the peak
+memory beyond what is allocated before a call, and the seconds of a first call beside other compilations follow.
+`--frozen` adds both compilers with `freezing=True`. A case `timm:NAME` is any network of timm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from benchmarks import subject
 from benchmarks.cases import SUITES, choose
 from benchmarks.cases.vision import of_timm
-from benchmarks.measure import relative_error
+from benchmarks.measure import output_error
 from benchmarks.records import Request
 from benchmarks.rivals.measure import milliseconds, peak_bytes
 from benchmarks.table import geomean
@@ -68,7 +68,7 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
                 answer["failures"][name] = f"{type(cause).__name__}: {str(cause)[:200]}"
                 continue
             answer["first"][name] = time.perf_counter() - begin
-            answer["errors"][name] = max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+            answer["errors"][name] = output_error(tuple(got), tuple(expected))
             calls[name] = call
         with FileLock(asked["lock"]):
             _time(calls, device, asked["seconds"], answer)

@@ -65,5 +65,5 @@ def split_biases(gm: GraphModule) -> int:
 def _is_added_before_rounding(n: Node) -> bool:
     image, groups = val(n.args[0]), n.args[8]
     rounds = image.dtype in (torch.bfloat16, torch.float16)
-    depthwise = groups == image.shape[1] and groups != 1 and not n.args[6]
+    depthwise = groups != 1 and groups == image.shape[1] and not n.args[6]
     return bool(rounds and depthwise and image.is_contiguous())

@@ -28,7 +28,7 @@ IDLE = 3  # a scan is split where it would fill at most one such part of the dev
 
 def split_scans(p: Program, device: Device) -> Program:
     """Return `p` with every scan of few, long rows in parts. On a CPU, where rows fill the cores, nothing changes."""
-    if not isinstance(device, Gpu):
+    if not isinstance(device, Gpu) or not any(isinstance(n, Scan) for n in p.nodes):
         return p
     buffers = dict(p.buffers)
     nodes: list[Node] = []

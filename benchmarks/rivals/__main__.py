@@ -7,8 +7,8 @@
 Programs compile in several processes side by side; a lock lets one measure at a time. A row: eager's, TorchInductor's
 and our milliseconds, TorchInductor's over ours, and peak memory. Errors are those against eager in float32 without
 TF32; a line names each program whose error is much larger than eager's own and TorchInductor's. `--out` keeps all rows
-as JSON lines. The first calls of other programs disturb a measurement; `--again` measures what is far from 1, on both
-sides, once more in few processes, and the later figures count. `--errors-only` times nothing: each program is called
+as JSON lines. The first calls of other programs disturb a measurement. `--again` therefore measures what is far from 1,
+on both sides, once more in few processes. The later figures count. `--errors-only` times nothing. It calls each program
 twice, without TF32, in memory full of NaN, so that a value which no kernel wrote shows.
 """
 

@@ -7,8 +7,7 @@ import copy
 import torch
 
 from altbackend import alt
-from benchmarks.measure import relative_error
-from benchmarks.rivals.program import prepare
+from benchmarks.rivals.program import largest_error, prepare
 
 SMALL, SMALL_BLOCKS = 1 << 20, 64  # bytes: the allocator keeps tensors of at most 1 MiB in blocks of their own
 LARGE = 1 << 30
@@ -24,7 +23,7 @@ def errors(text: str, device: torch.device) -> dict[str, float]:
     subject = prepare(text, device)
     buffers = copy.deepcopy(dict(subject.model.named_buffers()))
     expected = subject.reference(torch.float64)
-    found = {"eager": _worst(subject.call(subject.model)(), expected)}
+    found = {"eager": largest_error(subject.call(subject.model)(), expected)}
     for name, value in buffers.items():
         subject.model.get_buffer(name).copy_(value)
     call = subject.call(torch.compile(subject.model, backend=alt, dynamic=False))
@@ -32,7 +31,7 @@ def errors(text: str, device: torch.device) -> dict[str, float]:
     for _ in range(CALLS):
         _poison(device)
         results.append(call())
-    found["alt"] = max(_worst(r, expected) for r in results)
+    found["alt"] = max(largest_error(r, expected) for r in results)
     return found
 
 
@@ -46,8 +45,3 @@ def _poison(device: torch.device) -> None:
     blocks = [torch.full((n // 4,), torch.nan, device=device) for n in sizes]
     torch.cuda.synchronize(device)
     del blocks
-
-
-def _worst(got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    worst = max(relative_error(a.to(b.dtype), b) for a, b in zip(got, expected, strict=True))
-    return worst if worst == worst else float("inf")

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import Tensor
 
 from altbackend import alt
-from benchmarks.measure import relative_error
 from benchmarks.rivals.errors import errors
-from benchmarks.rivals.program import Call, prepare
+from benchmarks.rivals.program import Call, largest_error, prepare
 from benchmarks.workers import ANSWER
 
 ROUNDS, MOST_ROUNDS, SECONDS = 7, 60, 0.4  # of alternating calls
@@ -65,7 +63,7 @@ def _calls(device: torch.device, result: Result) -> dict[str, Call]:
     before = {name: b.clone() for name, b in model.named_buffers()}
     calls = {"eager": subject.call(model)}
     expected = subject.reference()
-    result.errors["eager"] = _error(calls["eager"](), expected)
+    result.errors["eager"] = largest_error(calls["eager"](), expected)
     for name, backend in BACKENDS.items():
         call = subject.call(torch.compile(model, backend=backend, dynamic=False))
         for b, value in before.items():
@@ -78,15 +76,9 @@ def _calls(device: torch.device, result: Result) -> dict[str, Call]:
             result.failures[name] = f"{type(cause).__name__}: {str(cause)[:200]}"
             continue
         result.first_seconds[name] = time.perf_counter() - begin
-        result.errors[name] = _error(got, expected)
+        result.errors[name] = largest_error(got, expected)
         calls[name] = call
     return calls
-
-
-def _error(got: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the largest relative error over the tensors."""
-    pairs = zip(got, expected, strict=True)
-    return max(relative_error(a.to(b.dtype), b) for a, b in pairs)
 
 
 def _time(calls: dict[str, Call], device: torch.device, result: Result) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import output_error
 from benchmarks.rivals.grammar import DTYPES, Chain, Program, parse
 
 SEED = 7
@@ -52,6 +54,13 @@ class Subject:
             return _call(exact, exact, x, self.upstream)()
         finally:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+
+
+def largest_error(got: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest relative error over the tensors, converted to the dtypes expected; infinite for any NaN."""
+    converted = tuple(a.to(b.dtype) for a, b in zip(got, expected, strict=True))
+    error = output_error(converted, tuple(expected))
+    return math.inf if math.isnan(error) else error
 
 
 def prepare(text: str, device: torch.device) -> Subject:

@@ -18,6 +18,7 @@ from benchmarks.chart import draw
 from benchmarks.measure import gradient_error, measure, output_error, relative_error, repetitions
 from benchmarks.options import backend_options, names
 from benchmarks.records import Failure, Measurement, Request, Row, read_answer, read_request, write_json
+from benchmarks.rivals.program import largest_error
 from benchmarks.runner import CACHE_VARIABLES, cache_folder, environment, run_process, run_row
 from benchmarks.subject import TrainingStep
 from benchmarks.table import compare, comparison_table, geomean, layout, own_seconds, ratio, results_table
@@ -368,3 +369,9 @@ def test_chart(tmp_path: Path) -> None:
 def test_no_chart_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert draw([row("a", "alt", measured())], "title", tmp_path / "x.png") == "no chart: matplotlib is not installed"
+
+
+def test_a_nan_in_any_result_of_a_drawn_program_is_an_infinite_error() -> None:
+    one, bad = torch.ones(3), torch.tensor([1.0, float("nan"), 1.0])
+    assert largest_error([one, bad], [one, one]) == float("inf")
+    assert largest_error([one.bfloat16(), one], [one, one]) == 0
