@@ -49,6 +49,12 @@ def rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[str] | 
     return across > along
 
 
+def is_along_rows(q: MappedNode) -> bool:
+    """Return whether all accesses of a node that are contiguous are contiguous along its rows."""
+    along, across = _contiguous_accesses([q], None)
+    return along > 0 and across == 0
+
+
 def some_rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[str]) -> bool:
     """Return whether an access is contiguous from row to row, though most may be contiguous along rows."""
     return _contiguous_accesses(members, stored)[1] > 0

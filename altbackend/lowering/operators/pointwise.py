@@ -217,7 +217,18 @@ def add(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
 
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
+    # x - logsumexp(x) of a backward: where a row's number was stored in 16 bits, an x with more bits is not near it,
+    # and exp of the difference is not near 1
+    if _is_stored_per_row(ctx, a) or _is_stored_per_row(ctx, b):
+        a, b = _rounded(a, b)
     return elementwise(ctx, lambda x, y: s.sub(x, _scaled(y, alpha)), a, b)
+
+
+def _is_stored_per_row(ctx: Ctx, x: Operand) -> bool:
+    """Return whether a 16-bit tensor is read from memory and repeated along dimensions of the result."""
+    if not isinstance(x, Tensor) or x.dtype not in LOW_PRECISION or x.value.op != "load":
+        return False
+    return x.sizes != ctx.shape(ctx.result.shape)
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")

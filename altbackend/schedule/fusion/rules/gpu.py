@@ -13,12 +13,22 @@ from collections.abc import Sequence
 
 from ....ir import expr as ex
 from ....ir import value as va
-from ....ir.expr import Index
+from ....ir.expr import Atom, Index
 from ....ir.loops import Extern, Node, Reduction
 from ....ir.value import Value
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
-from ...rows import ROWS_OF_COLUMNS, SECTOR, estimate, exceeds, is_long, rows_are_neighbours
+from ...rows import (
+    ROWS_OF_COLUMNS,
+    SECTOR,
+    estimate,
+    exceeds,
+    is_along_rows,
+    is_long,
+    rows_are_neighbours,
+    total_points,
+)
+from ...sectors import Access, accesses_of, numberings, sectors_of
 from ...split import cuts_of
 from ..group import CACHED_COUNTS, Fusion, Group
 from .rule import Edge, Proposal, Rule, Table
@@ -30,6 +40,7 @@ LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
 SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
 MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
+APART = 1.5  # times the sectors of two kernels that a kernel of both may touch; the second one also costs a launch
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
 # convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
 WIDEST_WINDOW = 24
@@ -181,13 +192,49 @@ def _is_uneven(fusion: Fusion, rows: int, rows_of_program: int, q: MappedNode) -
 
 
 def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse points that are contiguous from row to row in a kernel whose other nodes are contiguous along rows."""
+    """Refuse nodes that are contiguous from row to row in a kernel whose points are contiguous along rows."""
     if proposal.group.rows == 1 or rows_are_neighbours(proposal.mapped):
         return None
-    for q in proposal.mapped:
-        if q.kind is Kind.POINT and exceeds(q.points, SCATTERED) and rows_are_neighbours([q]):
+    tall = [q for q in proposal.mapped if exceeds(q.points, SCATTERED)]
+    # A program takes several neighbouring columns at once where it only sums them. Points along rows take one row.
+    has_points_along = any(q.kind is Kind.POINT and is_along_rows(q) for q in tall)
+    for q in tall:
+        if (q.kind is Kind.POINT or (q.kind is Kind.IN_ROW and has_points_along)) and rows_are_neighbours([q]):
             return Refusal(f"rows of {q.node.out} are not contiguous in memory")
     return None
+
+
+def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse to store points in parts of sectors in a kernel that reads its rows otherwise than they are stored.
+
+    An example: a softmax over the depth of a channels-last volume, stored plain. A kernel of tiles over both orders
+    reads the volume once more, and stores whole sectors.
+    """
+    if proposal.group.rows == 1 or not any(q.kind is Kind.IN_ROW for q in proposal.mapped):
+        return None
+    new = [proposal.mapped[n] for n in proposal.new]
+    for q in new:
+        if q.kind is not Kind.POINT or total_points(q) < LARGE or not _is_stored(fusion, proposal, q):
+            continue
+        stored = frozenset([q.node.out])
+        others = list(accesses_of(fusion.program, [m for m in proposal.mapped if m is not q], frozenset()))
+        own = list(accesses_of(fusion.program, [q], stored))
+        together = _fewest_sectors(list(accesses_of(fusion.program, proposal.mapped, stored)), q.row)
+        apart = _fewest_sectors(others, q.row) + sum(a.fewest for a in own)
+        if together > APART * apart:
+            return Refusal(f"{q.node.out} would be stored in parts of sectors")
+    return None
+
+
+def _is_stored(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool:
+    """Return whether something outside the kernel's nodes reads a value."""
+    readers = set(fusion.deps.readers.get(q.node.out, ()))
+    return q.node.out in fusion.deps.escaping or not readers <= set(proposal.group.members)
+
+
+def _fewest_sectors(accesses: Sequence[Access], row: Atom) -> float:
+    numbers: list[Index | None] = [None, *numberings(accesses, row)]
+    return min(sectors_of(accesses, row, ROWS_OF_COLUMNS, number) for number in numbers)
 
 
 def _whole_sectors(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -263,6 +310,7 @@ GPU = Table(
         Rule("rows fill the device", _enough_rows),
         Rule("nodes are contiguous in the same direction", _same_direction),
         Rule("long rows are read in whole sectors", _whole_sectors),
+        Rule("points are stored in whole sectors", _whole_stores),
         Rule("passes over long rows repeat little", _repeated_work),
     ),
     edges=(Rule("values stay in registers", _in_registers),),

@@ -17,9 +17,9 @@ from ....ir.loops import Program, Reduction
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode
 from ...rows import SECTOR, estimate, is_long, rows_are_neighbours
+from ...sectors import STORED
 
 THREAD = 8  # most neighbouring elements that one thread holds
-STORED = 0.5  # cost of a stored sector beside one that is read: stores wait for nothing, and the cache merges them
 LEAST_GAIN = 1.5  # an order other than that of the results is taken where it moves so many times fewer sectors
 
 

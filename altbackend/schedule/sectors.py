@@ -1,0 +1,104 @@
+"""The sectors of memory that the rows of a GPU kernel touch, under the numberings that its rows can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.loops import Program
+from .loop_mapping import Kind, MappedNode
+from .rows import SECTOR, estimate
+
+STORED = 0.5  # cost of a stored sector beside one that is read: stores wait for nothing, and the cache merges them
+
+
+@dataclass(frozen=True)
+class Access:
+    """One read or store of a row. `weight`: the cost of a sector, times the elements of a row that it touches."""
+
+    index: Index
+    itemsize: int
+    inner: tuple[Atom, ...]
+    weight: float
+
+    @property
+    def fewest(self) -> float:
+        """Return the sectors of a row if all elements of each sector are used."""
+        return self.weight * self.itemsize / SECTOR
+
+    def sectors(self, row: Atom, tile_rows: int, index: Index) -> float:
+        """Return the sectors of a row in a tile of so many, with the access at `index`."""
+        along = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) == 1), 1)
+        across = _run_of_rows(index, row, along)
+        run = along * min(across, tile_rows)
+        return self.weight * self.itemsize / min(SECTOR, run * self.itemsize)
+
+
+def accesses_of(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str]) -> Iterator[Access]:
+    """Yield the reads and stores of memory that have an element for each point of a row.
+
+    `stored`: the buffers that the kernel writes to memory.
+    """
+    written = {q.node.out for q in mapped}
+    seen: set[tuple[str, Index]] = set()
+    for q in mapped:
+        at = [(name, index, 1.0) for name, index in va.loads(q.value) if name not in written]
+        if q.kind in (Kind.POINT, Kind.SCAN) and q.node.out in stored:
+            at.append((q.node.out, q.index, STORED))
+        for name, index, weight in at:
+            touched = ex.prod(ex.size_of(v) for v in q.inner if v in ex.vars_of(index))
+            if touched != 1 and (name, index) not in seen:
+                seen.add((name, index))
+                yield Access(index, p.buffers[name].dtype.itemsize, q.inner, weight * estimate(touched))
+
+
+def sectors_of(accesses: Sequence[Access], row: Atom, tile_rows: int, number: Index | None) -> float:
+    """Return the sectors of all accesses of a row with the rows numbered by `number`; None: as they are."""
+    at = (a.index if number is None else ex.substitute(a.index, {row: number}) for a in accesses)
+    return sum(a.sectors(row, tile_rows, i) for a, i in zip(accesses, at, strict=True))
+
+
+def numberings(accesses: Sequence[Access], row: Atom) -> list[Index]:
+    """Return the numbers of a row by its new number: each loop of which the row is made, but the last, as fastest."""
+    factors = _factors(ex.size_of(row), row, [a.index for a in accesses])
+    return [_with_fastest(row, factors, k) for k in range(len(factors) - 1)]
+
+
+def _run_of_rows(index: Index, row: Atom, stride: int) -> int:
+    """Return how many consecutive rows an access takes at elements `stride` apart."""
+    if isinstance(index, int):
+        return 1
+    for monomial, coefficient in index.terms:
+        if coefficient != stride or len(monomial) != 1:
+            continue
+        (atom,) = monomial
+        if atom is row:
+            return estimate(ex.size_of(row))
+        if isinstance(atom, ex.Mod) and atom.dividend is ex.ix(row) and isinstance(atom.divisor, int):
+            return atom.divisor
+    return 1
+
+
+def _factors(rows: Index, row: Atom, indices: Sequence[Index]) -> list[int]:
+    """Return the extents of the loops of which the row is made, slowest first; [] where they are not known."""
+    cuts = sorted({n for i in indices for n in ex.divisors(i, row) if n > 1})
+    if not isinstance(rows, int):
+        return []
+    factors, left = list[int](), 1
+    for cut in (*cuts, rows):
+        if cut % left:
+            return []
+        if cut != left:
+            factors.insert(0, cut // left)
+        left = cut
+    return factors if left == rows else []
+
+
+def _with_fastest(row: Atom, factors: Sequence[int], k: int) -> Index:
+    """Return the old number of a row, by its new number, in which loop `k` runs fastest."""
+    order = [*(n for n in range(len(factors)) if n != k), k]
+    at = dict(zip(order, ex.unflatten(ex.ix(row), tuple(factors[n] for n in order)), strict=True))
+    return ex.flatten(factors, [at[n] for n in range(len(factors))])
