@@ -33,6 +33,8 @@ class IndexRule:
 
 
 FROM_FRONT = IndexRule()
+READERS = 16  # elements of a result for each index from which the index is stored
+REPEATED_WORK = 1 << 26  # operations on indices that take a GPU longer than a launch does
 
 
 def position(ctx: Ctx, t: Tensor, at: Sequence[Index], size: Index, rule: IndexRule = FROM_FRONT) -> Index:
@@ -74,6 +76,20 @@ def _with_check(at: Index, value: Value) -> Value:
     return va.where(in_range, value, va.const(0, value.dtype))
 
 
+def _stored_once(ctx: Ctx, indices: Tensor, results: Sequence[Index]) -> Tensor:
+    """Return indices that a GPU computes from data in memory if each is read for many of so many results.
+
+    A kernel otherwise computes the index anew for every element of a row, in every pass over it.
+    """
+    value = indices.value
+    if not ctx.gpu or value.op == "load" or not va.loads(value):
+        return indices
+    elements, numbers = ex.bounds(ex.prod(results))[1], ex.bounds(ex.prod(indices.sizes))[0]
+    if elements < READERS * numbers or elements * va.flops(value) < REPEATED_WORK:
+        return indices
+    return ctx.realize(indices)
+
+
 def _nonnegative(v: Value) -> bool:
     """Return whether the operators of `v` imply `v >= 0`."""
     match v.op:
@@ -92,7 +108,7 @@ def _nonnegative(v: Value) -> bool:
 def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: object) -> Tensor:
     sizes = out_sizes(ctx)
     p = points(sizes)
-    row = position(ctx, indices, p[:-1], weight.sizes[0])
+    row = position(ctx, _stored_once(ctx, indices, sizes), p[:-1], weight.sizes[0])
     return Tensor(sizes, weight.dtype, read(weight, [row, p[-1]]))
 
 
@@ -101,6 +117,7 @@ def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
     sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
     p = list(points(sizes)) or [0]
+    indices = _stored_once(ctx, indices, sizes)
     p[dim] = position(ctx, indices, [p[dim]] if indices.sizes else [], x.sizes[dim])
     return Tensor(sizes, x.dtype, read(x, p))
 
@@ -162,7 +179,7 @@ def advanced(
     point: list[Index] = []
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
-            at = expand(indices[k], shape)
+            at = expand(_stored_once(ctx, indices[k], sizes), shape)
             point.append(position(ctx, at, common, x.sizes[k], IndexRule(from_end=True, checked=checked)))
         else:
             point.append(next(rest))
