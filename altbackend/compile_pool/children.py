@@ -21,7 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import background
+
 EXIT_S = 0.5  # time for which interpreter exit waits for all killed children together
+IDLE_S = 2.0  # time for which it then waits for the threads that used them
 MOST_SAID = 2000  # bytes of a child's last error output
 
 
@@ -42,7 +45,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        if _ending.is_set():
+        if background.is_ending():
             raise OSError("the interpreter is ending")
         self.command, self.owner = list(command), os.getpid()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the child
@@ -222,11 +225,10 @@ def _ready(reader: int, writer: int | None, seconds: float) -> set[int]:
 # --- the ends of this process ----------------------------------------------------------------------------------------
 
 _children: set[Child] = set()
-_ending = threading.Event()
 
 
 def _at_exit() -> None:
-    _ending.set()
+    background.begin_exit()
     own = [child for child in list(_children) if child.is_own]
     for child in own:
         with contextlib.suppress(OSError):
@@ -235,6 +237,7 @@ def _at_exit() -> None:
     for child in own:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(end - time.monotonic(), 0))
+    background.wait_until_idle(IDLE_S)
 
 
 def _after_fork() -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ..config.options import Config
 from ..disk_cache.json_object import JsonObject
-from . import cores
+from . import background, cores
 from .children import Child, ChildFailed, python
 from .cubin_worker import compile_job
 
@@ -89,8 +89,8 @@ class Pool:
         for _ in range(ATTEMPTS):
             try:
                 worker = self._worker()
-            except OSError:
-                return compile_job(request)
+            except OSError as cause:
+                return {"error": str(cause)} if background.is_ending() else compile_job(request)
             try:
                 answer = json.loads(worker.ask(json.dumps(request), SECONDS))
             except ChildFailed as cause:
@@ -120,7 +120,7 @@ class Pool:
     def _serve(self) -> None:
         while True:
             future, task = self.tasks.get()
-            _fulfil(future, task, BaseException)
+            _fulfil(future, functools.partial(_in_background, task), BaseException)
             del future, task  # otherwise the last result lives until the next task
 
 
@@ -134,7 +134,10 @@ def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
         _fulfil(future, task, Exception)
     else:
         threading.Thread(
-            target=_fulfil, args=(future, task, BaseException), name="altbackend-build", daemon=True
+            target=_fulfil,
+            args=(future, functools.partial(_in_background, task), BaseException),
+            name="altbackend-build",
+            daemon=True,
         ).start()
     return future
 
@@ -162,6 +165,11 @@ def _start_worker(compiles: bool) -> Child:
     if compiles:
         worker.ask(json.dumps(FIRST_KERNEL), SECONDS)
     return worker
+
+
+def _in_background(task: Callable[[], Result]) -> Result:
+    with background.working():
+        return task()
 
 
 def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[BaseException]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..compile_pool import libraries
+from ..compile_pool import background, libraries
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace
 from ..disk_cache.storage import open_store
@@ -166,7 +166,7 @@ class _Builder:
     def _serve(self) -> None:
         while True:
             loader, use = self.tasks.get()
-            with contextlib.suppress(AltError, OSError):
+            with contextlib.suppress(AltError, OSError), background.working():
                 if (call := loader.build(low_priority=True)) is not None:
                     use(call)
             del loader, use

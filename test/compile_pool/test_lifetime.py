@@ -223,6 +223,30 @@ def test_an_exit_does_not_wait_for_a_compiler(
     assert gone(group)
 
 
+TASK = """
+import time
+from altbackend.compile_pool import children, workers
+from altbackend.config.resolve import resolve
+def task():
+    status, _ = children.run(["sleep", "50"], 60)
+    time.sleep(0.3)  # as a task in C++ code of torch, which must not find the interpreter gone
+    print("ended", status, flush=True)
+workers.run_in_thread(task, resolve(None, {}))
+while not children._children:
+    time.sleep(0.01)
+"""
+
+
+def test_an_exit_waits_for_a_task_whose_compiler_it_has_killed() -> None:
+    """A daemon thread that the interpreter's end unwinds through C++ code aborts the process."""
+    started = time.monotonic()
+    made = subprocess.run(
+        [sys.executable, "-c", TASK], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (made.returncode, made.stdout, made.stderr) == (0, "ended -9\n", "")
+    assert time.monotonic() - started < EXIT_S
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     slow_compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
