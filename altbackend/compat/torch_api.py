@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sympy
 import torch
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.backends import cuda
 from torch.compiler._cache import CacheArtifact as CacheArtifact
 from torch.compiler._cache import CacheArtifactFactory as CacheArtifactFactory
 from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
@@ -142,6 +143,32 @@ def cuda_capability(device: torch.device) -> int:
     """Return the compute capability as one number, 90 for 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+class Attention(NamedTuple):
+    """Fake operands and settings of a call of `scaled_dot_product_attention`. `grouped`: heads share keys."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    grouped: bool
+
+
+def fuses_attention(call: Attention) -> bool:
+    """Return whether torch computes an attention by a fused kernel, not by products and a softmax in float32."""
+    query, key, value, mask = call[:4]
+    if query.device.type == "cuda":
+        params = cuda.SDPAParams(*call)
+        kernels = (cuda.can_use_flash_attention, cuda.can_use_efficient_attention, cuda.can_use_cudnn_attention)
+        return any(can_use(params) for can_use in kernels)
+    taken = query.dim() == key.dim() == value.dim() == 4 and not call.dropout
+    if mask is not None:
+        taken = taken and mask.dim() in (2, 4) and not mask.requires_grad
+    rows = (x.stride(-1) == 1 for x in (query, key, value))
+    return taken and all(map(symbolic_shapes.statically_known_true, rows)) and query.shape[-1] == value.shape[-1]
 
 
 def allows_tf32() -> bool:

@@ -122,7 +122,7 @@ def after_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
 
 def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
     """Run the passes over a forward, backward or inference graph, in place; return it."""
-    run_phase(Phase.POST_GRAD, gm, Context(cfg, trace))
+    run_phase(Phase.POST_GRAD, gm, Context(cfg, trace, device=_device(gm)))
     return gm
 
 

@@ -13,6 +13,7 @@ from . import (
     conv_bias,
     conv_bn,
     depthwise,
+    few_keys,
     housekeeping,
     instance_norm,
     late_waits,
@@ -36,6 +37,7 @@ from . import (
     write_backs,
 )
 from .attention import rewrite as attention
+from .attention import strides as attention_strides
 from .context import Context, Pass, Phase
 from .traced import rewrite as traced
 
@@ -84,6 +86,7 @@ REQUIRED = frozenset(
 P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
 _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
+_FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
 # fmt: off
@@ -94,6 +97,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "attention masks", P.CAPTURED, BOTH, ANY, attention_mask.run, preserves=False,
         decision=(DecisionKind.SIMPLIFY, "attention masks", "removed", "{} that mask nothing or are causal"),
+    ),
+    Pass(
+        "attention operands", P.CAPTURED, BOTH, FAST, attention_strides.run, preserves=False, draws=True,
+        decision=(DecisionKind.LAYOUT, "attention operands", "as fused kernels take them", "{} attentions"),
     ),
     Pass(
         "instance norms", P.CAPTURED, BOTH, FAST, instance_norm.run, preserves=False,
@@ -116,6 +123,7 @@ PASSES: tuple[Pass, ...] = (
         "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
     ),
     Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
+    Pass("few keys", P.JOINT, GPU, FAST, few_keys.run_joint, decision=_FEW_KEYS),
     Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
@@ -151,6 +159,7 @@ PASSES: tuple[Pass, ...] = (
         "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
         decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
     ),
+    Pass("few keys", P.POST_GRAD, GPU, FAST, few_keys.run, decision=_FEW_KEYS),
     Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -227,7 +228,7 @@ def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -
     if _same_strides(v.strides, traced_strides, t.sizes):
         return v
     expanded = any(step == 0 and size != 1 for step, size in zip(traced_strides, t.sizes, strict=True))
-    if ctx.cfg.numerics == "eager" or expanded:
+    if ctx.cfg.numerics == "eager" or expanded or _has_gaps(traced_strides, t.sizes):
         return with_strides(ctx, t, traced_strides)
     fresh = ctx.realize(t, fake, fresh=True)
     out = as_view(fresh, traced_strides)
@@ -239,17 +240,33 @@ def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index 
     """Store `t` with `strides` and return the view; eager's loops, and so the last bits of results, depend on strides.
 
     Strides may leave gaps or let several points share an element; these were one element in the trace, so their values
-    are equal. `offset`: the number of free elements before the first.
+    are equal. `offset`: the number of free elements before the first. The gap behind the last row is allocated too: a
+    library may load whole vectors.
     """
     stored_sizes = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
-    if offset == 0:
+    gaps = _has_gaps(strides, stored_sizes)
+    if offset == 0 and not gaps:
         b = strided = ctx.new_buffer(t.dtype, stored_sizes, strides)
     else:
-        extent = ex.add(1, offset, *(ex.mul(ex.sub(n, 1), step) for n, step in zip(stored_sizes, strides, strict=True)))
+        spans = [ex.mul(n if gaps else ex.sub(n, 1), step) for n, step in zip(stored_sizes, strides, strict=True)]
+        extent = ex.add(offset, functools.reduce(ex.maximum, spans)) if gaps else ex.add(1, offset, *spans)
         b = ctx.new_buffer(t.dtype, (ex.maximum(extent, 0),), (1,))
         strided = Buffer(b.name, b.dtype, stored_sizes, strides, b.device)
     ctx.store(strided, Tensor(stored_sizes, t.dtype, t.at(points(stored_sizes))), offset=offset)
     return View(b.name, t.sizes, strides, offset)
+
+
+def _has_gaps(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
+    """Return whether static strides are not those of dense memory; False for symbolic ones."""
+    known = [(step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)]
+    if len(known) < len(sizes) or any(n == 0 for _, n in known):
+        return False
+    expected = 1
+    for step, n in sorted(pair for pair in known if pair[1] != 1):
+        if step != expected:
+            return True
+        expected *= n
+    return False
 
 
 def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:

@@ -186,6 +186,60 @@ def test_attention_is_a_library_call() -> None:
     assert stats.snapshot().library_calls == 1
 
 
+def with_gradients(fn: Callable[..., T], inputs: list[T], used: int) -> tuple[T, ...]:
+    """Return the result, and in training the gradients of the first `used` inputs."""
+    out = fn(*inputs)
+    if not out.requires_grad:
+        return (out,)
+    return (out.detach(), *(g.contiguous() for g in torch.autograd.grad(out.sin().sum(), inputs[:used])))
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias", "bias of each window", "causal", "masked in full"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_attention_of_few_keys(kind: str, trains: bool) -> None:
+    """The memory-efficient kernel takes the place of the kernel that torch chooses."""
+
+    def fn(x: T, bias: T) -> T:
+        q, k, v = x.reshape(6, 49, 3, 4, 32).permute(2, 0, 3, 1, 4)
+        mask: Any = None if kind in ("plain", "causal") else bias.permute(2, 0, 1)[None].sin()
+        if kind == "bias of each window":
+            mask = mask + torch.arange(6, device=x.device, dtype=x.dtype)[:, None, None, None]
+        if kind == "masked in full":
+            mask = mask.masked_fill(torch.arange(49, device=x.device)[:, None] == 5, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=kind == "causal").mul(2)
+
+    low = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((6, 49, 384), (49, 49, 4))]
+    exact = [t.double() for t in low]
+    low[0].requires_grad_(trains), exact[0].requires_grad_(trains)
+    run = build(fn)
+    check_close(with_gradients(run, low, 1), with_gradients(fn, low, 1), with_gradients(fn, exact, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        with_gradients(run, low, 1)
+        torch.cuda.synchronize()
+    assert sum("fmha_cutlass" in e.name for e in seen.events()) == 1 + trains
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_attention_over_strided_operands_is_fused(trains: bool) -> None:
+    """A permuted bias, and the points of an image as tokens: torch computes these in float32 and stores the scores."""
+
+    def biased(x: T, bias: T) -> T:
+        return F.scaled_dot_product_attention(x, x.sin(), x, attn_mask=bias.permute(2, 0, 1)[None])
+
+    def points(x: T, bias: T) -> T:
+        tokens = x.flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(tokens, tokens, tokens * 2)
+
+    for fn, sizes, used in ((biased, (2, 4, 128, 64), 2), (points, (2, 64, 16, 8), 1)):
+        shapes = (sizes, (128, 128, 4))
+        low = [torch.randn(s, device="cuda", dtype=torch.bfloat16).requires_grad_(trains) for s in shapes]
+        exact = [t.detach().double().requires_grad_(trains) for t in low]
+        stats.reset()
+        got = with_gradients(build(fn), low, used)
+        assert stats.snapshot().library_calls == 1 + trains
+        check_close(got, with_gradients(fn, low, used), with_gradients(fn, exact, used))
+
+
 def test_dynamic_sizes_compile_once() -> None:
     run = build(norms, dynamic=True)
     stats.reset()
