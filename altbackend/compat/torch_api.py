@@ -329,6 +329,20 @@ def conditions(numbers: Sequence[torch.SymInt]) -> str:
     return env.produce_guards_expression(placeholders=numbers, guards=env.get_pruned_guards(numbers)) or ""
 
 
+def conditions_so_far() -> dict[str, frozenset[sympy.Symbol]]:
+    """Return the text and the symbols of all conditions that tracing the current graph has met or assumed."""
+    context = torch._guards.TracingContext.try_get()
+    env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    if env is None:
+        return {}
+    return {str(c): frozenset(c.free_symbols) for c in size_conditions(env)}
+
+
+def symbols_of(numbers: Sequence[torch.SymInt]) -> set[sympy.Symbol]:
+    """Return the symbols in sizes given to a graph."""
+    return {symbol for n in numbers for symbol in sympy.sympify(n.node.expr).free_symbols}
+
+
 def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:
     """Return whether the conditions hold for other sizes. If they do, they are assumed of them from now on."""
     if not text:

@@ -34,7 +34,10 @@ Load = Callable[[Code, JsonObject], BoxedCall]
 
 @dataclass(frozen=True)
 class Query:
-    """A captured graph that is looked up in the cache. `numbers`: its symbolic inputs. `gpu`: see `lookup.Query`."""
+    """A captured graph that is looked up in the cache.
+
+    `numbers`: its symbolic inputs. `gpu`: see `lookup.Query`. `met`: the conditions that Dynamo has met, as text.
+    """
 
     cfg: Config
     path: entry_files.EntryPath
@@ -43,6 +46,7 @@ class Query:
     numbers: tuple[torch.SymInt, ...]
     deterministic: bool
     gpu: int | None = None
+    met: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
     parts = own_device.without_number(parts, gpu)
     path = lookup.entry_path(cfg, f"traced-{family_of(gm)}", key_of(parts))
     numbers = tuple(x for x in inputs if isinstance(x, torch.SymInt))
-    return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled(), gpu)
+    met = frozenset(torch_api.conditions_so_far())
+    return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled(), gpu, met)
 
 
 def load_cached(
@@ -163,11 +168,21 @@ class Recording:
         """Note all conditions on sizes. Must be called when AOTAutograd has returned."""
         if isinstance(self.query, str):
             return
+        if found := self._beyond_sizes(self.query):
+            self._give_up(f"it holds for some numbers alone, which no size tells: {found}")
+            return
         try:
             self.conditions = torch_api.conditions(self.query.numbers)
         except Exception as cause:
             self._give_up(f"conditions on its sizes cannot be written down: {type(cause).__name__}: {cause}")
         self._write()
+
+    @staticmethod
+    def _beyond_sizes(query: Query) -> str:
+        """Return a condition that compiling has put on what is no size of the graph, such as a float; or ""."""
+        known = torch_api.symbols_of(query.numbers)
+        new = {text: held for text, held in torch_api.conditions_so_far().items() if text not in query.met}
+        return next((text for text, held in sorted(new.items(), key=lambda item: item[0]) if held - known), "")
 
     def _add(self, kind: str, ref: GraphRef) -> None:
         self.graphs[kind] = ref
