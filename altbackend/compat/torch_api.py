@@ -26,6 +26,7 @@ from torch.compiler._cache import CacheArtifactManager as CacheArtifactManager
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 Result = TypeVar("Result")
 
@@ -329,18 +330,13 @@ def conditions(numbers: Sequence[torch.SymInt]) -> str:
     return env.produce_guards_expression(placeholders=numbers, guards=env.get_pruned_guards(numbers)) or ""
 
 
-def conditions_so_far() -> dict[str, frozenset[sympy.Symbol]]:
-    """Return the text and the symbols of all conditions that tracing the current graph has met or assumed."""
+def conditions_on_floats() -> frozenset[str]:
+    """Return the conditions on symbolic floats that tracing the current graph has met or assumed, as text."""
     context = torch._guards.TracingContext.try_get()
     env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     if env is None:
-        return {}
-    return {str(c): frozenset(c.free_symbols) for c in size_conditions(env)}
-
-
-def symbols_of(numbers: Sequence[torch.SymInt]) -> set[sympy.Symbol]:
-    """Return the symbols in sizes given to a graph."""
-    return {symbol for n in numbers for symbol in sympy.sympify(n.node.expr).free_symbols}
+        return frozenset()
+    return frozenset(str(c) for c in size_conditions(env) if any(symbol_is_type(s, SymT.FLOAT) for s in c.free_symbols))
 
 
 def conditions_hold(text: str, numbers: Sequence[torch.SymInt]) -> bool:

@@ -119,9 +119,7 @@ class Pool:
 
     def _serve(self) -> None:
         while True:
-            future, task = self.tasks.get()
-            _fulfil(future, functools.partial(_in_background, task), BaseException)
-            del future, task  # otherwise the last result lives until the next task
+            _in_background([self.tasks.get()])  # no name here holds the last result until the next task
 
 
 def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
@@ -133,12 +131,7 @@ def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
     if cfg.worker_start == "inline":
         _fulfil(future, task, Exception)
     else:
-        threading.Thread(
-            target=_fulfil,
-            args=(future, functools.partial(_in_background, task), BaseException),
-            name="altbackend-build",
-            daemon=True,
-        ).start()
+        threading.Thread(target=_in_background, args=([(future, task)],), name="altbackend-build", daemon=True).start()
     return future
 
 
@@ -167,9 +160,14 @@ def _start_worker(compiles: bool) -> Child:
     return worker
 
 
-def _in_background(task: Callable[[], Result]) -> Result:
-    with background.working():
-        return task()
+def _in_background(work: list[tuple[Future[Result], Callable[[], Result]]]) -> None:
+    """Fulfil the one future in a list. Interpreter exit waits until its callbacks have ended and its task is freed."""
+    try:
+        with background.working():
+            _fulfil(*work.pop(), BaseException)
+    except OSError as cause:  # the exit has begun
+        for future, _ in work:
+            future.set_exception(cause)
 
 
 def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[BaseException]) -> None:

@@ -165,15 +165,20 @@ class _Builder:
 
     def _serve(self) -> None:
         while True:
-            loader, use = self.tasks.get()
-            with contextlib.suppress(AltError, OSError), background.working():
-                if (call := loader.build(low_priority=True)) is not None:
-                    use(call)
-            del loader, use
+            work = [self.tasks.get()]
+            with contextlib.suppress(OSError), background.working():
+                _build(work)  # frees what only the task holds, while interpreter exit waits
             with self.lock:
                 self.waiting -= 1
                 if not self.waiting:
                     self.idle.set()
+
+
+def _build(work: list[tuple[HostLoader, Callable[[BoxedCall], None]]]) -> None:
+    loader, use = work.pop()
+    with contextlib.suppress(AltError, OSError):
+        if (call := loader.build(low_priority=True)) is not None:
+            use(call)
 
 
 _builder = _Builder()

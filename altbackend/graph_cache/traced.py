@@ -36,7 +36,7 @@ Load = Callable[[Code, JsonObject], BoxedCall]
 class Query:
     """A captured graph that is looked up in the cache.
 
-    `numbers`: its symbolic inputs. `gpu`: see `lookup.Query`. `met`: the conditions that Dynamo has met, as text.
+    `numbers`: its symbolic inputs. `gpu`: see `lookup.Query`. `met`: conditions on floats that Dynamo has met.
     """
 
     cfg: Config
@@ -78,7 +78,7 @@ def query_of(gm: GraphModule, inputs: Sequence[object], cfg: Config) -> Query | 
     parts = own_device.without_number(parts, gpu)
     path = lookup.entry_path(cfg, f"traced-{family_of(gm)}", key_of(parts))
     numbers = tuple(x for x in inputs if isinstance(x, torch.SymInt))
-    met = frozenset(torch_api.conditions_so_far())
+    met = torch_api.conditions_on_floats()
     return Query(cfg, path, parts, lines_of(gm), numbers, torch.are_deterministic_algorithms_enabled(), gpu, met)
 
 
@@ -168,21 +168,14 @@ class Recording:
         """Note all conditions on sizes. Must be called when AOTAutograd has returned."""
         if isinstance(self.query, str):
             return
-        if found := self._beyond_sizes(self.query):
-            self._give_up(f"it holds for some numbers alone, which no size tells: {found}")
+        if found := torch_api.conditions_on_floats() - self.query.met:
+            self._give_up(f"it holds for some numbers alone, which no size tells: {min(found)}")
             return
         try:
             self.conditions = torch_api.conditions(self.query.numbers)
         except Exception as cause:
             self._give_up(f"conditions on its sizes cannot be written down: {type(cause).__name__}: {cause}")
         self._write()
-
-    @staticmethod
-    def _beyond_sizes(query: Query) -> str:
-        """Return a condition that compiling has put on what is no size of the graph, such as a float; or ""."""
-        known = torch_api.symbols_of(query.numbers)
-        new = {text: held for text, held in torch_api.conditions_so_far().items() if text not in query.met}
-        return next((text for text, held in sorted(new.items(), key=lambda item: item[0]) if held - known), "")
 
     def _add(self, kind: str, ref: GraphRef) -> None:
         self.graphs[kind] = ref
