@@ -1,9 +1,9 @@
 """Compute attentions of few queries and keys, such as those of windows of an image, by the memory-efficient kernel.
 
 torch prefers the kernels of cuDNN and FlashAttention, whose tiles have 64 or 128 rows by 128 keys. With at most 64 of
-each, most of such a tile is empty. Measured on an H100 in 16 bits, forward and gradient, for 16 to 64 queries and keys
-of 32 and 64 features: the memory-efficient kernel takes 0.27 to 0.87 of cuDNN's time, and 0.3 to 0.6 of that of
-FlashAttention. With 80 keys or features it takes 1.2 to 2.6 times cuDNN's.
+each, most of such a tile is empty. The range was measured on an H100 in 16 bits, forward and gradient. For 16 to 64
+queries and keys of 32 and 64 features, the memory-efficient kernel takes 0.27 to 0.87 of cuDNN's time. It takes 0.3 to
+0.6 of that of FlashAttention. With 80 keys or features it takes 1.2 to 2.6 times cuDNN's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from .context import Context
 from .graph import aten, insert, is_call, propagate, replace, val
+from .pattern.match import arguments
 
 MOST, FEWEST_QUERIES, FEATURES_OF_ROW = 64, 16, 8  # tile rows and columns; queries; features in 16 bytes
 _CUDNN, _FLASH = aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention.default
@@ -48,11 +49,8 @@ def _calls(gm: GraphModule) -> list[Node]:
 def _named(n: Node) -> dict[str, Any]:
     """Return the arguments of a call of an operator by their names, with defaults."""
     assert isinstance(n.target, torch._ops.OpOverload)
-    given: dict[str, Any] = {}
-    for position, argument in enumerate(n.target._schema.arguments):
-        default = argument.default_value if argument.has_default_value() else None
-        given[argument.name] = n.args[position] if position < len(n.args) else n.kwargs.get(argument.name, default)
-    return given
+    names = (argument.name for argument in n.target._schema.arguments)
+    return dict(zip(names, arguments(n.target, n.args, n.kwargs) or (), strict=True))
 
 
 def _suits(n: Node) -> bool:

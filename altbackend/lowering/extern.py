@@ -228,7 +228,7 @@ def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -
     if _same_strides(v.strides, traced_strides, t.sizes):
         return v
     expanded = any(step == 0 and size != 1 for step, size in zip(traced_strides, t.sizes, strict=True))
-    if ctx.cfg.numerics == "eager" or expanded or _has_gaps(traced_strides, t.sizes):
+    if ctx.cfg.numerics == "eager" or expanded or _is_not_dense(traced_strides, t.sizes):
         return with_strides(ctx, t, traced_strides)
     fresh = ctx.realize(t, fake, fresh=True)
     out = as_view(fresh, traced_strides)
@@ -239,25 +239,27 @@ def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -
 def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index = 0) -> View:
     """Store `t` with `strides` and return the view; eager's loops, and so the last bits of results, depend on strides.
 
-    Strides may leave gaps or let several points share an element; these were one element in the trace, so their values
-    are equal. `offset`: the number of free elements before the first. The gap behind the last row is allocated too: a
-    library may load whole vectors.
+    Strides may leave gaps. They may let several points share an element; these were one element in the trace, so their
+    values are equal. `offset`: the number of free elements before the first. The gap behind the last row is allocated
+    too, since a library may load whole vectors.
     """
     stored_sizes = tuple(1 if step == 0 else size for size, step in zip(t.sizes, strides, strict=True))
-    gaps = _has_gaps(strides, stored_sizes)
-    if offset == 0 and not gaps:
+    loose = _is_not_dense(strides, stored_sizes)
+    if offset == 0 and not loose:
         b = strided = ctx.new_buffer(t.dtype, stored_sizes, strides)
     else:
-        spans = [ex.mul(n if gaps else ex.sub(n, 1), step) for n, step in zip(stored_sizes, strides, strict=True)]
-        extent = ex.add(offset, functools.reduce(ex.maximum, spans)) if gaps else ex.add(1, offset, *spans)
+        extent = ex.add(1, offset, *(ex.mul(ex.sub(n, 1), step) for n, step in zip(stored_sizes, strides, strict=True)))
+        if loose:
+            whole = (ex.mul(n, step) for n, step in zip(stored_sizes, strides, strict=True))
+            extent = functools.reduce(ex.maximum, (ex.add(offset, span) for span in whole), extent)
         b = ctx.new_buffer(t.dtype, (ex.maximum(extent, 0),), (1,))
         strided = Buffer(b.name, b.dtype, stored_sizes, strides, b.device)
     ctx.store(strided, Tensor(stored_sizes, t.dtype, t.at(points(stored_sizes))), offset=offset)
     return View(b.name, t.sizes, strides, offset)
 
 
-def _has_gaps(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
-    """Return whether static strides are not those of dense memory; False for symbolic ones."""
+def _is_not_dense(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
+    """Return whether static strides leave gaps or let points share an element; False for symbolic ones."""
     known = [(step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)]
     if len(known) < len(sizes) or any(n == 0 for _, n in known):
         return False

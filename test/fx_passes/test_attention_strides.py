@@ -40,6 +40,11 @@ def mask_of_three_dimensions(x: T) -> T:
     return attend(x, x, x, attn_mask=x[0] @ x[1].mT > 0.1)
 
 
+def rows_that_see_nothing(x: T) -> T:
+    q = x[:, 0]
+    return attend(q, q, q, attn_mask=(torch.arange(q.shape[1]) != 3)[:, None].expand(-1, q.shape[1]))
+
+
 def points_of_an_image(x: T) -> T:
     tokens = x.flatten(2).transpose(1, 2)
     return attend(tokens, tokens, tokens).transpose(1, 2).reshape(x.shape)
@@ -62,6 +67,7 @@ CASES: list[tuple[Callable[[T], T], int]] = [
     (three_dimensions_with_mask, 1),
     (rows_of_a_mask, 1),
     (mask_of_three_dimensions, 1),
+    (rows_that_see_nothing, 1),
     (points_of_an_image, 1),
     (features_first, 1),
     (keys_alone, 1),
@@ -104,6 +110,15 @@ def test_attentions_that_the_kernel_refuses_stay() -> None:
         want = x.dtype == torch.int32
         with patch.object(gates, "separate_is_faster", lambda *_: ""):
             assert changed(fn, x)[0] == want
+
+
+def test_a_gradient_that_must_not_vary_stays_on_a_gpu() -> None:
+    x = torch.ones(2, requires_grad=True, device="meta")
+    call = strides.Call(x, x, x, None, 0.5, False, {})  # type: ignore[arg-type]
+    with patch.object(strides, "value_of", lambda n: n):
+        for options, want in (({}, False), ({"deterministic": True}, True), ({"fallback_random": True}, True)):
+            cfg = resolve(None, options)
+            assert strides._varies(call, Context(cfg, Trace("captured", cfg))) == want
 
 
 def test_a_broadcast_mask_is_copied_without_its_repetitions() -> None:

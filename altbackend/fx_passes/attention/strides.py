@@ -51,16 +51,16 @@ def run(gm: GraphModule, ctx: Context) -> int:
     count = 0
     for graph in graphs_of(gm):
         calls = [n for n in graph.nodes if n.op == "call_function" and n.target is _FUSED]
-        done = 0 if not calls or gates.refused_graph(graph) else sum(_rearrange(n) for n in calls)
+        done = 0 if not calls or gates.refused_graph(graph) else sum(_rearrange(n, ctx) for n in calls)
         if done and graph.owning_module is not None:
             graph.owning_module.recompile()
         count += done
     return count
 
 
-def _rearrange(n: Node) -> bool:
+def _rearrange(n: Node, ctx: Context) -> bool:
     call = _read(n)
-    if call is None or _is_fused(call) or not _gains(call):
+    if call is None or _is_fused(call) or _varies(call, ctx) or not _gains(call):
         return False
     build = Builder(n)
     changed = _changed(build, call)
@@ -92,6 +92,15 @@ def _read(n: Node) -> Call | None:
         return None
     query, key, value = operands
     return Call(query, key, value, mask, float(dropout), causal, given)
+
+
+def _varies(call: Call, ctx: Context) -> bool:
+    """Return whether the fused kernel would draw other numbers than eager, or give gradients that vary, unasked."""
+    if call.dropout and ctx.config.fallback_random:
+        return True
+    trains = any(value_of(x).requires_grad for x in call.operands)
+    repeats = ctx.config.deterministic or torch.are_deterministic_algorithms_enabled()
+    return trains and repeats and value_of(call.query).device.type != "cpu"
 
 
 def _gains(call: Call) -> bool:
