@@ -375,6 +375,12 @@ def shape_env_of(node: torch.fx.Node) -> ShapeEnv | None:
     return None
 
 
+def traced_value(shape_env: ShapeEnv, symbol: sympy.Symbol) -> int:
+    """Return the value that an integer symbol of the user's program had in the call that was traced."""
+    values = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
+    return int(values[symbol])
+
+
 def path_steps(path: Sequence[Any]) -> list[tuple[str, int | str]]:
     """Return a path to a symbol as steps: ("item", k), ("size", ""), ("stride", ""), ("//", d), ..."""
     steps: list[tuple[str, int | str]] = []

@@ -41,6 +41,11 @@ def to_index(x: object, memo: dict[sympy.Expr, Index], symbol_for: SymbolFor = r
     raise Unsupported(f"size {x!r}", f"a {type(x).__name__} is not an integer size")
 
 
+def of_expression(e: sympy.Expr, shape_env: ShapeEnv | None, memo: dict[sympy.Expr, Index]) -> Index:
+    """Return an integer expression as an `Index`. Raises Unsupported if the index algebra cannot express it."""
+    return _convert(e, shape_env, memo, refuse)
+
+
 def unbacked_symbol(x: object) -> str:
     """Return the name of a size that is a single unbacked symbol, one that data decides, or ''."""
     e = x.node.expr if isinstance(x, torch.SymInt) else None

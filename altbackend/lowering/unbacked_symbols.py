@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 
 import sympy
 import torch
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..compat import torch_api
 from ..debug.trace import DecisionKind
 from ..errors import Unsupported
+from ..ir import expr as ex
+from . import sizes
 from .context import Ctx
 from .facts import user_line
 from .python_text import python_text
@@ -62,10 +65,47 @@ class CallSymbols:
             if facts.equals.is_Symbol and str(facts.equals) not in ctx.defined:
                 self.binds.append((str(facts.equals), name))
                 ctx.defined.add(str(facts.equals))
-            else:
+            elif not self._without_input(facts.equals):
                 ctx.pending.append(sympy.Eq(symbol, facts.equals, evaluate=False))
         ctx.pending += [c for c in facts.conditions if c not in ctx.pending]
         self._flush()
+
+    def _without_input(self, e: sympy.Expr) -> set[sympy.Symbol]:
+        """Return the symbols of an expression that no input and no call of this graph gives.
+
+        Dynamo makes a symbol of a number in the user's program, and drops the input if only a check reads it.
+        """
+        undefined = {s for s in e.free_symbols if str(s) not in self.ctx.defined}
+        return {s for s in undefined if not symbol_is_type(s, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))}
+
+    def stand_in(self, symbol: sympy.Symbol, name: str) -> None:
+        """Let a number of the call be the value of the expression with which tracing has replaced its symbol.
+
+        That is needed where no input gives a symbol of the expression e; nothing can then check the equality. Other
+        values of the graph were derived from the number alone, so that any solution of e = number gives them: in
+        e = c * s + rest, the other symbols without an input keep the values of tracing.
+        """
+        env = torch_api.shape_env_of(self.node)
+        e = torch_api.unbacked_facts(env, symbol).equals
+        unknown = sorted(self._without_input(e), key=str)
+        if env is None or e.is_Symbol or not unknown:
+            return
+        memo, number = self.ctx.shape_memo, ex.sym(name, *sizes.bounds(e, env))
+        memo[e] = number
+        self.ctx.decision(DecisionKind.CHECKS, self.node.name, "not verified", f"{symbol} == {e}: no input gives {e}")
+        c = e.coeff(unknown[0])
+        rest = sympy.expand(e - c * unknown[0])
+        if c.is_Integer and c != 0 and unknown[0] not in rest.free_symbols:
+            memo.update({s: int(torch_api.traced_value(env, s)) for s in unknown[1:]})
+            multiple = ex.add(number, ex.mul(-1, sizes.of_expression(rest, env, memo)))
+            memo[unknown[0]] = ex.floordiv(ex.mul(int(sympy.sign(c)), multiple), abs(int(c)))
+            if abs(c) != 1:
+                self.requires.append(
+                    (
+                        f"{ex.show(multiple)} % {abs(int(c))} == 0",
+                        _message(self.node, sympy.Eq(symbol, e, evaluate=False)),
+                    )
+                )
 
     def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.UnbackedFacts) -> None:
         least, greatest = facts.least, facts.greatest
@@ -107,8 +147,10 @@ def of_call(ctx: Ctx, node: torch.fx.Node) -> CallSymbols:
             out.numbers[position] = name
             out.symbols.append((symbol, name))
             ctx.defined.add(name)
+            out.stand_in(symbol, name)
         else:
             out.sizes.append((symbol, position, _form(node, rest)))
+            out.stand_in(symbol, _fresh(ctx, symbol, node))
     return out
 
 

@@ -200,6 +200,41 @@ def test_sizes_that_a_list_of_numbers_gives() -> None:
     check_calls(two_pieces, [(torch.arange(10.0), torch.tensor(s)) for s in sizes])
 
 
+# Numbers of the user's program in an equality: Dynamo makes symbols of them and drops their inputs.
+EQUALITIES: dict[str, Callable[[int, int], int]] = {
+    "remainder": lambda n, m: n % 4,
+    "sum": lambda n, m: n + 2,
+    "difference": lambda n, m: 17 - n,
+    "multiple": lambda n, m: n * 3,
+    "multiple and more": lambda n, m: 7 - 2 * n,
+    "two numbers": lambda n, m: n + 2 * m,
+}
+
+
+@pytest.mark.parametrize("name", list(EQUALITIES))
+def test_numbers_equal_to_expressions_without_an_input(name: str) -> None:
+    expression = EQUALITIES[name]
+
+    def fn(x: T, p: tuple[int], q: tuple[int]) -> tuple[T, ...]:
+        k = x.max().item()
+        torch._check(k == expression(p[0], q[0]))
+        return torch.arange(abs(k) + 1) * k, x + 2 * k, x * (k // 2), torch.tensor(5 * k - 1)
+
+    run = compiled(fn, dynamic=True)
+    for n in (3, 2, 6):
+        x = torch.tensor([-30, expression(n, 2)])
+        check_calls(fn, [(x, (n,), (2,))], run)
+
+
+def test_a_number_that_is_no_multiple_fails_its_check() -> None:
+    def fn(x: T, p: tuple[int]) -> T:
+        k = x.max().item()
+        torch._check(k == 3 * p[0])
+        return x + k
+
+    check_calls(fn, [(torch.tensor([0, 9]), (3,)), (torch.tensor([0, 4]), (3,))], compiled(fn, dynamic=True))
+
+
 @pytest.mark.parametrize("fn", named([part, one_number, asserted, classes, as_many]))
 def test_checks_by_the_host_program_of_a_gpu(fn: Callable[..., Any]) -> None:
     check_calls(fn, calls_of(fn), triton_run.compiled(fn, host=True))
