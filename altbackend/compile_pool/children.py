@@ -24,7 +24,7 @@ from pathlib import Path
 from . import background
 
 EXIT_S = 0.5  # time for which interpreter exit waits for all killed children together
-IDLE_S = 2.0  # time for which it then waits for the threads that used them
+IDLE_S = 10.0  # most that it then waits for the threads that used them, which a busy machine may run late
 MOST_SAID = 2000  # bytes of a child's last error output
 
 

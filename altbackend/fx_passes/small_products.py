@@ -17,6 +17,9 @@ from .graph import aten, insert, is_call, propagate, val
 
 MANY = 8192  # rows, or matrices of a batch
 FEW = 16  # depth, and width of the results
+# Terms of a row, depth times width. On an H100, a million rows take the library 0.14 ms or more with TF32, and 0.05 ms
+# in 16 bits. A generated kernel took 0.43 ms for 256 terms of float32, and 0.3 ms for 64 terms of bfloat16.
+MOST_TERMS, MOST_TERMS_OF_16_BITS = 64, 12
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -39,7 +42,9 @@ def _suits(n: Node, device: str) -> bool:
     if device != "gpu" or not 0 < depth <= FEW or not 0 < width <= FEW:
         return False
     batch = sizes[0] if len(sizes) == 4 else 1
-    return isinstance(batch, int) and (rows >= MANY or (batch >= MANY and rows <= FEW))
+    most_terms = MOST_TERMS_OF_16_BITS if a.dtype.itemsize == 2 else MOST_TERMS
+    many_rows = rows >= MANY and depth * width <= most_terms
+    return isinstance(batch, int) and (many_rows or (batch >= MANY and rows <= FEW))
 
 
 def _decompose(gm: GraphModule, n: Node) -> Node:

@@ -350,6 +350,8 @@ def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[s
         return _item(ctx, node, args[0])
     if isinstance(val, (float, bool)):
         return val
+    if unbacked_symbols.own_symbol(ctx, node) is not None:
+        return extern.call(ctx, node, args, kwargs)
     if isinstance(val, (int, torch.SymInt)):
         return host_numbers.integer(ctx, node, args)
     if isinstance(val, (torch.SymBool, torch.SymFloat)):

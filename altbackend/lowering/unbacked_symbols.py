@@ -140,7 +140,8 @@ def of_call(ctx: Ctx, node: torch.fx.Node) -> CallSymbols:
     Raises Unsupported if the host program cannot spell the way from a result to a symbol.
     """
     out = CallSymbols(ctx, node)
-    for symbol, path in torch_api.defined_symbols(node).items():
+    own = own_symbol(ctx, node)
+    for symbol, path in ({own: ()} if own is not None else torch_api.defined_symbols(node)).items():
         position, rest = _leaf(node.meta["val"], torch_api.path_steps(path))
         if not rest:
             name = _fresh(ctx, symbol, node)
@@ -152,6 +153,18 @@ def of_call(ctx: Ctx, node: torch.fx.Node) -> CallSymbols:
             out.sizes.append((symbol, position, _form(node, rest)))
             out.stand_in(symbol, _fresh(ctx, symbol, node))
     return out
+
+
+def own_symbol(ctx: Ctx, node: torch.fx.Node) -> sympy.Symbol | None:
+    """Return the unbacked symbol that an integer result is, if nothing has defined it yet, else None.
+
+    Tracing records no binding for the offset of a view that begins where data decides.
+    """
+    fake = node.meta.get("val")
+    e = fake.node.expr if isinstance(fake, torch.SymInt) else None
+    if e is None or not e.is_Symbol or not symbol_is_type(e, SymT.UNBACKED_INT) or str(e) in ctx.defined:
+        return None
+    return e if any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes) else None
 
 
 def _fresh(ctx: Ctx, symbol: sympy.Symbol, node: torch.fx.Node) -> str:

@@ -235,6 +235,24 @@ def test_a_number_that_is_no_multiple_fails_its_check() -> None:
     check_calls(fn, [(torch.tensor([0, 9]), (3,)), (torch.tensor([0, 4]), (3,))], compiled(fn, dynamic=True))
 
 
+def begun(x: T, n: Any) -> T:
+    k = n.sum().item()
+    return x.narrow(0, k, 1) * 3
+
+
+def test_views_that_begin_where_data_decides() -> None:
+    run = compiled(begun, dynamic=True)
+    for k in (0, 2, -1):
+        check_calls(begun, [(torch.arange(12.0).view(4, 3), torch.tensor([k, 0]))], run)
+
+
+def test_more_indices_than_dimensions() -> None:
+    def write(x: T, at: T) -> T:
+        return x.sum().index_put((at,), torch.tensor(2.0)) + 1
+
+    check_calls(write, [(torch.arange(3.0), torch.tensor([0]))])
+
+
 @pytest.mark.parametrize("fn", named([part, one_number, asserted, classes, as_many]))
 def test_checks_by_the_host_program_of_a_gpu(fn: Callable[..., Any]) -> None:
     check_calls(fn, calls_of(fn), triton_run.compiled(fn, host=True))

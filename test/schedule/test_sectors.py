@@ -72,7 +72,7 @@ def test_rows_that_are_stored_in_another_order_are_turned_by_a_kernel_of_tiles()
 
 def windows_scanned(x: T) -> T:
     """Add three neighbours of a channels-last image in each step of a scan, whose result is plain."""
-    return (x[:, :, :, 2:] + x[:, :, :, 1:-1] * 2 + x[:, :, :, :-2]).cumsum(2).contiguous()
+    return (x[:, :, 2:] + x[:, :, 1:-1] * 2 + x[:, :, :-2]).cumsum(3).contiguous()
 
 
 def test_a_scan_numbers_its_rows_as_it_reads() -> None:
@@ -81,6 +81,30 @@ def test_a_scan_numbers_its_rows_as_it_reads() -> None:
     assert scans
     assert all(row_stride(q, i) == 1 for q in scans for _, i in va.loads(q.value))
     check(windows_scanned, torch.randn(2, 6, 5, 9).to(memory_format=torch.channels_last))
+
+
+def along_the_height(x: T) -> T:
+    return (x + 1).softmax(2) * 2
+
+
+def scanned_along_the_height(x: T) -> T:
+    return (x + 1).cumsum(2) * 2
+
+
+@pytest.mark.parametrize("fn", [along_the_height, scanned_along_the_height])
+def test_rows_along_a_third_dimension_read_a_copy_that_lies_as_the_result(fn: Callable[[T], T]) -> None:
+    def plain(x: T) -> T:
+        return fn(x).contiguous()
+
+    x = torch.randn(512, 64, 8, 8).to(memory_format=torch.channels_last)
+    rows = [
+        q for k in kernels_of(plain, x) if any(q.kind in (Kind.IN_ROW, Kind.SCAN) for q in k.nodes) for q in k.nodes
+    ]
+    assert rows
+    written = {q.node.out for q in rows}
+    reads = [(q, i) for q in rows for b, i in va.loads(q.value) if b not in written]
+    assert all(row_stride(q, i) == 1 for q, i in reads)
+    check(plain, torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last))
 
 
 def computed_index(x: T, table: T) -> T:

@@ -167,6 +167,8 @@ def advanced(
 ) -> list[Index]:
     """Return the index in each dimension of `x` at a point of the result, whose shape is `sizes`."""
     indexed = [k for k, t in enumerate(indices) if t is not None]
+    if len(indices) > len(x.sizes):
+        raise FallBack("more indices than dimensions, which the library refuses")
     if any(indices[k].dtype in (torch.bool, torch.uint8) for k in indexed):
         raise FallBack("a mask as index has a data-dependent result size")
     rank = max(len(indices[k].sizes) for k in indexed)

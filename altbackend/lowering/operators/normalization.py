@@ -263,8 +263,10 @@ def native_group_norm(
     per_group = ex.floordiv(channels, groups)
     split = (batch, groups, per_group, *x.sizes[2:])
     reduced_dims = tuple(range(2, len(split)))
-    own = recomputed(x, acc) if is_cut(ctx, _grouped(x, split, acc), reduced_dims) else None
-    x = own or shared_of_groups(ctx, x, Groups(ex.mul(batch, groups), per_group), acc)
+    if is_cut(ctx, _grouped(x, split, acc), reduced_dims):
+        x = recomputed(x, acc) or shared_as_read(ctx, x, acc)
+    else:
+        x = shared_of_groups(ctx, x, Groups(ex.mul(batch, groups), per_group), acc)
     g = _grouped(x, split, acc)
     mu, m2 = moments(ctx, g, reduced_dims, acc)
     rstd = ctx.realize(inverse_std(ctx, m2, count(g, reduced_dims), eps, acc))

@@ -132,6 +132,24 @@ def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype, like: torch.Tensor | None = 
     return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)), like)
 
 
+def as_result_lies(ctx: Ctx, x: Tensor, dims: tuple[int, ...], like: torch.Tensor | None) -> Tensor:
+    """Return `x` for an operation on rows along `dims` whose result has the sizes of `x`.
+
+    On a GPU, an operand whose neighbours in memory lie along another dimension than those of the result is copied. If
+    rows lie along a third dimension, no tile of them reads and stores whole sectors: softmax over the height of a
+    channels-last image took three times as long as a transposing copy and a softmax. `like`: a fake tensor whose order
+    of strides the result takes.
+    """
+    long = [k for k, n in enumerate(x.sizes) if n != 1]
+    if not ctx.gpu or len(long) < 3 or not all(isinstance(n, int) for n in x.sizes):
+        return x
+    read = next(k for k in reversed(slowest_first(x, x.value)) if k in long)
+    stored = next(k for k in reversed(memory_order(ctx.strides_like(x.sizes, like), x.sizes)) if k in long)
+    if read == stored or not {read, stored}.isdisjoint(dims):
+        return x
+    return ctx.realize(x.rounded(), like, fresh=True)
+
+
 def shared_of_groups(ctx: Ctx, x: Tensor, groups: Groups, dtype: torch.dtype) -> Tensor:
     """Return `x` for several readers, which reduce each group of channels over all points.
 
@@ -306,7 +324,7 @@ def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, x, acc, out)
+    x = shared(ctx, as_result_lies(ctx, x, reduced_dims, out), acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
     e = ctx.realize(e, out)
@@ -320,7 +338,7 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, x, acc, out)
+    x = shared(ctx, as_result_lies(ctx, x, reduced_dims, out), acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     shifted = s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)
     total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), reduced_dims, acc, acc)
@@ -346,7 +364,8 @@ def _scan(op: str) -> Callable[..., Tensor]:
         out = result_of(ctx)
         # the input is converted to the result's dtype before it is scanned
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
-        reduced = running(ctx, op, x, dim % max(len(x.sizes), 1), compute_dtype(out.dtype))
+        dim %= max(len(x.sizes), 1)
+        reduced = running(ctx, op, as_result_lies(ctx, x, (dim,), None), dim, compute_dtype(out.dtype))
         return finish(ctx, x.sizes, out.dtype, reduced.value)
 
     return lower

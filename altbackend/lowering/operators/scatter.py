@@ -233,6 +233,8 @@ def index_put(
 ) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
         return _mask_put(x, indices, values, accumulate)
+    if len(indices) > len(x.sizes):
+        raise FallBack("more indices than dimensions, which the library refuses")
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x

@@ -28,6 +28,8 @@ CAPABILITY = 90  # of the GPU to which the constants are fitted; others take tem
 BYTES_PER_US = 4.2e6
 LAUNCH_US = 2.0
 FLOPS_PER_US = 760e6  # sustained, 16-bit operands
+# depth and width from which times were measured: four million rows by 16x16 took 7 times as long as the library
+LEAST_SIDE = 64
 GAIN = 0.9  # a template runs where it takes less than this part of the separate kernels' time
 SAVED_US = 20.0  # a template must save so much a call: it compiles for seconds, another kernel for tenths
 SPLIT_START_US, SPLIT_SHARE = 8.5, 0.9  # a constant, and the part that is reached of the bound by arithmetic or memory
@@ -134,6 +136,8 @@ class Model:
             return prediction.tiles, f"matmul_templates='on': {prediction}"
         if c.matmul.dtype not in LOW_PRECISION:
             return Refusal(f"known are times of 16-bit operands; max_autotune measures others ({prediction})")
+        if min(c.matmul.depth, c.matmul.columns) < LEAST_SIDE:
+            return Refusal(f"its depth and width are not known to suit tiles of {LEAST_SIDE}: {prediction}")
         if prediction.fused > min(GAIN * prediction.separate, prediction.separate - SAVED_US):
             return Refusal(f"no clear gain: {prediction}")
         return prediction.tiles, str(prediction)
