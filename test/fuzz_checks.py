@@ -4,8 +4,8 @@
     python -m test.fuzz_checks --programs 300 --seed 0 --warm
     python -m test.fuzz_checks --programs 300 --seed 0 --asan
 
-Programs draw sizes and numbers that data decides, checks that hold and that do not, symbolic floats, and positions in
-and out of range; the calls after the first have other data. Each program runs in a child process, several in a row, so
+Programs draw sizes and numbers that data decides, and symbolic floats. Checks hold or do not, and positions are in or
+out of range. The calls after the first have other data. Each program runs in a child process, several in a row, so
 that a crash is a finding too. With `--warm` a second child runs them again from the graphs that the first has cached;
 the last line counts the graphs that came from there. With `--asan` the generated C++ is built with AddressSanitizer:
 `ALTBACKEND_CXX` names a script that adds `-fsanitize=address`. The child then runs under `LD_PRELOAD` of

@@ -96,16 +96,12 @@ class CallSymbols:
         c = e.coeff(unknown[0])
         rest = sympy.expand(e - c * unknown[0])
         if c.is_Integer and c != 0 and unknown[0] not in rest.free_symbols:
-            memo.update({s: int(torch_api.traced_value(env, s)) for s in unknown[1:]})
+            memo.update({s: torch_api.traced_value(env, s) for s in unknown[1:]})
             multiple = ex.add(number, ex.mul(-1, sizes.of_expression(rest, env, memo)))
             memo[unknown[0]] = ex.floordiv(ex.mul(int(sympy.sign(c)), multiple), abs(int(c)))
             if abs(c) != 1:
-                self.requires.append(
-                    (
-                        f"{ex.show(multiple)} % {abs(int(c))} == 0",
-                        _message(self.node, sympy.Eq(symbol, e, evaluate=False)),
-                    )
-                )
+                message = _message(self.node, sympy.Eq(symbol, e, evaluate=False))
+                self.requires.append((f"{ex.show(multiple)} % {abs(int(c))} == 0", message))
 
     def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.UnbackedFacts) -> None:
         least, greatest = facts.least, facts.greatest
@@ -140,8 +136,10 @@ def of_call(ctx: Ctx, node: torch.fx.Node) -> CallSymbols:
     Raises Unsupported if the host program cannot spell the way from a result to a symbol.
     """
     out = CallSymbols(ctx, node)
-    own = own_symbol(ctx, node)
-    for symbol, path in ({own: ()} if own is not None else torch_api.defined_symbols(node)).items():
+    symbols = torch_api.defined_symbols(node)
+    if not symbols and (own := own_symbol(ctx, node)) is not None:
+        symbols = {own: ()}
+    for symbol, path in symbols.items():
         position, rest = _leaf(node.meta["val"], torch_api.path_steps(path))
         if not rest:
             name = _fresh(ctx, symbol, node)

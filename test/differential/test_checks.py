@@ -235,6 +235,20 @@ def test_a_number_that_is_no_multiple_fails_its_check() -> None:
     check_calls(fn, [(torch.tensor([0, 9]), (3,)), (torch.tensor([0, 4]), (3,))], compiled(fn, dynamic=True))
 
 
+def equal_items(x: T, n: Any) -> T:
+    a, b = n.sum().item(), n.max().item()
+    torch._check(a >= 2)
+    torch._check(a == b)
+    return x[: a - 1] * b
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_checks_of_a_number_that_equals_a_later_one(dynamic: bool) -> None:
+    run = compiled(equal_items, dynamic=dynamic)
+    for n in ([2, 0], [3, 0], [1, 0], [3, 1], [-1, 0]):
+        check_calls(equal_items, [(torch.arange(9.0), torch.tensor(n))], run)
+
+
 def begun(x: T, n: Any) -> T:
     k = n.sum().item()
     return x.narrow(0, k, 1) * 3

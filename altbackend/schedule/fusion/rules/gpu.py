@@ -230,7 +230,7 @@ def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse to store rows of several loops along another loop than that along which the kernel reads them.
 
     An example: a group normalisation of a channels-last image, stored plain. A warp would store an element in each of
-    32 sectors; with 11,296 images of 192x7x7 that took 3.5 ms, where tiles over both loops take 0.5.
+    32 sectors. With 11,296 images of 192x7x7 such a kernel took 3.5 ms; the program saved 2.9 ms without it.
     """
     if proposal.group.rows == 1 or not any(q.kind is Kind.IN_ROW for q in proposal.mapped):
         return None
