@@ -3,12 +3,14 @@
     python -m benchmarks.together --device cuda --mode inference
     python -m benchmarks.together --device cuda --mode training --cases bert,resnet50 --processes 8
     python -m benchmarks.together --device cpu --frozen --processes 1 --cases resnet50,timm:resnest50d
+    python -m benchmarks.together --suite programs --device cuda --dtype float32
 
 `benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
 that a whole suite fits into minutes on a machine with many cores. A row begins with eager's, TorchInductor's and our
 milliseconds, medians of alternating calls, and TorchInductor's time over ours. The largest relative error, the peak
 memory beyond what is allocated before a call, and the seconds of a first call beside other compilations follow.
-`--frozen` adds both compilers with `freezing=True`. A case `timm:NAME` is any network of timm.
+`--frozen` adds both compilers with `freezing=True`. A case `timm:NAME` is any network of timm. On a GPU, float32 allows
+TF32. `--worst N` prints the N rows that are furthest behind.
 """
 
 from __future__ import annotations
@@ -43,13 +45,15 @@ FROZEN = tuple(f"{name} frozen" for name in BACKENDS)
 TIMM = "timm:"
 WARM_UPS = 3
 FEWEST_ROUNDS = 7
+SLOW = 1.05  # times eager's time
 
 
 def measure(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one model: median milliseconds, error, peak bytes, seconds of the first call, by name."""
     device = torch.device(asked["device"])
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     name = asked["case"]
-    case = of_timm(name.removeprefix(TIMM)) if name.startswith(TIMM) else choose("models", [name])[0]
+    case = of_timm(name.removeprefix(TIMM)) if name.startswith(TIMM) else choose(asked["suite"], [name])[0]
     requests = _requests(asked)
     first = requests[BACKENDS[0]]
     built = subject.build(case, asked["preset"], first)
@@ -108,28 +112,35 @@ def _time(calls: dict[str, Callable[[], Any]], device: torch.device, seconds: fl
     answer["ms"] = {name: median(values) for name, values in times.items()}
 
 
-def report(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the tables and their geometric means."""
+def report(rows: Sequence[dict[str, Any]], worst: int | None = None) -> str:
+    """Return the tables and their geometric means; with `worst`, only so many rows, the furthest behind first."""
     pairs = [BACKENDS, FROZEN] if any(FROZEN[0] in r.get("ms", {}) for r in rows) else [BACKENDS]
-    return "\n\n".join(_table(rows, *pair) for pair in pairs)
+    return "\n\n".join(_table(rows, pair, worst) for pair in pairs)
 
 
-def _table(rows: Sequence[dict[str, Any]], rival: str, ours: str) -> str:
+def _table(rows: Sequence[dict[str, Any]], pair: tuple[str, ...], worst: int | None) -> str:
+    rival, ours = pair
     head = f"{rival} ms | {ours} ms | {rival}/{ours} | errors | peak MB {rival}, {ours} | first s {rival}, {ours}"
-    lines = [f"case | eager ms | {head}"]
+    lines: list[tuple[float, str]] = []
     ratios: list[float] = []
+    slow = 0
     for r in sorted(rows, key=lambda r: str(r["case"])):
         ms = r.get("ms", {})
         if not {rival, ours} <= set(ms):
-            lines.append(f"{r['case']} | {r.get('failed') or r.get('failures')}")
+            lines.append((0.0, f"{r['case']} | {r.get('failed') or r.get('failures')}"))
             continue
         ratios.append(ms[rival] / ms[ours])
+        slow += ms[ours] > SLOW * ms["eager"]
         times = " | ".join(f"{ms[name]:.3f}" for name in ("eager", rival, ours))
         errors = ", ".join(f"{r['errors'][name]:.0e}" for name in (rival, ours))
         peaks = ", ".join(f"{r['peaks'][name] / 1e6:.0f}" for name in (rival, ours))
         firsts = ", ".join(f"{r['first'][name]:.1f}" for name in (rival, ours))
-        lines.append(f"{r['case']} | {times} | {ratios[-1]:.2f} | {errors} | {peaks} | {firsts}")
-    return "\n".join([*lines, f"geometric mean of {len(ratios)}: {geomean(ratios) or 0:.3f}"])
+        lines.append((ratios[-1], f"{r['case']} | {times} | {ratios[-1]:.2f} | {errors} | {peaks} | {firsts}"))
+    if worst is not None:
+        lines = sorted(lines)[:worst]
+    counts = ", ".join(f"{sum(x < limit for x in ratios)} below {limit}" for limit in (1.0, 0.9, 0.7))
+    mean = f"geometric mean of {len(ratios)}: {geomean(ratios) or 0:.3f}; {counts}; {slow} slower than eager by 5 %"
+    return "\n".join([f"case | eager ms | {head}", *(line for _, line in lines), mean])
 
 
 def _serve() -> None:
@@ -144,7 +155,8 @@ def _serve() -> None:
 def main() -> None:
     """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", help="these, separated by commas; all of the suite by default")
+    parser.add_argument("--suite", default="models", choices=sorted(SUITES))
+    parser.add_argument("--cases", help="these, separated by commas (by ';' where names have commas); all by default")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--mode", default="inference", choices=("inference", "training"))
     parser.add_argument("--preset", help="sizes; by default the device's")
@@ -152,12 +164,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of the timed calls of a model")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of one model")
     parser.add_argument("--frozen", action="store_true", help="also with freezing=True, both compilers")
+    parser.add_argument("--worst", type=int, metavar="N", help="print the N rows that are furthest behind")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     args = parser.parse_args()
-    names = args.cases.split(",") if args.cases else [c.name for c in SUITES["models"] if c.mode is None]
+    names = _names(args.cases) if args.cases else [c.name for c in SUITES[args.suite] if c.mode is None]
     with tempfile.TemporaryDirectory() as folder:
         asked = {
             "device": args.device,
+            "suite": args.suite,
             "mode": args.mode,
             "preset": args.preset or {"cuda": "gpu", "cpu": "cpu"}[args.device],
             "dtype": args.dtype or {"cuda": "bfloat16", "cpu": "float32"}[args.device],
@@ -175,7 +189,11 @@ def main() -> None:
             return {"case": name, **({"failed": answer.words} if isinstance(answer, Ended) else answer)}
 
         with ThreadPoolExecutor(args.processes) as threads:
-            print(report(list(threads.map(one, names))))
+            print(report(list(threads.map(one, names)), args.worst))
+
+
+def _names(text: str) -> list[str]:
+    return text.split(";") if ";" in text else text.split(",")
 
 
 if __name__ == "__main__":
