@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Buffer, Node, Program, Reduction
+from ..ir.loops import Buffer, Node, Pointwise, Program, Reduction, reads
 from ..ir.value import Value
 from .device import Cpu, Device, Gpu
 from .loop_mapping import ordered_vars
+from .one_pass_forms import combined_position, combined_sum, is_exp_below, position
 from .rows import ROWS_OF_COLUMNS
 
 LONG = 1 << 16  # elements per result from which a split pays
@@ -30,12 +33,12 @@ def split_reductions(p: Program, device: Device, unsplit: frozenset[str] = froze
     """
     if device.parallelism < 2:
         return p
-    buffers = dict(p.buffers)
+    splitter = _Splitter(p, device, dict(p.buffers))
     nodes: list[Node] = []
     for node in p.nodes:
-        parts = _split(node, buffers, device) if isinstance(node, Reduction) and node.out not in unsplit else None
+        parts = splitter.split(node) if isinstance(node, Reduction) and node.out not in unsplit else None
         nodes += parts or [node]
-    return replace(p, buffers=buffers, nodes=tuple(nodes))
+    return replace(p, buffers=splitter.buffers, nodes=tuple(nodes))
 
 
 # --- into how many parts ---------------------------------------------------------------------------------------------
@@ -132,11 +135,11 @@ class _CutLoops:
     env: dict[Atom, Index]
     ends: tuple[tuple[Index, int], ...]
 
-    def value(self, node: Reduction) -> Value:
-        """Return what the parts reduce: the node's value, and the identity beyond the end of a loop."""
-        value = node.value.substitute(self.env)
+    def value(self, op: str, of_row: Value) -> Value:
+        """Return what the parts reduce by `op`: the value of the row, and the identity beyond the end of a loop."""
+        value = of_row.substitute(self.env)
         inside = [va.apply("lt", va.index(position), va.const(n, torch.int64)) for position, n in self.ends]
-        return va.masked(va.conjunction(*inside), value, va.identity(node.op, value.dtype)) if inside else value
+        return va.masked(va.conjunction(*inside), value, va.identity(op, value.dtype)) if inside else value
 
 
 def _cut_loops(node: Reduction, cuts: tuple[int, ...]) -> _CutLoops:
@@ -161,25 +164,119 @@ def _cut_loops(node: Reduction, cuts: tuple[int, ...]) -> _CutLoops:
     return _CutLoops(part, tuple(inner), env, tuple(ends))
 
 
-def _split(node: Reduction, buffers: dict[str, Buffer], device: Device) -> list[Node] | None:
-    """Return the reductions of the parts and of their results; enters the buffer of partial results in `buffers`."""
-    if isinstance(device, Gpu):
-        node = replace(node, rdims=_slowest_first(node))
-    cuts = cuts_of(node, device)
-    if cuts is None:
+@dataclass(frozen=True)
+class _Split:
+    """A reduction in two steps: `loops` cut its row, and `partial` holds the result of each part at `slot`.
+
+    `dims`: the parallel loops of the first step.
+    """
+
+    node: Reduction
+    loops: _CutLoops
+    partial: Buffer
+    dims: tuple[Atom, ...]
+    slot: Index
+
+    @property
+    def part(self) -> Value:
+        """Return the result of a part."""
+        return va.load(self.partial.name, self.slot, self.partial.dtype)
+
+    @property
+    def in_part(self) -> Value:
+        """Return what a part reduces if it reduces what the row does."""
+        return self.loops.value(self.node.op, self.node.value)
+
+    def steps(self, in_part: Value, combined: Value) -> list[Node]:
+        """Return both steps: the reduction of `in_part` within the parts, and that of `combined` over the parts."""
+        n = self.node
+        return [
+            Reduction(self.partial.name, self.dims, self.loops.inner, self.slot, n.op, in_part, n.origins),
+            Reduction(n.out, n.dims, (self.loops.part,), n.index, n.op, combined, n.origins),
+        ]
+
+
+@dataclass
+class _Splitter:
+    """Splits reductions of a program in their order; `buffers` gains those of partial results."""
+
+    program: Program
+    device: Device
+    buffers: dict[str, Buffer]
+    extrema: dict[str, _Split] = field(default_factory=dict)  # maxima and minima in two steps, by their buffers
+
+    def split(self, node: Reduction) -> list[Node] | None:
+        """Return the two steps of a reduction; None where it stays whole."""
+        if (steps := self._beside_extremum(node)) is not None:
+            return steps
+        if isinstance(self.device, Gpu):
+            node = replace(node, rdims=_slowest_first(node))
+        cuts = cuts_of(node, self.device)
+        if cuts is None:
+            return None
+        split = self._in_two(node, _cut_loops(node, cuts))
+        self.buffers[split.partial.name] = split.partial
+        if node.op in ("max", "min"):
+            self.extrema[node.out] = split
+        return split.steps(split.in_part, split.part)
+
+    def _in_two(self, node: Reduction, loops: _CutLoops) -> _Split:
+        """Return the reduction in two steps."""
+        results, parts = ex.prod(ex.size_of(v) for v in node.dims), ex.size_of(loops.part)
+        out = self.buffers[node.out]
+        # neighbouring columns stay neighbours where a GPU's program takes a block of them
+        across = isinstance(self.device, Gpu) and _has_columns(node)
+        sizes = (parts, results) if across else (results, parts)
+        partial = Buffer(f"{node.out}_parts", out.dtype, sizes, (sizes[1], 1), out.device)
+        row = ex.flatten([ex.size_of(v) for v in node.dims], [ex.ix(v) for v in node.dims])
+        slot = ex.flatten(sizes, (ex.ix(loops.part), row) if across else (row, ex.ix(loops.part)))
+        dims = (loops.part, *node.dims) if across else (*node.dims, loops.part)
+        return _Split(node, loops, partial, dims, slot)
+
+    def _beside_extremum(self, node: Reduction) -> list[Node] | None:
+        """Return the two steps of a reduction that one pass over each part computes together with an extremum.
+
+        Split alone, it would wait for the extremum of the whole row, and read its operand once more.
+        """
+        value = self._with_shared_point(node.value)
+        for name, index in va.loads(value):
+            best = self.extrema.get(name)
+            if best is None or best.node.index is not index or not _same_loops(best.node, node):
+                continue
+            split = self._in_two(replace(node, dims=best.node.dims, rdims=best.node.rdims), best.loops)
+            if (steps := _steps_beside(best, split, value)) is not None:
+                self.buffers[split.partial.name] = split.partial
+                return steps
         return None
-    results, parts, out = ex.prod(ex.size_of(v) for v in node.dims), math.prod(cuts), buffers[node.out]
-    # neighbouring columns stay neighbours where a GPU's program takes a block of them
-    across = isinstance(device, Gpu) and _has_columns(node)
-    sizes = (parts, results) if across else (results, parts)
-    partial = Buffer(f"{node.out}_parts", out.dtype, sizes, (sizes[1], 1), out.device)
-    buffers[partial.name] = partial
-    loops = _cut_loops(node, cuts)
-    row = ex.flatten([ex.size_of(v) for v in node.dims], [ex.ix(v) for v in node.dims])
-    slot = ex.flatten(sizes, (ex.ix(loops.part), row) if across else (row, ex.ix(loops.part)))
-    dims = (loops.part, *node.dims) if across else (*node.dims, loops.part)
-    value = va.load(partial.name, slot, out.dtype)
-    return [
-        Reduction(partial.name, dims, loops.inner, slot, node.op, loops.value(node), node.origins),
-        Reduction(node.out, node.dims, (loops.part,), node.index, node.op, value, node.origins),
-    ]
+
+    def _with_shared_point(self, value: Value) -> Value:
+        """Return `value`, or what a pointwise node stores if `value` is its result and other nodes read it too."""
+        if value.op != "load" or not self.extrema:
+            return value
+        name, index = value.attr
+        node = self._shared_points.get(name)
+        return node.value if node is not None and node.index is index else value
+
+    @functools.cached_property
+    def _shared_points(self) -> dict[str, Pointwise]:
+        """Return the pointwise nodes whose results several nodes read, by buffer."""
+        count = collections.Counter(b for n in self.program.nodes for b in set(reads(n)))
+        return {n.out: n for n in self.program.nodes if isinstance(n, Pointwise) and count[n.out] > 1}
+
+
+def _same_loops(a: Reduction, b: Reduction) -> bool:
+    return {*a.dims} == {*b.dims} and {*a.rdims} == {*b.rdims}
+
+
+def _steps_beside(best: _Split, split: _Split, value: Value) -> list[Node] | None:
+    """Return the two steps of `split`, which reduces `value`, if one pass computes it together with `best`."""
+    operand, at = best.node.value, (best.node.out, best.node.index)
+    whole = va.load(*at, best.partial.dtype)
+    if split.node.op == "sum" and best.node.op == "max" and is_exp_below(value, operand, at):
+        in_part = va.apply("exp", va.apply("sub", best.in_part, best.part))
+        return split.steps(in_part, combined_sum(split.part, best.part, whole))
+    if split.node.op == "min" and position(value, operand, at) is not None:
+        of_part = va.rewrite(value, on_load=lambda x: best.part if x.attr == at else None)
+        in_part = best.loops.value("min", of_part)
+        return split.steps(in_part, combined_position(split.part, best.part, whole))
+    return None

@@ -6,6 +6,7 @@ another before the end. Where a tile has several rows, every element of the tile
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -131,7 +132,11 @@ def _finish(e: Emitter, scope: Scope, softmax: OnlineSoftmax, run: Running) -> N
     below = va.apply("sub", run.maximum, _floor(e, scope, maximum))
     scale = let(e, scope, _exp(e, below, softmax), frozenset())
     scaled = [va.make("reduced", (va.apply("mul", s, scale),), s.dtype, ("sum", *axis)) for s in run.sums]
-    results = [maximum, *(let(e, scope, s, axes, "total") for s in scaled)]
+    totals = [let(e, scope, s, axes, "total") for s in scaled]
+    is_none = va.apply("eq", maximum, va.identity("max", maximum.dtype))
+    # the exponentials of a row of -inf are NaN
+    totals = [let(e, scope, va.where(is_none, va.const(math.nan, t.dtype), t), axes, "total") for t in totals]
+    results = [maximum, *totals]
     for q, result in zip((softmax.maximum, *softmax.sums), results, strict=True):
         mapped = on_tile(e, scope, q)
         e.axes[result] = axes

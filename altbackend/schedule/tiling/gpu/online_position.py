@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....ir import value as va
 from ....ir.loops import Reduction
 from ....ir.value import Value
 from ...kernel import Stage
 from ...loop_mapping import Kind, MappedNode
+from ...one_pass_forms import position
 from .inlining import inlined, reads_result
 
 
@@ -46,25 +46,10 @@ def online_position(first: Stage, second: Stage, stored: frozenset[str]) -> Onli
         return None
     if not _reduces(extremum, "max", "min") or not _reduces(least, "min"):
         return None
-    position = _position(inlined(least.value, point_of), inlined(extremum.value, point_of), extremum)
-    return None if position is None else OnlinePosition(extremum, least, position, tuple(points))
+    operand, at = inlined(extremum.value, point_of), (extremum.node.out, extremum.index)
+    found = position(inlined(least.value, point_of), operand, at)
+    return None if found is None else OnlinePosition(extremum, least, found, tuple(points))
 
 
 def _reduces(q: MappedNode, *ops: str) -> bool:
     return isinstance(q.node, Reduction) and q.kind is Kind.IN_ROW and q.node.op in ops
-
-
-def _position(v: Value, value: Value, extremum: MappedNode) -> Value | None:
-    """Return the position of `where(value is the extremum, position, largest integer)`; None for another form."""
-    if v.op != "where" or v.dtype.is_floating_point or v.args[2].op != "const":
-        return None
-    hit, position, _ = v.args
-    if hit.op == "logical_or" and hit.args[1].op == "isnan" and hit.args[1].args[0] is value:
-        hit = hit.args[0]
-    elif value.dtype.is_floating_point:
-        return None
-    if hit.op != "eq" or hit.args[0] is not value:
-        return None
-    result = hit.args[1]
-    is_result = result.op == "load" and result.attr == (extremum.node.out, extremum.index)
-    return position if is_result and not va.loads(position) else None

@@ -1,7 +1,7 @@
 """Find sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
 
 The pass rescales the running sum whenever a block of the row raises the maximum, so that it reads the row once and not
-twice. The method is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+twice (`schedule/one_pass_forms.py`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....ir.loops import Reduction
-from ....ir.value import Value
 from ...kernel import Stage
 from ...loop_mapping import Kind, MappedNode
+from ...one_pass_forms import is_exp_below
 from .inlining import inlined, reads_result
 
 
@@ -39,10 +39,10 @@ def online_softmax(first: Stage, second: Stage, stored: frozenset[str]) -> Onlin
     point_of = {q.node.out: q for q in points}
     if any(q.node.out in stored and reads_result(q, maximum, point_of) for q in points):
         return None
-    value = inlined(maximum.value, point_of)
+    value, at = inlined(maximum.value, point_of), (maximum.node.out, maximum.index)
     if not _reduces(maximum, "max"):
         return None
-    if not all(_reduces(q, "sum") and _is_exp_below(q, maximum, value, point_of) for q in sums):
+    if not all(_reduces(q, "sum") and is_exp_below(inlined(q.value, point_of), value, at) for q in sums):
         return None
     return OnlineSoftmax(maximum, tuple(sums), tuple(points))
 
@@ -50,12 +50,3 @@ def online_softmax(first: Stage, second: Stage, stored: frozenset[str]) -> Onlin
 def _reduces(q: MappedNode, op: str) -> bool:
     in_row = isinstance(q.node, Reduction) and q.kind is Kind.IN_ROW and q.node.op == op
     return in_row and q.value.dtype.is_floating_point
-
-
-def _is_exp_below(q: MappedNode, maximum: MappedNode, value: Value, point_of: dict[str, MappedNode]) -> bool:
-    """Return whether `q` sums exp(value - maximum)."""
-    v = inlined(q.value, point_of)
-    if v.op != "exp" or v.args[0].op != "sub":
-        return False
-    left, right = v.args[0].args
-    return left is value and right.op == "load" and right.attr == (maximum.node.out, maximum.index)
