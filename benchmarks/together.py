@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--worst", type=int, metavar="N", help="print the N rows that are furthest behind")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     args = parser.parse_args()
-    names = _names(args.cases) if args.cases else [c.name for c in SUITES[args.suite] if c.mode is None]
+    names = _names(args.cases) if args.cases else [c.name for c in SUITES[args.suite] if c.mode in (None, args.mode)]
     with tempfile.TemporaryDirectory() as folder:
         asked = {
             "device": args.device,
@@ -186,7 +186,9 @@ def main() -> None:
                 answer = worker.ask({"case": name, **asked}, args.timeout)
             finally:
                 worker.stop()
-            return {"case": name, **({"failed": answer.words} if isinstance(answer, Ended) else answer)}
+            row = {"case": name, **({"failed": answer.words} if isinstance(answer, Ended) else answer)}
+            print(report([row]).splitlines()[1], file=sys.stderr, flush=True)  # what is known if the command is ended
+            return row
 
         with ThreadPoolExecutor(args.processes) as threads:
             print(report(list(threads.map(one, names)), args.worst))

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..aten.name import operator_name, words
 from ..aten.pointwise import is_tagged
@@ -18,10 +17,10 @@ from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
 from .context import Context
 from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, replace, update, val
+from .mixed_layouts import FORMATS, copy_operands, is_channels_last
 
 _LOW = (torch.bfloat16, torch.float16)
 _ALIGNED, _WIDEST_GROUP = 4, 64  # channels of a group for which the library has channels-last kernels
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -32,18 +31,6 @@ def run(gm: GraphModule, ctx: Context) -> int:
 def run_joint(gm: GraphModule, ctx: Context) -> int:
     """Run the convolutions of a joint graph channels-last."""
     return int(rearrange_joint(gm))
-
-
-def is_channels_last(x: torch.Tensor) -> bool:
-    """Return whether the channels of a traced image are next to each other in dense memory, for all sizes."""
-    if x.dim() not in _FORMATS:
-        return False
-    expected: int | torch.SymInt = 1
-    for k in (1, *range(x.dim() - 1, 1, -1), 0):
-        if not statically_known_true(x.stride(k) == expected) and not statically_known_true(x.shape[k] == 1):
-            return False
-        expected = expected * x.shape[k]
-    return statically_known_true(x.stride(1) == 1)
 
 
 def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
@@ -61,6 +48,8 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
         members = [n for n in region if n in convolutions]
         if _saved_bytes(members, constant, device) <= _copied_bytes(region, members, device):
             continue
+        if device == "gpu":
+            copies += copy_operands(gm, region, members)
         for n in members:
             if device == "gpu":
                 _rearrange_weight(gm, n, constant)
@@ -77,7 +66,7 @@ def _reads_plain(n: Node) -> bool:
     """
     backward = n.target is aten.convolution_backward.default
     x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]
-    if groups == 1 or x.dim() not in _FORMATS or not all(isinstance(s, int) for s in x.shape):
+    if groups == 1 or x.dim() not in FORMATS or not all(isinstance(s, int) for s in x.shape):
         return False
     if x.dim() == 5:
         return True
@@ -140,7 +129,7 @@ def _rearrange_input(gm: GraphModule, n: Node, region: set[Node]) -> bool:
         return False
     readers = {n, *(u for u in x.users if u in region or (region and _gives_rows_of_points(u)))}
     first = next(m for m in gm.graph.nodes if m in readers)
-    moved = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": _FORMATS[val(x).dim()]})
+    moved = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": FORMATS[val(x).dim()]})
     for u in readers:
         u.replace_input_with(x, moved)
     propagate(gm, [moved])
@@ -150,7 +139,7 @@ def _rearrange_input(gm: GraphModule, n: Node, region: set[Node]) -> bool:
 def _gives_rows_of_points(n: Node) -> bool:
     """Return whether a call moves the channels of an image last."""
     rank = val(n.args[0]).dim() if is_call(n, aten.permute.default) else 0
-    return rank in _FORMATS and list(n.args[1]) == [0, *range(2, rank), 1]  # type: ignore[arg-type]
+    return rank in FORMATS and list(n.args[1]) == [0, *range(2, rank), 1]  # type: ignore[arg-type]
 
 
 # --- regions ---------------------------------------------------------------------------------------------------------
@@ -180,8 +169,8 @@ def _regions(gm: GraphModule, convolutions: set[Node]) -> list[list[Node]]:
 
 _KEEPING = words(
     "avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d _adaptive_avg_pool3d",
-    "upsample_nearest2d upsample_bilinear2d _native_batch_norm_legit_no_training native_group_norm cat constant_pad_nd",
-    "squeeze unsqueeze slice _to_copy",
+    "upsample_nearest2d upsample_bilinear2d _native_batch_norm_legit_no_training _native_batch_norm_legit_functional",
+    "native_batch_norm_backward native_group_norm cat constant_pad_nd squeeze unsqueeze slice _to_copy",
 )
 
 
@@ -191,7 +180,7 @@ def _keeps_layout(n: Node) -> bool:
         return isinstance(n.args[0], Node) and _keeps_layout(n.args[0])
     fake = val(n)
     first = fake[0] if isinstance(fake, (tuple, list)) and fake else fake
-    if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *_FORMATS):
+    if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *FORMATS):
         return False
     return is_tagged(n.target) or operator_name(n.target) in _KEEPING or n.meta.get(KEEPS_LAYOUT, False)
 
@@ -267,6 +256,8 @@ def rearrange_joint(gm: GraphModule) -> bool:
     convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default, aten.convolution_backward.default)]
     if not convs or not all(_suits_joint(n) for n in convs):
         return False
+    fast = {n for n in convs if not _reads_plain(n)}
+    copies = copy_operands(gm, [n for n in gm.graph.nodes if n in fast or _is_gradient(n) or _keeps_layout(n)], fast)
     moved: dict[tuple[Node, torch.memory_format], Node] = {}
     changed: set[Node] = set()
     for n in list(gm.graph.nodes):
@@ -274,7 +265,7 @@ def rearrange_joint(gm: GraphModule) -> bool:
             for k in range(2 if n.target is aten.convolution.default else 3):
                 x = n.args[k]
                 assert isinstance(x, Node)
-                memory_format = torch.contiguous_format if _reads_plain(n) else _FORMATS[val(x).dim()]
+                memory_format = torch.contiguous_format if _reads_plain(n) else FORMATS[val(x).dim()]
                 if val(x).is_contiguous(memory_format=memory_format):
                     continue
                 key = x, memory_format
@@ -283,7 +274,12 @@ def rearrange_joint(gm: GraphModule) -> bool:
                     changed.add(moved[key])
                 n.update_arg(k, moved[key])
         update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
-    return bool(moved)
+    return bool(moved) or copies > 0
+
+
+def _is_gradient(n: Node) -> bool:
+    """Return whether `n` is the gradient of the image of a convolution."""
+    return is_call(n, operator.getitem) and n.args[1] == 0 and is_call(n.args[0], aten.convolution_backward.default)
 
 
 def _suits_joint(n: Node) -> bool:
@@ -303,7 +299,7 @@ def _suits(n: Node, device: str) -> bool:
     if device == "gpu":
         faster = not _reads_plain(n) and _faster_on_gpu(x, transposed, bool(n.args[8] == 1))
         return faster and all(isinstance(s, int) for s in x.shape)
-    return x.dim() in _FORMATS
+    return x.dim() in FORMATS
 
 
 def _faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
@@ -317,7 +313,7 @@ def _faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
 
 def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:
     w = n.args[1]
-    memory_format = _FORMATS[val(w).dim()]
+    memory_format = FORMATS[val(w).dim()]
     if not isinstance(w, Node) or w not in constant or val(w).is_contiguous(memory_format=memory_format):
         return
     moved = insert(gm.graph, n, aten.clone.default, (w,), {"memory_format": memory_format})

@@ -12,9 +12,9 @@ from torch.fx.node import Argument
 
 from ..compat.torch_api import unannotated
 from ..debug.trace import DecisionKind
-from .channels_last import is_channels_last
 from .context import Context
 from .graph import aten, convolution_of, insert, is_call, replace, val
+from .mixed_layouts import is_channels_last
 
 mkldnn = torch.ops.mkldnn
 # Multiplications up to which ATen's float32 product is faster: it starts in 2 us, a call of oneDNN in 12 (AVX-512, 1 to

@@ -20,10 +20,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..aten.view import may_alias
-from .channels_last import is_channels_last
 from .context import Context
 from .cse import feeds_output
 from .graph import aten, insert, is_call, only_user, replace, val
+from .mixed_layouts import is_channels_last
 from .onednn import mkldnn
 from .simplify import same_layout
 

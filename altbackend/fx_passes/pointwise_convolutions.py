@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
-from .channels_last import is_channels_last
 from .context import Context
 from .graph import aten, convolution_of, insert, is_call, only_user, propagate, val
+from .mixed_layouts import is_channels_last
 
 
 def run(gm: GraphModule, ctx: Context) -> int:

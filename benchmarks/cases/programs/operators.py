@@ -138,6 +138,7 @@ REDUCTIONS: tuple[Case, ...] = (
             f"reduce {name} over dimension {dim}",
             *VOLUME,
             lambda b, m, n, fn=fn, dim=dim: of(lambda _, x: fn(x, dim), (b, m, n)),
+            "inference" if name.startswith("arg") else None,
         )
         for dim in (1, 2)
         for name, fn in {

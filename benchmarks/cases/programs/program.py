@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.case import Built, Case, Preset
+from benchmarks.cases.case import Built, Case, Mode, Preset
 
 Made = tuple[nn.Module, tuple[Any, ...]]
 
@@ -31,14 +31,16 @@ def weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape))
 
 
-def case(name: str, gpu: tuple[int, ...], cpu: tuple[int, ...], make: Callable[..., Made]) -> Case:
+def case(
+    name: str, gpu: tuple[int, ...], cpu: tuple[int, ...], make: Callable[..., Made], mode: Mode | None = None
+) -> Case:
     """Return a case whose module and inputs are `make(*sizes)`, with the sizes of a GPU or of a CPU."""
 
     def build(preset: Preset) -> Built:
         module, inputs = make(*(gpu if preset in ("gpu", "serve") else cpu))
         return module, inputs, {}
 
-    return Case(name, build, input_gradients=True)
+    return Case(name, build, mode=mode, input_gradients=True)
 
 
 def of(function: Callable[..., Tensor], *shapes: tuple[int, ...], **parts: Any) -> Made:
