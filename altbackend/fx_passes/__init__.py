@@ -138,7 +138,7 @@ def inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace,
 
 def finish(gm: GraphModule, cfg: Config, trace: Trace | None = None) -> GraphModule:
     """Run the last passes over a forward, backward or inference graph, in place; return it."""
-    run_phase(Phase.LAST, gm, Context(cfg, trace or Trace("last", cfg)))
+    run_phase(Phase.LAST, gm, Context(cfg, trace or Trace("last", cfg), device=_device(gm)))
     if cfg.verify_ir:
         gm.graph.lint()
     return gm

@@ -58,17 +58,18 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
 
 
 def _reads_plain(n: Node) -> bool:
-    """Return whether the library has no channels-last kernel for a convolution or its gradient, which is in groups.
+    """Return whether the library has no channels-last kernel for a convolution or its gradient.
 
     It runs one convolution for each group of a volume: 260 calls for 128 channels. Of images in groups, it has
     channels-last kernels for 4 to 64 channels a group, which take half of the time that plain images take; others it
     converts three times a call, by a slow kernel: 8.9 of the 16.4 ms of a RegNetY with 112 channels a group, plain 2.4.
+    An image of one channel lies in both layouts at once, and the library takes it for plain.
     """
     backward = n.target is aten.convolution_backward.default
     x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]
-    if groups == 1 or x.dim() not in FORMATS or not all(isinstance(s, int) for s in x.shape):
+    if x.dim() not in FORMATS or not all(isinstance(s, int) for s in x.shape) or (groups == 1 and x.shape[1] != 1):
         return False
-    if x.dim() == 5:
+    if x.shape[1] == 1 or x.dim() == 5:
         return True
     width = x.shape[1] // groups
     return width != 1 and not (width <= _WIDEST_GROUP and width % _ALIGNED == 0)

@@ -11,7 +11,7 @@ from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from .context import Context
-from .graph import aten, insert, layout, val
+from .graph import aten, insert, is_call, layout, val
 
 
 def record(gm: GraphModule, ctx: Context) -> int:
@@ -31,17 +31,41 @@ def of(gm: GraphModule) -> list[Any]:
 
 
 def restore(gm: GraphModule, traced: Sequence[object]) -> int:
-    """Copy every result whose layout differs from that of its value in `traced`; return the number of copies."""
+    """Give every result the layout of its value in `traced`, by a copy if need be; return how many needed one."""
     out = gm.graph.output_node()
     results, spec = pytree.tree_flatten(out.args)
     copies: dict[Node, Node] = {}
     for k, (n, fake) in enumerate(zip(results, traced, strict=True)):
         if isinstance(n, Node) and isinstance(fake, torch.Tensor) and layout(val(n)) != layout(fake):
             if n not in copies:
-                copies[n] = _copy(gm, out, n, fake)
+                copies[n] = n if _store_so(n, out, fake) else _copy(gm, out, n, fake)
             results[k] = copies[n]
     out.args = pytree.tree_unflatten(results, spec)
     return len(copies)
+
+
+def store_concatenations(gm: GraphModule, ctx: Context) -> int:
+    """Store concatenations that only the caller reads in the layout that it was traced with; return their number."""
+    out = gm.graph.output_node()
+    fakes, roots = out.meta.get("fakes", ()), out.meta.get("roots", ())
+    results = out.args[0] if isinstance(out.args[0], (tuple, list)) else out.args
+    count = 0
+    for n, fake, root in zip(results, fakes, roots, strict=False):
+        if root is None and isinstance(fake, torch.Tensor) and isinstance(n, Node) and layout(val(n)) != layout(fake):
+            count += _store_so(n, out, fake)
+    return count
+
+
+def _store_so(n: Node, out: Node, fake: torch.Tensor) -> bool:
+    """Let the kernels of a concatenation that only `out` reads store its parts in the layout of `fake`.
+
+    Return whether they do. A copy behind it would store the parts, read them and store them again.
+    """
+    is_own = is_call(n, aten.cat.default) and [*n.users] == [out] and isinstance(val(n), torch.Tensor)
+    if not is_own or val(n).shape != fake.shape or val(n).dtype != fake.dtype:
+        return False
+    n.meta["val"] = fake
+    return True
 
 
 def _copy(gm: GraphModule, out: Node, n: Node, fake: torch.Tensor) -> Node:

@@ -218,6 +218,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
+    Pass(
+        "concatenated results", P.LAST, GPU, ANY, output_layouts.store_concatenations,
+        decision=(DecisionKind.LAYOUT, "concatenations", "stored as the caller reads them", "{}"),
+    ),
     # after it, inputs are written where the graph updates them
     Pass(
         "re-inplacing", P.LAST, BOTH, ANY, reinplace.run, preserves=False,

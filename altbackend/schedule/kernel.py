@@ -81,7 +81,10 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
         mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped)), device)
     else:
         stored = _stored(deps, g)
-        mapped = number_rows(p, order_rows(p, _common_loops(g.mapped), stored, device), stored, device)
+        ordered = order_rows(p, _common_loops(g.mapped), stored, device)
+        if all(q.kind is Kind.POINT for q in ordered):
+            ordered = _common_loops(ordered)  # nodes that run through memory in one order now may share a loop nest
+        mapped = number_rows(p, ordered, stored, device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped, isinstance(device, Gpu))
     storage = _storage(deps, g, mapped, numbers)
