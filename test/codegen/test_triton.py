@@ -295,7 +295,16 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda: [r(4, 8, 5, 5), r(8), r(8)],
         2,
     ),
-    "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: [r(2, 3, 9, 9)], 3),
+    "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: [r(2, 3, 9, 9)], 2),
+    "max pool, apart": (lambda x: F.max_pool2d(x, 2, 3, ceil_mode=True), lambda: [r(2, 3, 10, 11)], 2),
+    "max pool, spread": (lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2), lambda: [r(2, 3, 11, 9)], 2),
+    "max pool, channels last": (
+        lambda x: F.max_pool2d(x, 3, 1, 1).relu(),
+        lambda: [r(2, 40, 7, 6).to(memory_format=torch.channels_last)],
+        3,
+    ),
+    "max pool of many windows": (lambda x: F.max_pool2d(x, 4, 1, 1), lambda: [r(1, 2, 6, 6)], 3),
+    "max pool of volumes": (lambda x: F.max_pool3d(x, 2, 2, 1), lambda: [r(1, 2, 5, 6, 4)], 2),
 }
 
 

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 
-from altbackend.fx_passes import channels_last
+from altbackend.config.resolve import resolve
+from altbackend.debug.trace import Trace
+from altbackend.fx_passes import channels_last, housekeeping, mixed_layouts, output_layouts
+from altbackend.fx_passes.context import Context
 from test.fx_passes.test_cuda_inference import traced
 
 T = torch.Tensor
@@ -91,3 +94,63 @@ def test_convolutions_of_narrow_groups_are_plain_between_regions() -> None:
     assert grouped.args[8] == 8
     assert all(a.meta["val"].is_contiguous() for a in grouped.args[:2])
     assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (first, last))
+
+
+def dense(x: T, *weights: T) -> T:
+    for w in weights:
+        x = torch.cat([x, F.conv2d(x.relu(), w, padding=1)], 1)
+    return x
+
+
+def residual(x: T, *weights: T) -> T:
+    for w in weights:
+        x = x + F.conv2d(x.relu(), w, padding=1)
+    return x
+
+
+@pytest.mark.parametrize(("fn", "growth"), [(dense, 8), (residual, 0)])
+def test_a_plain_image_that_meets_channels_last_ones_is_copied_once(fn: Callable[..., T], growth: int) -> None:
+    weights = [torch.randn(growth or 16, 16 + k * growth, 3, 3) for k in range(4)]
+    gm, _ = rearranged(fn, torch.randn(2, 16, 12, 12), *weights)
+    images = [n for n in gm.graph.nodes if n.target is aten.clone.default and n.meta["val"].shape[2:] == (12, 12)]
+    assert len(images) == 1
+    joining = [n for n in gm.graph.nodes if n.target in (aten.cat.default, aten.add.Tensor)]
+    inner = joining[:-1]
+    assert all(mixed_layouts.is_channels_last(n.meta["val"]) for n in inner)
+    assert len(inner) == 3
+
+
+def test_operands_that_no_convolution_follows_stay_plain() -> None:
+    def fn(x: T, w: T) -> T:
+        return torch.cat([x, F.conv2d(x, w, padding=1)], 1)
+
+    gm, _ = rearranged(fn, torch.randn(2, 16, 12, 12), torch.randn(16, 16, 3, 3))
+    (cat,) = (n for n in gm.graph.nodes if n.target is aten.cat.default)
+    assert cat.args[0][0].op == "placeholder" or cat.args[0][0].target is aten.clone.default
+
+
+def test_a_concatenation_for_the_caller_is_stored_as_it_was_traced() -> None:
+    def fn(x: T, w: T) -> T:
+        y = F.conv2d(x, w, padding=1)
+        return torch.cat([y.relu(), y.sigmoid()], 1)
+
+    x, w = torch.randn(2, 16, 12, 12), torch.randn(16, 16, 3, 3)
+    gm = traced(fn, x, w)
+    ctx = Context(resolve(), Trace("test", resolve()), device="gpu")
+    housekeeping.record_result_strides(gm, ctx)
+    channels_last.rearrange(gm, set(gm.graph.find_nodes(op="placeholder")[1:]), "gpu")
+    (cat,) = (n for n in gm.graph.nodes if n.target is aten.cat.default)
+    assert mixed_layouts.is_channels_last(cat.meta["val"])
+    assert output_layouts.store_concatenations(gm, ctx) == 1
+    assert cat.meta["val"].is_contiguous()
+    assert output_layouts.store_concatenations(gm, ctx) == 0
+
+
+def test_an_image_of_one_channel_stays_plain() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        return F.conv2d(F.conv2d(x, w).relu(), v)
+
+    gm, _ = rearranged(fn, torch.randn(2, 1, 12, 12), torch.randn(16, 1, 3, 3), torch.randn(16, 16, 3, 3))
+    first, second = (n for n in gm.graph.nodes if n.target is aten.convolution.default)
+    assert first.meta["val"].is_contiguous()
+    assert mixed_layouts.is_channels_last(second.meta["val"])

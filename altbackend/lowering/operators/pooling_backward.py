@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
@@ -34,6 +36,8 @@ from .pooling import (
 from .reduction import as_number
 from .scatter import Updates, scatter
 
+MOST_TESTED = 9  # windows of which each element tests whether it is their maximum
+
 
 def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:
     """Return newest - reach + 1 + offset: the output `offset` steps after the first that may read the input."""
@@ -58,9 +62,9 @@ def _gather(
 
 
 def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
-    """Return a lowering that scatters over the outputs.
+    """Return a lowering that scatters over the outputs, each of which has the position of its one input.
 
-    Each output has the position of its one input; a gather would have to test every window of an input.
+    On a GPU, an element that few windows contain tests each of them: so nothing is filled and added to in memory.
     """
 
     def lower(
@@ -74,7 +78,25 @@ def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
         ceil_mode: bool,
         at: Tensor,
     ) -> Tensor:
-        return _to_positions(ctx, grad, x, at, rank)
+        k, pad, spread = pair(kernel, rank), pair(padding, rank), pair(dilation, rank)
+        step = pair(stride, rank, k)
+        reach = [spread[d] * (k[d] - 1) // step[d] + 1 for d in range(rank)]
+        if not ctx.gpu or math.prod(reach) > MOST_TESTED:
+            return _to_positions(ctx, grad, x, at, rank)
+        lead, p = len(x.sizes) - rank, points(x.sizes)
+        newest = [ex.floordiv(ex.add(p[lead + d], pad[d]), step[d]) for d in range(rank)]
+        own = va.index(ex.flatten(x.sizes[lead:], p[lead:]))
+        grad = stored(ctx, grad)
+        at = at if at.value.op == "cast" and at.value.args[0].op == "load" else stored(ctx, at, 7)  # narrow, if saved
+
+        def term(o: list[Index]) -> tuple[Value, Value]:
+            inner = [c for i, n in zip(o, grad.sizes[lead:], strict=True) for c in inside(i, n)]
+            place = [*p[:lead], *o]
+            hit = va.apply("eq", va.cast(at.at(place), torch.int64), own)
+            g = wide(grad.at(place))
+            return va.conjunction(*inner), s.where(hit, g, 0.0)
+
+        return finish(ctx, x.sizes, grad.dtype, _gather(ctx, x.sizes, reach, newest, term))
 
     return lower
 
