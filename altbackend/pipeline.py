@@ -38,6 +38,7 @@ from .runtime.cpp_host import HostForm
 from .runtime.layouts import Layouts
 from .schedule import deps as dependencies
 from .schedule import horizontal_fusion, horizontal_split, kernel, split
+from .schedule.concatenations import share_concatenations
 from .schedule.deps import Deps
 from .schedule.device import Cpu, Device, Gpu, ScheduleContext, read_device
 from .schedule.donated import with_donated
@@ -213,6 +214,8 @@ def schedule_graph(
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
         program = check(with_donated(program, job.donated if cfg.reuse_memory else ()), cfg)
+        if cfg.reuse_memory:
+            program = check(share_concatenations(program), cfg)
         if job.kind == "subgraph":
             require_closed(program)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")

@@ -22,6 +22,7 @@ from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
 from altbackend.schedule import horizontal_fusion, horizontal_split, kernel, split
+from altbackend.schedule.concatenations import share_concatenations
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
@@ -122,7 +123,7 @@ def schedule(
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), isinstance(device, Gpu))
-    verify(program)
+    program = verify(share_concatenations(verify(program)))
     if isinstance(device, Gpu):
         program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
         program = verify(split_scans(program, device))

@@ -69,7 +69,7 @@ def _reads_plain(n: Node) -> bool:
     x, groups = val(n.args[1 if backward else 0]), n.args[9 if backward else 8]
     if x.dim() not in FORMATS or not all(isinstance(s, int) for s in x.shape) or (groups == 1 and x.shape[1] != 1):
         return False
-    if x.shape[1] == 1 or x.dim() == 5:
+    if x.dim() == 5 or bool(x.shape[1] == 1):
         return True
     width = x.shape[1] // groups
     return width != 1 and not (width <= _WIDEST_GROUP and width % _ALIGNED == 0)
@@ -280,7 +280,9 @@ def rearrange_joint(gm: GraphModule) -> bool:
 
 def _is_gradient(n: Node) -> bool:
     """Return whether `n` is the gradient of the image of a convolution."""
-    return is_call(n, operator.getitem) and n.args[1] == 0 and is_call(n.args[0], aten.convolution_backward.default)
+    if not is_call(n, operator.getitem) or not is_call(n.args[0], aten.convolution_backward.default):
+        return False
+    return bool(n.args[1] == 0)
 
 
 def _suits_joint(n: Node) -> bool:

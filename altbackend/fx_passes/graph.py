@@ -210,24 +210,31 @@ def _recomputed(n: Node) -> object:
 
 
 KEEPS_LAYOUT = "keeps_layout"  # metadata of a call whose result is channels-last if its first argument is
+TAKES_LAYOUT = "takes_layout"  # metadata of a call whose result is channels-last if any argument is
 
 
 def like_argument(n: Node, fake: object) -> object:
-    """Return the fake value of a call, channels-last where its first argument is and a pass has marked the call.
+    """Return the fake value of a call, channels-last where an argument is and a pass has marked the call so.
 
     The image then stays channels-last until a convolution after the call.
     """
-    x = val(n.args[0]) if n.args else None
-    if not n.meta.get(KEEPS_LAYOUT) or not isinstance(x, torch.Tensor):
-        return fake
+    arguments = n.all_input_nodes if n.meta.get(TAKES_LAYOUT) else n.args[: bool(n.meta.get(KEEPS_LAYOUT))]
     first, *rest = fake if isinstance(fake, (tuple, list)) else (fake,)
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if first.shape != x.shape or x.dim() not in formats or torch_api.has_symbolic_geometry(x):
+    if not any(_is_channels_last(val(x), first) for x in arguments):
         return fake
-    if not x.is_contiguous(memory_format=formats[x.dim()]):
-        return fake
-    restrided = first.contiguous(memory_format=formats[x.dim()])
+    restrided = first.contiguous(memory_format=_FORMATS[first.dim()])
     return (restrided, *rest) if isinstance(fake, (tuple, list)) else restrided
+
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _is_channels_last(x: object, result: torch.Tensor) -> bool:
+    """Return whether `x` is a channels-last tensor of static sizes, those of `result` but for its channels."""
+    if not isinstance(x, torch.Tensor) or x.dim() not in _FORMATS or torch_api.has_symbolic_geometry(x):
+        return False
+    same = x.dim() == result.dim() and x.shape[0] == result.shape[0] and x.shape[2:] == result.shape[2:]
+    return same and x.is_contiguous(memory_format=_FORMATS[x.dim()])
 
 
 def layout(x: object) -> object:

@@ -13,7 +13,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .graph import aten, insert, propagate, val
+from ..aten.reduction import is_normalisation
+from ..aten.view import storage_owner
+from .graph import TAKES_LAYOUT, aten, insert, like_argument, propagate, val
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -43,9 +45,15 @@ def copy_operands(gm: GraphModule, region: Sequence[Node], convolutions: Collect
         if n in convolutions or n not in behind or n not in before:
             continue
         for x in n.all_input_nodes:
-            if x not in before and _is_plain_operand(x, n):
+            if x in before or not _is_plain_operand(x, n):
+                continue
+            if _is_stored(x) or is_normalisation(n.target):  # which reads its operands in each of several passes
                 _copy(gm, x, members)
                 copies += 1
+            elif not n.meta.get(TAKES_LAYOUT):
+                n.meta[TAKES_LAYOUT] = True
+                n.meta["val"] = like_argument(n, val(n))
+                propagate(gm, [n])
     return copies
 
 
@@ -72,9 +80,21 @@ def _images(n: Node) -> Sequence[object]:
     return n.args[:2] if n.target is aten.convolution_backward.default else n.args[:1]
 
 
+_STORING = frozenset(
+    {aten.cat.default, aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default}
+)
+
+
+def _is_stored(x: Node) -> bool:
+    """Return whether a tensor lies in memory. What kernels compute where they read it has no layout to change."""
+    owner = storage_owner(x)
+    return (owner.op == "placeholder" or owner.target in _STORING) and 0 not in val(x).stride()
+
+
 def _is_plain_operand(x: Node, n: Node) -> bool:
     """Return whether `x` is a plain image, as large as the result of `n` except for channels that `n` joins."""
     image, result = val(x), val(n)
+    result = result[0] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(image, torch.Tensor) or not isinstance(result, torch.Tensor) or image.dim() not in FORMATS:
         return False
     joined = (1,) if n.target is aten.cat.default else ()

@@ -303,7 +303,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda: [r(2, 40, 7, 6).to(memory_format=torch.channels_last)],
         3,
     ),
-    "max pool of many windows": (lambda x: F.max_pool2d(x, 4, 1, 1), lambda: [r(1, 2, 6, 6)], 3),
+    "max pool of many windows": (lambda x: F.max_pool2d(x, 6, 1, 1), lambda: [r(1, 2, 7, 7)], 3),
     "max pool of volumes": (lambda x: F.max_pool3d(x, 2, 2, 1), lambda: [r(1, 2, 5, 6, 4)], 2),
 }
 

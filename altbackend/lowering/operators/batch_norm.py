@@ -17,10 +17,10 @@ from .. import scalar as s
 from ..context import Ctx
 from ..registry import lowers
 from ..tensor import Tensor, axes, expand, points
-from .normalization import combined_moments, inverse_std, moments_of_pieces, statistics
+from .normalization import combined_moments, inverse_std, moments_of_pieces, recomputed, statistics
 from .pieces import FEWEST_ROWS, MOST_ROWS, Ends, ends_of, inside, piece_length
 from .pointwise import finish
-from .reduction import as_number, count, drop_dims, reduce, result_of, shared
+from .reduction import as_number, count, drop_dims, reduce, result_of, shared, shared_as_read
 
 LONGEST_PLANE = 4096  # elements of one channel of an image that a program reads at once
 
@@ -163,7 +163,7 @@ def batch_norm_training(
         return y, empty, empty, running_mean, running_var
     acc = compute_dtype(out.dtype)
     dims = _reduced(x)
-    x = shared(ctx, x, acc)
+    x = (recomputed(x, acc) if ctx.gpu else None) or shared_as_read(ctx, x, acc)
     mu, m2 = _moments(ctx, x, acc)
     mu = ctx.realize(Tensor(mu.sizes, acc, va.cast(mu.value, acc)))
     n = as_number(count(x, dims), m2.value.dtype)

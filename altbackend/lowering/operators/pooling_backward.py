@@ -36,7 +36,7 @@ from .pooling import (
 from .reduction import as_number
 from .scatter import Updates, scatter
 
-MOST_TESTED = 9  # windows of which each element tests whether it is their maximum
+MOST_TESTED = 25  # windows of which each element tests whether it is their maximum
 
 
 def _windows(reach: Sequence[Index], offset: Sequence[Index], newest: Sequence[Index]) -> list[Index]:

@@ -30,8 +30,6 @@ FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit 
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
 COSTLY_ROW = 16  # float additions: as long as two elements of a thread take
-FEWEST_COLUMNS, FEWEST_CONSTANTS = 32, 4  # of tiles that read operands of one number a column once
-COLUMN_TILE, WARPS_OF_COLUMNS = 2048, 4  # 16 elements a thread: several rows of each of its columns
 VECTOR_ELEMENTS = 8  # of 16 bits in one load
 
 
@@ -52,8 +50,6 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
         costly = _flops_per_row(k, loops[-1]) > COSTLY_ROW
         columns = FLAT_BLOCK * (2 if costly else 1)
         return _two_loops(p, k, loops, (1, columns), warps_of(columns))
-    if (loops := _column_constant_loops(k)) is not None:
-        return _two_loops(p, k, loops, _column_tile(loops[-1]), WARPS_OF_COLUMNS)
     if kinds <= {Kind.POINT, Kind.SCATTER}:
         return _flat(p, k, lengths, device)
     totals = Kind.IN_ROW in kinds and Kind.SCAN not in kinds and not reads_total(k.nodes)
@@ -150,37 +146,6 @@ def _row_constant_loops(k: Kernel) -> tuple[Atom, ...] | None:
     row_starts = [ex.substitute(i, {column: 0}) for i in indices if ex.coefficient(i, column) == 1]
     aligned = all(ex.mod(i, VECTOR_ELEMENTS) == 0 for i in row_starts)
     return (*outer, column) if aligned and any(ex.vars_of(i) for i in row_constants) else None
-
-
-def _column_constant_loops(k: Kernel) -> tuple[Atom, ...] | None:
-    """Return the loops of pointwise work with many operands of one number a column, which a tile reads once for rows.
-
-    Examples are the weights of a depthwise convolution, and the parameters of a batch norm, over channels-last images.
-    None where columns are few, or where one axis over all elements is as fast.
-    """
-    if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes) or len(k.stages[0].inner) < 2:
-        return None
-    *outer, column = k.stages[0].inner
-    width = ex.size_of(column)
-    if not isinstance(width, int) or width < FEWEST_COLUMNS or not all(isinstance(ex.size_of(v), int) for v in outer):
-        return None
-    read = {(b, i) for q in k.nodes for b, i in va.loads(q.value)}
-    constants = [i for _, i in read if ex.vars_of(i) == {column}]
-    others = [i for _, i in read if ex.vars_of(i) != {column}] + [q.index for q in k.nodes]
-    if len(constants) < FEWEST_CONSTANTS or any(
-        column in ex.vars_of(i) and ex.coefficient(i, column) != 1 for i in others
-    ):
-        return None
-    return (*outer, column)
-
-
-def _column_tile(column: Atom) -> tuple[int, int]:
-    """Return the rows and columns of a tile of COLUMN_TILE elements: columns of which few lie beyond the end."""
-    width = ex.size_of(column)
-    assert isinstance(width, int)
-    options = [c for c in (256, 128, 64, 32) if c <= power_of_two(width)]
-    columns = min(options, key=lambda c: (-(-width // c) * c, -c))
-    return max(COLUMN_TILE // columns, 1), columns
 
 
 def _flops_per_row(k: Kernel, column: Atom) -> int:
