@@ -12,6 +12,7 @@ import torch
 
 from . import fx_passes
 from .autotune import products, tiles
+from .codegen.cpp import attention as attention_cpp
 from .codegen.cpp import emit
 from .codegen.host import cpp_cuda, cpp_graph, cpu_program, cuda_program, launch_plan
 from .codegen.triton import attention, horizontal, print_triton
@@ -419,9 +420,11 @@ def launches(s: Scheduled) -> list[launch_plan.Step]:
 
 
 def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
+    label = f"kernel of step {n}"
+    if isinstance(step, Extern) and isinstance(step.target, Attention):
+        return launch_plan.Launch(label, *attention_cpp.emit(s.program, step.target), step.origins)
     if isinstance(step, Extern):
         return step
-    label = f"kernel of step {n}"
     if isinstance(step, HorizontalKernel):
         return launch_plan.horizontal_launch(label, step, *emit.emit(step.body, step.kernel, s.ctx))
     function, buffers = emit.emit(s.program, step, s.ctx)

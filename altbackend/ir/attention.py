@@ -11,7 +11,8 @@ For each batch `b`, head `h`, row `q_idx` of the queries and column `kv_idx` of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -116,3 +117,52 @@ def _sizes(v: Value) -> frozenset[ex.Atom]:
 def names(root: Value) -> Iterator[Value]:
     """Yield the names that a tree reads."""
     return (v for v in va.walk(root) if v.op == "name")
+
+
+# --- ranges of positions ---------------------------------------------------------------------------------------------
+
+Extents = Mapping[str, Index]
+_ANY = (-math.inf, math.inf)
+
+
+def extents(form: Attention) -> dict[str, Index]:
+    """Return for each position's name how many values it has."""
+    batches, heads, rows = form.query.sizes[:3]
+    return {"b": batches, "h": heads, "q_idx": rows, "kv_idx": form.key.sizes[2]}
+
+
+def bounds(v: Value, of: Extents) -> tuple[float, float]:
+    """Return the least and the largest number that an integer value can be."""
+    if v.dtype.is_floating_point or v.dtype == torch.bool:
+        return _ANY
+    match v.op:
+        case "const":
+            return v.attr, v.attr
+        case "name" if v.attr in of:
+            return 0, ex.bounds(of[v.attr])[1] - 1
+        case "cast":
+            found = bounds(v.args[0], of)
+        case "add" | "sub" | "minimum" | "maximum":
+            (a, b), (c, d) = (bounds(x, of) for x in v.args)
+            sums = {"add": (a + c, b + d), "sub": (a - d, b - c)}
+            found = ({"minimum": (min(a, c), min(b, d)), "maximum": (max(a, c), max(b, d))} | sums)[v.op]
+        case _:
+            return _ANY
+    limits = torch.iinfo(v.dtype)
+    return found if limits.min <= found[0] and found[1] <= limits.max else _ANY
+
+
+def is_position(at: Value, size: Index, of: Extents) -> bool:
+    """Return whether an integer is a position in a dimension of `size`, whatever the data."""
+    low, high = bounds(at, of)
+    if low < 0:
+        return False
+    if high < ex.bounds(size)[0]:
+        return True
+    extent = of.get(at.attr) if at.op == "name" else None
+    return extent is not None and (extent == size or ex.known_nonnegative(ex.sub(size, extent)))
+
+
+def without_widening(v: Value) -> Value:
+    """Return the integer of 32 bits that `v` widens to 64, or `v`."""
+    return v.args[0] if v.op == "cast" and v.args[0].dtype == torch.int32 else v

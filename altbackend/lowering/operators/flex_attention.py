@@ -80,6 +80,8 @@ def flex_attention_backward(ctx: Ctx, *args: Any, **kwargs: Any) -> tuple[Any, .
     """Lower the gradients of query, key, value and of the captured tensors."""
     if kwargs or len(args) != 14:
         raise FallBack("arguments that this version of torch is not known to have")
+    if not ctx.gpu:
+        raise FallBack("the gradient has no kernel on a CPU, where torch's own function has none either")
     query, key, value, out, logsumexp, gradient, by_logsumexp, score, joint, mask, scale, options, *captured = args
     call = _call(ctx, (query, key, value), (score, mask, scale, options, *captured))
     if gradient is None:
@@ -113,8 +115,6 @@ LOWERINGS[torch.ops.higher_order.flex_attention_backward] = flex_attention_backw
 def _call(ctx: Ctx, tensors: tuple[Any, ...], rest: tuple[Any, ...]) -> _Call:
     """Return the arguments, checked. Raises FallBack for any that the kernels do not take."""
     score, mask, scale, options, captured, mask_captured = rest
-    if not ctx.gpu:
-        raise FallBack("a CPU has no kernel for it")
     if not all(isinstance(t, Tensor) and len(t.sizes) == 4 for t in tensors):
         raise FallBack("an operand that is no tensor of four dimensions")
     query, key, value = tensors

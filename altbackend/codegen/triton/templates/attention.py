@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ....ir import expr as ex
-from ....ir.attention import BATCH, COLUMN, GRADIENT, HEAD, ROW, SCORE, WHOLE, Attention, Blocks, names
+from ....ir.attention import BATCH, COLUMN, GRADIENT, HEAD, ROW, SCORE, WHOLE, Attention, Blocks, extents, names
 from ....ir.expr import Index
 from ....ir.loops import Program, View
 from ....schedule.attention import Tiles
@@ -147,13 +147,7 @@ def kernel(p: Program, form: Attention, tiles: Tiles, fast: bool, tf32: bool, tr
     outer = Level(frozenset())
     axes = {BATCH: "", HEAD: "", ROW: "m", COLUMN: "n", SCORE: "mn", GRADIENT: "mn"}
     shape = {"n": "COLUMNS", "m": "ROWS"} if transposed else {"m": "ROWS", "n": "COLUMNS"}
-    extents = {
-        "b": form.query.sizes[0],
-        "h": form.query.sizes[1],
-        "q_idx": form.query.sizes[2],
-        "kv_idx": form.key.sizes[2],
-    }
-    scalars = Scalars(parameters, [outer], {x.attr: frozenset(a) for x, a in axes.items()}, shape, extents, fast)
+    scalars = Scalars(parameters, [outer], {x.attr: frozenset(a) for x, a in axes.items()}, shape, extents(form), fast)
     return Kernel(p, form, tiles, parameters, scalars, outer, rows, columns, dtype, tf32)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ....ir import expr as ex
 from ....ir import value as va
+from ....ir.attention import Extents, bounds, is_position, without_widening
 from ....ir.expr import Index
 from ....ir.loops import Buffer
 from ....ir.ops import OPS
@@ -67,7 +68,7 @@ class Scalars:
     levels: list[Level]
     axes: dict[str, Axes]
     shape: dict[str, str]
-    extents: Mapping[str, Index]
+    extents: Extents
     fast: bool = False
     count: int = 0
 
@@ -151,19 +152,17 @@ class Scalars:
         level = self._level(x)
         if x.op != "wrap_index":
             return self._narrow(level, self.bind(x), small), None
-        size, at = x.attr, _without_widening(x.args[0])
-        low, high = self.bounds(at)
-        last = ex.bounds(size)[0] - 1
-        if low >= 0 and (high <= last or self._is_below(at, size)):
+        size, at = x.attr, without_widening(x.args[0])
+        if is_position(at, size, self.extents):
             return self._narrow(level, self.bind(at), small), None
         position = self.bind(at if _is_small(size) else x.args[0])
         text, axes = scalar(position), self.axes_of(position)
-        end = self.parameters.text(size)
-        from_zero = len(x.args) > 1 and int(x.args[1].attr) & va.FROM_ZERO
-        wrapped = text if low >= 0 or from_zero else f"tl.where({text} < 0, {text} + {end}, {text})"
-        wrapped_name = level.bound.get(x) or self._let(level, wrapped, position.dtype, axes)
         if x in level.bound:
-            return self._narrow(level, wrapped_name, small), level.bound[_guard(x)]
+            return self._narrow(level, level.bound[x], small), level.bound[_guard(x)]
+        end = self.parameters.text(size)
+        from_end = bounds(at, self.extents)[0] < 0 and not (len(x.args) > 1 and int(x.args[1].attr) & va.FROM_ZERO)
+        wrapped = f"tl.where({text} < 0, {text} + {end}, {text})" if from_end else text
+        wrapped_name = self._let(level, wrapped, position.dtype, axes)
         level.bound[x] = wrapped_name
         inside = self._let(level, f"({wrapped_name.attr} >= 0) & ({wrapped_name.attr} < {end})", torch.bool, axes)
         level.bound[_guard(x)] = inside
@@ -185,32 +184,6 @@ class Scalars:
         where = f"error + tl.full({self.shape_text(axes)}, 0, tl.int32)" if axes else "error"
         level.lines.append(f"tl.store({where}, 1, mask={inside.attr} == 0)")
 
-    def bounds(self, v: Value) -> tuple[float, float]:
-        """Return the least and the largest number that an integer value can be."""
-        infinity = float("inf")
-        match v.op:
-            case "const":
-                return v.attr, v.attr
-            case "name" if v.attr in self.extents:
-                return 0, ex.bounds(self.extents[v.attr])[1] - 1
-            case "cast" if not v.args[0].dtype.is_floating_point:
-                low, high = self.bounds(v.args[0])
-                return (low, high) if _fits(low, high, v.dtype) else (-infinity, infinity)
-            case "add" | "sub" | "minimum" | "maximum" if not v.dtype.is_floating_point:
-                (a, b), (c, d) = (self.bounds(x) for x in v.args)
-                of = {"add": (a + c, b + d), "sub": (a - d, b - c)}
-                of |= {"minimum": (min(a, c), min(b, d)), "maximum": (max(a, c), max(b, d))}
-                low, high = of[v.op]
-                return (low, high) if _fits(low, high, v.dtype) else (-infinity, infinity)
-        return -infinity, infinity
-
-    def _is_below(self, v: Value, size: Index) -> bool:
-        """Return whether a position is less than a symbolic size."""
-        if v.op != "name" or v.attr not in self.extents:
-            return False
-        extent = self.extents[v.attr]
-        return extent == size or ex.known_nonnegative(ex.sub(size, extent))
-
 
 def _guard(x: Value) -> Value:
     return va.make("inside", (x,), torch.bool)
@@ -218,15 +191,3 @@ def _guard(x: Value) -> Value:
 
 def _is_small(size: Index) -> bool:
     return ex.bounds(size)[1] < _SMALL
-
-
-def _fits(low: float, high: float, dtype: torch.dtype) -> bool:
-    if dtype == torch.bool or dtype.is_floating_point:
-        return False
-    limits = torch.iinfo(dtype)
-    return limits.min <= low and high <= limits.max
-
-
-def _without_widening(v: Value) -> Value:
-    """Return the integer of 32 bits that `v` widens to 64, or `v`."""
-    return v.args[0] if v.op == "cast" and v.args[0].dtype == torch.int32 else v
