@@ -20,6 +20,9 @@ PER_THREAD, PER_THREAD_FROM_90 = 160, 200
 EXACT_SIDE, EXACT_WARPS = 32, 8
 SPARE = 4 << 10  # bytes of shared memory for reductions and changes of layout
 
+# Programs for each multiprocessor from which no tile of queries is shared; turns that each of those who share one has
+PROGRAMS, SPLIT_TURNS, MOST_SPLITS = 2, 4, 64
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -55,6 +58,21 @@ def forward_tiles(p: Program, form: Attention, device: Gpu, exact: bool) -> Tile
     while t.rows > LEAST and _per_thread(t.rows * (t.width + 2 * t.columns), t.warps) > room:
         t = replace(t, columns=t.columns // 2) if t.columns > 2 * LEAST else replace(t, rows=t.rows // 2)
     return _fitting(t, lambda x: forward_bytes(p, form, x), device)
+
+
+def splits_of(form: Attention, t: Tiles, device: Gpu) -> int:
+    """Return how many programs share the keys of a tile of queries: several where few queries leave a GPU idle.
+
+    Without knowing how many tiles there are, one.
+    """
+    *outer, rows = form.query.sizes[:3]
+    blocks = min(form.block_sizes[0], rows) if isinstance(rows, int) else 0
+    if not blocks or not all(isinstance(n, int) for n in outer) or (len(form.out) > 2 and form.out[2] is not None):
+        return 1
+    tiles = -(-_number(rows) // blocks) * -(-blocks // t.rows) * _number(outer[0]) * _number(outer[1])
+    wanted = PROGRAMS * device.sms // tiles
+    possible = ex.bounds(form.key.sizes[2])[1] // (SPLIT_TURNS * t.columns)
+    return max(1 << min(wanted, possible, MOST_SPLITS).bit_length() >> 1, 1)
 
 
 def backward_tiles(p: Program, form: Attention, device: Gpu, exact: bool, by_keys: bool) -> Tiles:

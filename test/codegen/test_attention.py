@@ -213,6 +213,26 @@ def test_one_query() -> None:
     check(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True), [r(2, 4, 1, 16), r(2, 2, 90, 16), r(2, 2, 90, 16)])
 
 
+def test_few_queries_of_many_keys() -> None:
+    """Several programs share the keys of a tile; a second kernel adds what they leave."""
+
+    def far(b: T, h: T, q: T, k: T) -> T:
+        return (q + 895 >= k) & (h != 1) & (k % 3 != q)
+
+    mask = mask_of(far, 5, 900, 128, H=2)
+
+    def fn(q: T, k: T, v: T) -> Any:
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+
+    inputs = [r(2, 2, 5, 16), r(2, 1, 900, 16), r(2, 1, 900, 24)]
+    seen = check(fn, inputs, gradients=False, capabilities=(80, 90))
+    (kernel,) = (s[0] for s in seen if not isinstance(s, Extern) and "tl.dot" in s[0].source)
+    assert len(kernel.finish) == 1
+    run = triton_run.compiled(fn, host=True, capabilities=())
+    with torch.no_grad():
+        torch.testing.assert_close(run(*inputs)[0], fn(*inputs)[0])
+
+
 def test_refusals() -> None:
     """Operands of float64 and functions that draw numbers stay with torch's own kernels."""
     seen: list[Any] = []

@@ -6,11 +6,12 @@ from ...compat import torch_api
 from ...ir.attention import Attention
 from ...ir.loops import Program
 from ...ir.ops import LOW_PRECISION
-from ...schedule.attention import backward_tiles, forward_tiles
+from ...schedule.attention import backward_tiles, forward_tiles, splits_of
 from ...schedule.device import Gpu, ScheduleContext
 from .print_triton import TritonKernel
 from .templates.attention_backward import by_keys, by_queries
 from .templates.attention_forward import forward
+from .templates.attention_split import split_forward
 
 
 def emit(p: Program, form: Attention, ctx: ScheduleContext) -> list[tuple[TritonKernel, tuple[str, ...]]]:
@@ -21,7 +22,11 @@ def emit(p: Program, form: Attention, ctx: ScheduleContext) -> list[tuple[Triton
     fast, tf32 = ctx.fast_math and low, torch_api.allows_tf32()
     exact = not low and not tf32
     if form.backward is None:
-        return [forward(p, form, forward_tiles(p, form, device, exact), fast, tf32)]
+        tiles = forward_tiles(p, form, device, exact)
+        splits = splits_of(form, tiles, device)
+        if splits > 1:
+            return [split_forward(p, form, tiles, fast, tf32, splits)]
+        return [forward(p, form, tiles, fast, tf32)]
     by_query, by_key, by_value = form.out[:3]
     kernels = []
     if by_key is not None or by_value is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -61,9 +61,9 @@ class Side:
 
 @dataclass
 class Kernel:
-    """One kernel while its text is made. `transposed`: the score tile has keys on its first axis.
+    """One kernel while its text is made.
 
-    `outer`: the lines before the loop over tiles.
+    `outer`: the lines before the loop over tiles. `splits`: programs that share the keys of a tile of queries.
     """
 
     program: Program
@@ -76,7 +76,7 @@ class Kernel:
     columns: Side
     dtype: torch.dtype
     tf32: bool
-    levels: list[Level] = field(default_factory=list)
+    splits: int = 1
 
     def base(self, v: View, *at: str) -> str:
         """Return the address of the matrix of a view at the given batch and head."""
@@ -134,7 +134,7 @@ class Kernel:
 
 
 def kernel(p: Program, form: Attention, tiles: Tiles, fast: bool, tf32: bool, transposed: bool = False) -> Kernel:
-    """Return an empty kernel."""
+    """Return an empty kernel. `transposed`: its tiles of scores have keys on their first axis."""
     dtype = p.buffers[form.query.buffer].dtype
     b = form.backward
     captured = [g.out.buffer for g in b.captured] if b is not None else []
@@ -213,7 +213,7 @@ def visit(k: Kernel, blocks: Blocks | None, outer: str, side: Side, body: list[s
     """
     if blocks is None:
         lines = ["within = tl.cast(turn, tl.int32)", *tile_lines(k, side, "", "within"), *body]
-        return [f"for turn in range(0, {k.parameters.text(side.tiles)}):", *(f"    {x}" for x in lines)]
+        return [*_turns(k, k.parameters.text(side.tiles)), *(f"    {x}" for x in lines)]
     counts, indices = blocks.counts, blocks.indices
     at = [position if n != 1 else "0" for position, n in zip(("b", "h", outer), counts.sizes, strict=True)]
     count_at, list_at = (
@@ -250,7 +250,15 @@ def visit(k: Kernel, blocks: Blocks | None, outer: str, side: Side, body: list[s
         alone = side.blocks == 1 or longest == 1
         inside.append("within = tl.cast(turn, tl.int32)" if alone else f"within = tl.cast(turn % {tiles}, tl.int32)")
     inside += tile_lines(k, side, "visited", "within")
-    return [*lines, f"for turn in range(0, {turns}):", *(f"    {x}" for x in (*inside, *body))]
+    return [*lines, *_turns(k, turns), *(f"    {x}" for x in (*inside, *body))]
+
+
+def _turns(k: Kernel, count: str) -> list[str]:
+    """Return the head of a loop, over the program's part of it if several programs share it."""
+    if k.splits == 1:
+        return [f"for turn in range(0, {count}):"]
+    n = k.splits
+    return [f"turns = {count}", f"for turn in range(turns * split // {n}, turns * (split + 1) // {n}):"]
 
 
 def scores(k: Kernel, product: str, masked: bool, side: Side) -> bool:

@@ -14,12 +14,9 @@ from ....ir.attention import Attention, Backward, Blocks, Gradient
 from ....ir.loops import Program, View
 from ....schedule.attention import Tiles
 from ..expressions import TYPES
-from ..print_triton import TritonKernel
 from . import attention as text
 from .attention import Kernel
-from .attention_forward import finished, place
-
-Printed = tuple[TritonKernel, tuple[str, ...]]
+from .attention_forward import Printed, finished, place
 
 
 def by_queries(p: Program, form: Attention, tiles: Tiles, fast: bool, tf32: bool) -> Printed:

@@ -8,28 +8,40 @@ from ....ir.expr import Index
 from ....ir.loops import Program, View
 from ....schedule.attention import Tiles
 from ..expressions import TYPES
-from ..print_triton import TritonKernel, module
+from ..print_triton import TritonKernel, Workspace, module
 from . import attention as text
 from .attention import Kernel
 
+Printed = tuple[TritonKernel, tuple[str, ...]]
 
-def forward(p: Program, form: Attention, tiles: Tiles, fast: bool, tf32: bool) -> tuple[TritonKernel, tuple[str, ...]]:
+
+def forward(p: Program, form: Attention, tiles: Tiles, fast: bool, tf32: bool) -> Printed:
     """Return the kernel and the buffers of its parameters."""
     k = text.kernel(p, form, tiles, fast, tf32)
+    lines = [*sums_of(k), *store(k)]
+    return finished(k, lines, programs(k), "attention")
+
+
+def programs(k: Kernel) -> Index:
+    """Return the number of tiles of queries."""
+    return ex.mul(k.rows.blocks, k.rows.tiles, *k.form.query.sizes[:2])
+
+
+def sums_of(k: Kernel) -> list[str]:
+    """Return lines that compute `sums`, the `total` and `top` of a tile of queries over the keys that it visits."""
     k.outer.names = frozenset(("b", "h", "q_idx"))
-    loops = [line for blocks in form.blocks or (None,) for line in _loop(k, blocks)]
+    loops = [line for blocks in k.form.blocks or (None,) for line in _loop(k, blocks)]
     head = _head(k)
-    lines = [*head, *k.outer.lines, *_start(k), *loops, *_store(k)]
-    grid = ex.mul(k.rows.blocks, k.rows.tiles, form.query.sizes[1], form.query.sizes[0])
-    return finished(k, lines, grid, "attention")
+    return [*head, *k.outer.lines, *_start(k), *loops]
 
 
-def finished(k: Kernel, lines: list[str], grid: ex.Index, label: str) -> tuple[TritonKernel, tuple[str, ...]]:
-    """Return the kernel of these lines, and the buffers of its parameters."""
+def finished(k: Kernel, lines: list[str], grid: Index, label: str, workspace: tuple[Workspace, ...] = ()) -> Printed:
+    """Return the kernel of these lines, and the buffers of its parameters. `workspace`: what it writes besides."""
     t, parameters = k.tiles, k.parameters
     constexprs = {"ROWS": t.rows, "COLUMNS": t.columns, "DEPTH": t.depth, "WIDTH": t.width}
     symbols = tuple(sorted(parameters.symbols))
-    names = [q.name for q in parameters.params.values()] + ["error"] * parameters.checks + list(symbols)
+    pointers = [*(q.name for q in parameters.params.values()), *(w.name for w in workspace)]
+    names = [*pointers, *["error"] * parameters.checks, *symbols]
     kernel = TritonKernel(
         source=module([*names, *(f"{c}: tl.constexpr" for c in constexprs)], lines),
         params=tuple(parameters.params.values()),
@@ -38,6 +50,7 @@ def finished(k: Kernel, lines: list[str], grid: ex.Index, label: str) -> tuple[T
         grid=(grid,),
         num_warps=t.warps,
         num_stages=t.stages,
+        workspace=workspace,
         checks=parameters.checks,
         label=label,
     )
@@ -65,8 +78,11 @@ def place(k: Kernel, side: text.Side, heads: Index, names: tuple[str, str] = ("b
     """
     tiles = k.parameters.text(ex.mul(side.blocks, side.tiles))
     per_block = k.parameters.text(side.tiles)
+    program = ["program = tl.program_id(0)"]
+    if k.splits > 1:
+        program = [f"split = tl.program_id(0) % {k.splits}", f"program = tl.program_id(0) // {k.splits}"]
     lines = [
-        "program = tl.program_id(0)",
+        *program,
         f"tile = program % {tiles}" if side is k.columns else f"tile = {tiles} - 1 - program % {tiles}",
         f"{names[1]} = tl.cast(program // {tiles} % {k.parameters.text(heads)}, tl.int32)",
         f"{names[0]} = tl.cast(program // {tiles} // {k.parameters.text(heads)}, tl.int32)",
@@ -114,7 +130,7 @@ def _loop(k: Kernel, blocks: Blocks | None) -> list[str]:
     return text.visit(k, blocks, "block", k.columns, k.close_level())
 
 
-def _store(k: Kernel) -> list[str]:
+def store(k: Kernel) -> list[str]:
     """Return lines that store the results; a row without scores has 0, and a logsumexp of -inf."""
     inside = text.is_inside(k, k.rows, "block")
     lines = []
