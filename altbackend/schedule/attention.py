@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..errors import Unsupported
 from ..ir import expr as ex
 from ..ir.attention import Attention
 from ..ir.expr import Index
@@ -128,6 +129,7 @@ def _per_thread(numbers: int, warps: int) -> float:
 
 
 def _fitting(t: Tiles, size: Callable[[Tiles], int], device: Gpu) -> Tiles:
+    """Return the tiles, smaller if they exceed shared memory. Raises Unsupported where none fit."""
     while size(t) > device.shared_memory and (t.stages > 1 or max(t.rows, t.columns) > LEAST):
         if t.stages > 1:
             t = replace(t, stages=t.stages - 1)
@@ -135,6 +137,8 @@ def _fitting(t: Tiles, size: Callable[[Tiles], int], device: Gpu) -> Tiles:
             t = replace(t, columns=t.columns // 2)
         else:
             t = replace(t, rows=t.rows // 2)
+    if size(t) > device.shared_memory:
+        raise Unsupported("attention", f"its smallest tiles need {size(t)} bytes of shared memory")
     return t
 
 

@@ -40,7 +40,7 @@ from ..tensor import Tensor, full, of_buffer
 from .indexing import IndexRule, position
 from .reduction import drop_dims, reduce
 
-LARGEST_HEAD = 512  # elements of a query, key or value of one head
+LARGEST_HEAD = 256  # elements of a query, key or value of one head
 _LN2 = 0.6931471805599453
 # The entries of a block mask: sizes, blocks by rows, blocks by columns, an order of writes that is only a hint (in
 # newer versions of torch), sizes of a block, and the graph.
