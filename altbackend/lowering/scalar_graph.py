@@ -55,7 +55,11 @@ def trees_of(ctx: Ctx, gm: GraphModule, inputs: Sequence[object], own: dict[obje
 def _fake(mode: FakeTensorMode, n: Node, x: object) -> object:
     """Return the fake value of an input: the traced one, with the dtype that the input really has."""
     traced = n.meta.get("val")
-    if not isinstance(x, Tensor) or not isinstance(traced, torch.Tensor) or traced.dtype == x.dtype:
+    if not isinstance(x, Tensor):
+        return traced
+    if not isinstance(traced, torch.Tensor):
+        raise FallBack("its score function was traced without fake values")
+    if traced.dtype == x.dtype:
         return traced
     with mode:
         return traced.to(x.dtype)
@@ -79,8 +83,7 @@ def _call(inner: Ctx, mode: FakeTensorMode, n: Node, fakes: dict[Node, Any], own
         inner.env[n] = own[n.target](inner, *args, **kwargs)
         return
     fake_args, fake_kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda m: fakes[m])
-    with mode:
-        fakes[n] = fake = n.target(*fake_args, **fake_kwargs)  # type: ignore[operator]
+    fakes[n] = fake = _fake_result(mode, n, fake_args, fake_kwargs)
     if isinstance(fake, (int, torch.SymInt)) and not isinstance(fake, bool):
         inner.env[n] = inner.index(fake)
         return
@@ -93,6 +96,14 @@ def _call(inner: Ctx, mode: FakeTensorMode, n: Node, fakes: dict[Node, Any], own
         raise FallBack(f"its score function calls {n.target}: {cause}") from cause
     finally:
         n.meta["val"] = traced
+
+
+def _fake_result(mode: FakeTensorMode, n: Node, args: Any, kwargs: Any) -> object:
+    try:
+        with mode:
+            return n.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, TypeError) as cause:
+        raise FallBack(f"{n.target} takes no float32 scores: {cause}") from cause
 
 
 def _lowered(inner: Ctx, n: Node, fake: torch.Tensor, args: Any, kwargs: Any) -> object:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
+from altbackend import pipeline
+from altbackend.compat import torch_api
+from altbackend.compiled.load import Job
+from altbackend.config.resolve import resolve
+from altbackend.debug.trace import Trace
+from altbackend.graph_cache.key import nodes_of
 from altbackend.ir.loops import Extern
-from test import triton_run
+from altbackend.schedule.device import H200
+from test import graphs, triton_run
 
 T = torch.Tensor
 Mask = Any
@@ -231,6 +240,37 @@ def test_few_queries_of_many_keys() -> None:
     run = triton_run.compiled(fn, host=True, capabilities=())
     with torch.no_grad():
         torch.testing.assert_close(run(*inputs)[0], fn(*inputs)[0])
+
+
+def test_whole_programs_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward are launches alone, in Python and C++, which a CUDA graph can replay; no graph is kept."""
+    for name, value in (("cuda_name", "a GPU"), ("cuda_properties", asdict(H200))):
+        monkeypatch.setattr(torch_api, name, lambda device, value=value: value)
+    slopes, mask = r(3), mask_of(causal, 70, 70)
+
+    def fn(q: T, k: T, v: T) -> T:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j), block_mask=mask)
+
+    cfg = resolve(options={"strict": True, "cudagraphs": True, "host": "cpp"})
+    inputs = [x.requires_grad_() for x in qkv(dtype=torch.bfloat16)]
+    names = ["forward", "backward"]
+    for gm, name in zip(graphs.trace(fn, *inputs), names, strict=True):
+        for n in nodes_of(gm):
+            n.meta["val"] = torch.utils._pytree.tree_map(on_a_gpu, n.meta.get("val"))
+        code = pipeline.translate(gm, cfg, Trace(name, cfg), Job(name))
+        assert code.library_calls == 0
+        assert not any(isinstance(c, torch.fx.GraphModule) for c in code.constants.values())
+        assert len([j for j in code.jobs if "tl.dot" in j.source]) == (1 if name == "forward" else 2)
+        assert code.host is not None
+        assert code.recording is not None
+        assert not code.recording.refusal
+
+
+def on_a_gpu(x: Any) -> Any:
+    if not isinstance(x, FakeTensor):
+        return x
+    with x.fake_mode:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
 
 
 def test_refusals() -> None:
