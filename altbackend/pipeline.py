@@ -12,9 +12,10 @@ import torch
 
 from . import fx_passes
 from .autotune import products, tiles
+from .codegen.cpp import attention as attention_cpp
 from .codegen.cpp import emit
 from .codegen.host import cpp_cuda, cpp_graph, cpu_program, cuda_program, launch_plan
-from .codegen.triton import horizontal, print_triton
+from .codegen.triton import attention, horizontal, print_triton
 from .codegen.triton.print_triton import Emitted
 from .compat import torch_api
 from .compile_pool import cuda as compile_cuda
@@ -27,6 +28,7 @@ from .errors import Unsupported
 from .fx_passes import constants as weights
 from .fx_passes import devices
 from .graph_cache import lookup
+from .ir.attention import Attention
 from .ir.loops import Extern, Program, show_program
 from .ir.verify import verify
 from .lowering.facts import device_of
@@ -354,7 +356,11 @@ def cuda_steps(
     steps: list[cuda_program.Step] = []
     for step, emitted in _emitted(s, cfg, trace):
         first = len(steps)
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) and isinstance(step.target, Attention):
+            for printed_kernel, buffers in attention.emit(p, step.target, s.ctx):
+                p, launches = cuda_program.launches(p, printed_kernel, buffers, step.origins, len(steps))
+                steps += launches
+        elif isinstance(step, Extern):
             steps.append(step)
         elif isinstance(emitted, TiledHorizontal):
             together, names = horizontal.emit(emitted)
@@ -406,7 +412,9 @@ def check(p: Program, cfg: Config) -> Program:
 def _show_step(step: Step) -> str:
     if isinstance(step, HorizontalKernel):
         return horizontal_fusion.show(step)
-    return f"library call: {step.target}\n" if isinstance(step, Extern) else kernel.show_kernel(step)
+    if not isinstance(step, Extern):
+        return kernel.show_kernel(step)
+    return f"{step.target}\n" if isinstance(step.target, Attention) else f"library call: {step.target}\n"
 
 
 def launches(s: Scheduled) -> list[launch_plan.Step]:
@@ -415,9 +423,11 @@ def launches(s: Scheduled) -> list[launch_plan.Step]:
 
 
 def _step(s: Scheduled, step: Step, n: int) -> launch_plan.Step:
+    label = f"kernel of step {n}"
+    if isinstance(step, Extern) and isinstance(step.target, Attention):
+        return launch_plan.Launch(label, *attention_cpp.emit(s.program, step.target), step.origins)
     if isinstance(step, Extern):
         return step
-    label = f"kernel of step {n}"
     if isinstance(step, HorizontalKernel):
         return launch_plan.horizontal_launch(label, step, *emit.emit(step.body, step.kernel, s.ctx))
     function, buffers = emit.emit(s.program, step, s.ctx)

@@ -15,11 +15,12 @@ from unittest.mock import patch
 
 import torch
 
-from altbackend.codegen.triton import horizontal, print_triton
+from altbackend.codegen.triton import attention, horizontal, print_triton
 from altbackend.codegen.triton.print_triton import TritonKernel
 from altbackend.config.options import Config
 from altbackend.config.resolve import resolve
 from altbackend.ir import interp
+from altbackend.ir.attention import Attention
 from altbackend.ir.loops import Extern, Program
 from altbackend.ir.ops import FLOAT8
 from altbackend.lowering.subgraphs import called
@@ -82,7 +83,9 @@ def steps_of(s: Scheduled, ctx: ScheduleContext = TARGET) -> list[Step]:
 
     launches = horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, decide)
     for step, kernels in tile_steps(s.program, s.deps, launches, ctx, decide):
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) and isinstance(step.target, Attention):
+            steps += [(*printed, ()) for printed in attention.emit(s.program, step.target, ctx)]
+        elif isinstance(step, Extern):
             steps.append(step)
         elif isinstance(kernels, TiledHorizontal):
             steps.append((*horizontal.emit(kernels), ()))

@@ -8,6 +8,7 @@ from . import (
     attention_mask,
     batch_linears,
     binary_folding,
+    block_masks,
     channels_last,
     conv1d,
     conv_bias,
@@ -110,6 +111,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
     Pass("normalise", P.BEFORE_JOINT, BOTH, ANY, simplify.run_normalise),
+    Pass(
+        "block masks", P.BEFORE_JOINT, BOTH, ANY, block_masks.run,
+        decision=(DecisionKind.SIMPLIFY, "block masks", "without unread lists", "{} attentions"),
+    ),
     Pass("user: joint, pre", P.BEFORE_JOINT, BOTH, ANY, user.joint_pre, preserves=False),
     # --- the joint graph
     Pass(

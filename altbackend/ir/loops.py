@@ -248,6 +248,7 @@ def symbols_of(p: Program, node: Node) -> frozenset[str]:
     names = {a.key for name in (*reads(node), *writes(node)) for a in ex.syms_of(p.buffers[name].extent)}
     if isinstance(node, Extern):
         _argument_symbols((node.args, node.kwargs, tuple(HostNumber(text) for text, _ in node.requires)), names)
+        names |= getattr(node.target, "symbols", frozenset())
         return frozenset(_with_sources(p, names)) - set(node.defines)
     syms = (ex.syms_of(node.index), node.value.syms, *(ex.syms_of(ex.size_of(v)) for v in loop_vars(node)))
     return frozenset(_with_sources(p, names.union(a.key for s in syms for a in s)))

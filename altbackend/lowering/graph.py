@@ -29,6 +29,7 @@ from .operators import (
     activations,
     batch_norm,
     depthwise,
+    flex_attention,
     grid_sampler,
     indexing,
     normalization,
@@ -50,6 +51,7 @@ _OPERATOR_MODULES = (
     activations,
     batch_norm,
     depthwise,
+    flex_attention,
     grid_sampler,
     indexing,
     normalization,
@@ -152,7 +154,15 @@ def lower_graph(
             case _:
                 raise Unsupported(node, f"{node.op} is not part of a functional graph")
     program = Program(ctx.buffers, tuple(ctx.inputs), tuple(ctx.nodes), outputs, tuple(ctx.computed.values()))
-    return without_dead(program), ctx.constants
+    program = without_dead(program)
+    return program, _named(program, ctx.constants)
+
+
+def _named(p: Program, constants: dict[str, object]) -> dict[str, object]:
+    """Return the constants but for graphs that no call takes any more."""
+    calls = [(n.args, n.kwargs) for n in p.nodes if isinstance(n, Extern)]
+    taken = {str(a) for a in torch.utils._pytree.tree_leaves((calls, p.outputs)) if isinstance(a, Constant)}
+    return {n: c for n, c in constants.items() if n in taken or not isinstance(c, torch.fx.GraphModule)}
 
 
 def _define_input_symbols(ctx: Ctx, gm: torch.fx.GraphModule) -> None:

@@ -15,7 +15,6 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from altbackend import decomp, pipeline
 from altbackend.compat import torch_api
@@ -328,22 +327,3 @@ def _on_a_gpu(x: Any) -> Any:
         return x
     with x.fake_mode:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
-
-
-# --- attention with a score of the user's ----------------------------------------------------------------------------
-
-
-def test_flex_attention() -> None:
-    """Scores and masks are graphs of an operator of torch's own, which computes eager's values with them."""
-
-    def causal(b: T, h: T, q: T, k: T) -> T:
-        return q >= k
-
-    mask = create_block_mask(causal, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
-
-    def fn(q: T, k: T, v: T) -> tuple[T, T]:
-        biased = flex_attention(q * 2, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.1)
-        return biased.sin(), flex_attention(q, k, v, block_mask=mask)
-
-    with torch.no_grad():
-        check(fn, *(torch.randn(2, 3, 32, 16) for _ in range(3)))

@@ -71,6 +71,8 @@ class Loop:
     limit: Index | None = None
 
 
+PARALLEL, CLOSE = "parallel {", "} parallel"  # lines of a template that open and close such a block
+
 Stmt = Let | Declare | Store | Update | Loop
 
 
@@ -107,7 +109,8 @@ class Function:
     """One kernel over `rows` rows, or over the single loop `flat`.
 
     `short`: another body for rows whose only loop has few iterations in a call; its vectors run across rows.
-    `row_counters`: variables of the rows' loops, slowest first, which count with the row's number `o`.
+    `row_counters`: variables of the rows' loops, slowest first, which count with the row's number `o`. `template`: the
+    function as lines of C++ in place of rows and body; PARALLEL opens a block that every `thread` of a `team` runs.
     """
 
     params: tuple[Param, ...]
@@ -121,6 +124,7 @@ class Function:
     checks: bool
     short: tuple[Stmt, ...] = ()
     row_counters: tuple[Atom, ...] = ()
+    template: tuple[str, ...] = ()
 
 
 def name(identifier: str, dtype: torch.dtype) -> Value:

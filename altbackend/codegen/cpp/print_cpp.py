@@ -15,7 +15,7 @@ from ...ir.ops import OPS
 from ...ir.value import Value
 from ..lines import Lines
 from ..polynomial import Spelling
-from .ast import Declare, Function, Let, Loop, Partial, Stmt, Store, Update
+from .ast import CLOSE, PARALLEL, Declare, Function, Let, Loop, Partial, Stmt, Store, Update
 from .short_rows import SHORT
 
 CTYPES: dict[torch.dtype, str] = {
@@ -78,6 +78,9 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
         params.append("int64_t* error")
     w.open(f"static void {identifier}({', '.join(params)})")
     _threads(w, f, threshold)
+    if f.template:
+        _template(w, f.template, torch_threads)
+        return "\n".join(w.body) + "\n"
     for p in f.partials:
         _partial_open(w, p)
     heap = _scratch_bytes(f) > STACK_SCRATCH
@@ -109,6 +112,20 @@ def function(f: Function, identifier: str, threshold: int, torch_threads: bool =
         _partial_close(w, p)
     w.close()
     return "\n".join(w.body) + "\n"
+
+
+def _template(w: CppLines, lines: tuple[str, ...], torch_threads: bool) -> None:
+    """Print the lines of a template, and close the function."""
+    for line in (*lines, "}"):
+        if line == PARALLEL:
+            open_parallel(w, torch_threads)
+            w.add(f"const int team = {team(torch_threads)};")
+        elif line == CLOSE:
+            w.close(");" if torch_threads else "")
+        else:
+            w.depth -= line.startswith("}")
+            w.add(line)
+            w.depth += line.endswith("{")
 
 
 def open_parallel(w: CppLines, torch_threads: bool) -> None:
@@ -160,7 +177,7 @@ def _advance_counters(w: CppLines, row_counters: tuple[Atom, ...]) -> None:
 
 def _threads(w: CppLines, f: Function, threshold: int) -> None:
     """Print the number of threads, decided here for kernels of static work and else in the call."""
-    if f.rows == 1 and f.flat is None:
+    if f.rows == 1 and f.flat is None and not f.template:
         w.add("const int threads = 1; (void)max_threads;")
     elif isinstance(f.work, int):
         w.add(

@@ -12,6 +12,7 @@ from ...runtime.isa import PIECE
 
 HEADER = "#include <altbackend/kernel.h>\n"
 LIBRARY_HEADER = "#include <altbackend/aot/parallel.h>\n"
+ATTENTION_HEADER = "#include <altbackend/attention.h>\n"
 LONG = 12000  # characters from which a text is divided
 SHORTEST_PART = 6000  # characters
 
@@ -21,7 +22,9 @@ def unit(kernels: Sequence[str], segments: Sequence[str], namespace: str = "") -
 
     `namespace`: that of a program in an ahead-of-time library, whose kernels run on torch's threads.
     """
-    header = [LIBRARY_HEADER, f"namespace {namespace} {{\n"] if namespace else [HEADER]
+    header = [LIBRARY_HEADER] if namespace else [HEADER]
+    header += [ATTENTION_HEADER] * any("alt::attention::" in k for k in kernels)
+    header += [f"namespace {namespace} {{\n"] if namespace else []
     end = [f"}}  // namespace {namespace}\n"] if namespace else []
     if sum(map(len, (*kernels, *segments))) < LONG:
         return "\n".join([*header, *kernels, *segments, *end])

@@ -178,7 +178,15 @@ def source(f: TileFunction, pointers: Sequence[str] = (), header: Sequence[str] 
     arguments += ["error"] if f.checks else []
     arguments = list(pointers) or [*arguments, *f.symbols]
     arguments += [f"{c}: tl.constexpr" for c in f.blocks.constexprs]
-    body = "\n".join(w.body)
+    return _module(arguments, "\n".join(w.body))
+
+
+def module(arguments: Sequence[str], lines: Sequence[str]) -> str:
+    """Return a module with a function `kernel` of these lines, which are not indented yet."""
+    return _module(arguments, "\n".join(f"    {line}" for line in lines))
+
+
+def _module(arguments: Sequence[str], body: str) -> str:
     texts = [_HEADER, *_helpers(body), f"@triton.jit\ndef kernel({', '.join(arguments)}):\n{body}"]
     return "\n\n\n".join(texts) + "\n"
 
