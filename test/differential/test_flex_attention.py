@@ -86,6 +86,29 @@ def test_captured_tensors() -> None:
     check(fn, *(r(2, 70, 3, 24) for _ in range(3)))
 
 
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda s, b, h, i, j: s * 0 + h,
+        lambda s, b, h, i, j: s * torch.exp(-(i - j).abs() * 0.1) + torch.rsqrt(1.0 + j) + torch.sigmoid(s),
+        lambda s, b, h, i, j: s + torch.where(j % 3 == 0, -1.0, 1.0) * (i // 7),
+    ],
+    ids=["of the head", "of distances", "of integers"],
+)
+def test_scores(score: Any) -> None:
+    check(lambda q, k, v: flex_attention(q, k, v, score_mod=score), *(r(1, 2, 40, 16) for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [lambda b, h, q, k: h < 0, lambda b, h, q, k: h < 1, lambda b, h, q, k: k < 33],
+    ids=["nothing", "a head", "columns"],
+)
+def test_masks(mask: Any) -> None:
+    blocks = create_block_mask(mask, None, 2, 40, 70, device="cpu", BLOCK_SIZE=32)
+    check(lambda q, k, v: flex_attention(q, k, v, block_mask=blocks), *(r(1, 2, n, 16) for n in (40, 70, 70)))
+
+
 def test_sizes_that_vary() -> None:
     def fn(q: T, k: T, v: T) -> T:
         n = q.shape[2]
