@@ -8,11 +8,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from unittest.mock import patch
 
 import pytest
 import torch
-from torch._dynamo import guards
+
+from test.fresh import time_no_guards
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
@@ -27,8 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(_HOST, "python")  # no compiler in the background; tests of hosts in C++ ask for them
     if _CACHE not in os.environ:
         os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")
-    # Dynamo flushes the processor's caches for each graph, 25 ms, to log how long its guards take, which have passed.
-    patch.object(guards, "profile_guard_manager", lambda *_: 0.0).start()
+    time_no_guards()
     gc.set_threshold(20_000, 20, 20)  # most objects of tracing live longer than 700 others take to be made
 
 
