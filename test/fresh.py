@@ -61,7 +61,7 @@ class Fresh:
         torch_only: bool = False,
     ) -> None:
         self.words, self.returncode = list(words), None
-        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 `communicate` closes them
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 `kill` closes them
         self._talk = _connected(_server(torch_only))
         request = {"words": self.words, "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
         text = json.dumps(request).encode() + b"\n"
@@ -74,21 +74,22 @@ class Fresh:
         """Return what the program has printed and its errors, after its end. Raise TimeoutExpired, and end it."""
         self._talk.settimeout(timeout)
         try:
-            self.returncode = int(self._talk.makefile().readline())
+            with self._talk.makefile() as answer:
+                self.returncode = int(answer.readline())
+            for file in self._files:
+                file.seek(0)
+            out, errors = (file.read().decode(errors="replace") for file in self._files)
         except TimeoutError:
             raise subprocess.TimeoutExpired(self.words, timeout) from None
         finally:
             self.kill()
-        for file in self._files:
-            file.seek(0)
-        out, errors = (file.read().decode(errors="replace") for file in self._files)
-        for file in self._files:
-            file.close()
         return out, errors
 
     def kill(self) -> None:
         """End the program, if it runs."""
         self._talk.close()
+        for file in self._files:
+            file.close()
 
 
 def run(words: Sequence[str], timeout: float = 100, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -180,7 +181,8 @@ class Served:
                 os.close(file)
             return None
         os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no program outlives its server
+        with contextlib.suppress(AttributeError):  # only Linux has it
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no program outlives its server
         self._leave(talk)
         for number, file in enumerate(files, 1):
             os.dup2(file, number)
