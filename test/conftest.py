@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from test.fresh import time_no_guards
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
@@ -24,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(_HOST, "python")  # no compiler in the background; tests of hosts in C++ ask for them
     if _CACHE not in os.environ:
         os.environ[_CACHE] = config.stash[_made] = tempfile.mkdtemp(prefix="altbackend-test-")
+    time_no_guards()
+    gc.set_threshold(20_000, 20, 20)  # most objects of tracing live longer than 700 others take to be made
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

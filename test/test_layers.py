@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,15 @@ class Import:
         return f"{self.file}:{self.line} imports {self.module}"
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(path: Path, text: str | None = None) -> list[Import]:
     """Every import of a file, `from a import b` as both `a` and `a.b` where `a.b` is a module of ours."""
-    tree = ast.parse(path.read_text(encoding="utf-8") if text is None else text)
+    tree = parsed(path) if text is None else ast.parse(text)
     file = path.relative_to(ROOT).as_posix()
     return [
         Import(module, file, node.lineno, inside)
@@ -167,7 +174,7 @@ def test_nothing_imports_torch_inductor(path: Path) -> None:
 def test_imports_by_name_only_in_the_lazy_package(path: Path) -> None:
     called = {
         name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         for name in [getattr(node.func, "attr", getattr(node.func, "id", ""))]
     }
@@ -178,7 +185,7 @@ def test_imports_by_name_only_in_the_lazy_package(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=by_name)
 def test_nothing_registers_the_backend(path: Path) -> None:
     """torch registers it through the entry point; a second registration makes torch.compile fail."""
-    named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(path.read_text("utf-8")))}
+    named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(parsed(path))}
     assert "register_backend" not in named
 
 

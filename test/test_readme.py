@@ -6,11 +6,11 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from test import fresh
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,14 +43,7 @@ def test_there_are_blocks() -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_block_runs(block: str, tmp_path: Path, search_path: str) -> None:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("ALTBACKEND_", "TORCH_LOGS"))}
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=environ | {"PYTHONPATH": search_path},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = fresh.run(["-c", block], SECONDS, env=environ | {"PYTHONPATH": search_path}, cwd=tmp_path, torch_only=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from test import fresh
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
@@ -64,6 +64,5 @@ def test_the_recipe_works(title: str, tmp_path: Path) -> None:
     assert checks, f"the recipe {title!r} has no check"
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     for text in checks:
-        command = [sys.executable, "-c", text]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
+        done = fresh.run(["-c", text], env=env, cwd=tmp_path, torch_only=True)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,9 @@ import torch
 from filelock import FileLock
 
 from altbackend.debug.trace import Trace
+from test import fresh
 from test.compare import as_list
 
-ROOT = Path(__file__).parents[1]
 Inputs = Callable[[], list[Any]]
 Noted = list[dict[str, Any]]
 
@@ -207,9 +206,7 @@ def everywhere(where: str, folder: Path) -> Everywhere:
         for way in WAYS[:2]:
             noted[way][program.name] = notes(program, compiled(program, folder))
     file = folder / "noted.pt"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    job = [sys.executable, "-m", "test.ways", where, str(folder), str(file), str(torch.get_num_threads())]
-    done = subprocess.run(job, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = fresh.run(["-m", "test.ways", where, str(folder), str(file), str(torch.get_num_threads())], timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     found = torch.load(file, weights_only=True)
     noted[WAYS[2]] = {name: value_ for name, (value_, _) in found.items()}

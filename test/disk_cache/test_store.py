@@ -16,6 +16,7 @@ from filelock import FileLock
 from altbackend.disk_cache import eviction, folders, storage
 from altbackend.disk_cache.storage import Store
 from altbackend.errors import CacheFolderWarning
+from test import fresh
 from test.mounts import NAMESPACE, namespaces
 
 ROOT = Path(__file__).parents[2]
@@ -285,10 +286,12 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
             "TMPDIR": str(tmp_path / "tmp"),
             "PYTHONPATH": str(ROOT),
         }
-        command = [*([*NAMESPACE, shell] if shell else []), sys.executable, *([] if shell else ["-c"])]
-        done = subprocess.run(
-            [*command, COMPILE.format(before=before)], capture_output=True, text=True, env=environ, timeout=280
-        )
+        program = COMPILE.format(before=before)
+        if shell:
+            command = [*NAMESPACE, shell, sys.executable, program]
+            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=280)
+        else:
+            done = fresh.run(["-c", program], 280, env=environ)
         assert done.returncode == 0, done.stderr
         assert [p.name for p in (tmp_path / "tmp").iterdir() if p.name.startswith("altbackend-build")] == []
         return done.stdout.splitlines()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch.distributed
+
+from test import fresh
 
 ROOT = Path(__file__).parents[2]
 WORLD = 2
@@ -32,20 +32,10 @@ def outputs(folder: Path, *programs: str) -> list[tuple[list[str], str]]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    module = [sys.executable, "-m", "test.distributed.programs"]
-    ranks = [
-        subprocess.Popen(
-            [*module, str(rank), str(WORLD), str(folder / "store"), *programs],
-            env=env,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
+    module = ["-m", "test.distributed.programs"]
+    ranks = [fresh.Fresh([*module, str(r), str(WORLD), str(folder / "store"), *programs], env) for r in range(WORLD)]
     try:
-        done = [r.communicate(timeout=LIMIT) for r in ranks]
+        done = [r.communicate(LIMIT) for r in ranks]
     finally:
         for r in ranks:
             r.kill()

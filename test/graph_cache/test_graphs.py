@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +19,9 @@ from altbackend.debug.trace import DecisionKind, Trace
 from altbackend.disk_cache import folders
 from altbackend.graph_cache import key
 from altbackend.graph_cache.json_values import NotCacheable
+from test import fresh
 
 T = torch.Tensor
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -475,9 +473,8 @@ sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(count)))
 
 @pytest.mark.timeout(400)
 def test_of_processes_that_start_together_one_compiles_each_graph(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROCESS, str(PROCESSES), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=380)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = fresh.run(["-c", PROCESS, str(PROCESSES), str(tmp_path)], 380, env=environment)
     assert done.returncode == 0, done.stderr
     said = [line.split() for line in done.stdout.splitlines()]
     for graph in "abcde":

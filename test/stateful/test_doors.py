@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch import nn
 
 import altbackend
 from altbackend.runtime import frozen, page_guard
+from test import fresh
 from test.stateful.doors import DOORS, UNSEEN, Small, image
 
 STRICT = {"strict": True}
@@ -241,9 +240,6 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_collectives_write_parameters(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(k), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True) for k in (0, 1)
-    ]
-    errors = [r.communicate(timeout=100)[1] for r in ranks]
+    ranks = [fresh.Fresh(["-c", RANK, str(k), str(tmp_path / "store")]) for k in (0, 1)]
+    errors = [r.communicate(100)[1] for r in ranks]
     assert [r.returncode for r in ranks] == [0, 0], errors
