@@ -214,6 +214,15 @@ def cpu_properties() -> dict[str, int]:
     }
 
 
+def exact_byte_products() -> bool:
+    """Return whether the library adds products of bytes in 32 bits on this processor.
+
+    x86 processors without such instructions add pairs of products in 16 bits, which overflow.
+    """
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return supported is not None and bool(supported())
+
+
 def cuda_name(device: torch.device) -> str:
     """Return the product name of a GPU."""
     return torch.cuda.get_device_name(device)

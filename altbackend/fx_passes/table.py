@@ -39,6 +39,9 @@ from . import (
 from .attention import rewrite as attention
 from .attention import strides as attention_strides
 from .context import Context, Pass, Phase
+from .quantised import convolutions as quantised_convolutions
+from .quantised import products as quantised_products
+from .quantised import report as quantised_report
 from .traced import rewrite as traced
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
@@ -155,6 +158,7 @@ PASSES: tuple[Pass, ...] = (
         "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,
         decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
     ),
+    Pass("quantised products", P.POST_GRAD, BOTH, FAST, quantised_products.run),
     Pass(
         "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
         decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
@@ -165,6 +169,7 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
     ),
     # --- inference graphs with parameters
+    Pass("quantised convolutions", P.INFERENCE, CPU, FAST, quantised_convolutions.run, when=has_onednn),
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
@@ -217,6 +222,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
+    Pass("quantised graphs", P.LAST, BOTH, ANY, quantised_report.run),
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
     # after it, inputs are written where the graph updates them
     Pass(

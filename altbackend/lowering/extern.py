@@ -26,7 +26,7 @@ from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes directly into the buffer that it is given.
 _OUT: dict[object, torch._ops.OpOverload | None] = {
-    operator_of(f"{n}.default"): operator_of(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")
+    operator_of(f"{n}.default"): operator_of(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm", "_int_mm")
 }
 _SCALAR = operator_of("scalar_tensor.default")
 _AS_STRIDED_SCATTER = operator_of("as_strided_scatter.default")

@@ -1,0 +1,182 @@
+"""CPU inference: convolutions of dequantised bytes by oneDNN, with packed weights.
+
+    quantise(post(convolution(dequantise(x), dequantise(w), bias))) -> one call, of bytes
+
+The call has no zero points of weights. Where these are numbers that a parameter holds, the weight prologue checks that
+they are 0 and the call computes in float32 if they are not. A quantisation that follows joins the call if its bounds
+are those of its dtype. oneDNN rounds once, eager in every step; results differ by one quantum at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
+
+from ...compat.torch_api import exact_byte_products
+from ...debug.trace import DecisionKind
+from ...runtime.quantised import POST_OPS, quantised_convolution
+from ..channels_last import is_channels_last
+from ..context import Context
+from ..graph import Convolution, aten, convolution_of, fake_mode, insert, only_user, propagate, replace, val
+from ..onednn_epilogues import Unary, unary_of
+from .forms import Dequantised, dequantised, operator_of_library
+from .products import is_whole
+
+DEEPEST = 1 << 15  # terms of a sum, each at most 255 * 128 in size, which 32 bits hold
+
+
+@dataclass(frozen=True)
+class Quantise:
+    """A call that quantises with numbers: its scale, zero point and dtype."""
+
+    call: Node
+    scale: float
+    zero: int
+    dtype: torch.dtype
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Call oneDNN for convolutions of dequantised bytes; return their number."""
+    constant, new = ctx.constant_nodes(gm), []
+    for n in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        convolution = convolution_of(n)
+        x, weight = dequantised(convolution.x), dequantised(convolution.weight)
+        if x is None or weight is None:
+            continue
+        if reason := _refusal(convolution, x, weight, constant, ctx.freezes):
+            ctx.trace.decision(DecisionKind.QUANTISED, n.name, "left as floats", reason)
+            continue
+        new.append(_rewrite(gm, n, x, weight))
+        ctx.trace.decision(DecisionKind.QUANTISED, n.name, "quantised convolution", f"with {_described(new[-1])}")
+    propagate(gm, new)
+    return len(new)
+
+
+def _refusal(c: Convolution, x: Dequantised, w: Dequantised, constant: set[Node], freezes: bool) -> str:
+    """Return why a convolution stays one of floats, or ""."""
+    fake, kernel = val(x.integers), val(w.integers)
+    if not freezes:
+        return "weights are packed once or never, and this graph keeps nothing"
+    parameters = (w.integers, w.scale, w.zero, c.bias)
+    if any(isinstance(p, Node) and p not in constant for p in parameters):
+        return "a weight that is no parameter"
+    if c.transposed or fake.dim() != 4:
+        return "only two-dimensional convolutions that are not transposed"
+    if fake.dtype != torch.uint8 or kernel.dtype != torch.int8:
+        return f"a product of {fake.dtype} and {kernel.dtype}: oneDNN takes uint8 and int8"
+    if isinstance(x.scale, Node) or isinstance(x.zero, Node) or x.axis is not None or x.per_row:
+        return "the scale of the image is no number"
+    if w.axis not in (None, 0) or w.per_row or not is_whole(x) or not is_whole(w):
+        return "scales along another dimension than output channels"
+    if kernel[0].numel() > DEEPEST:
+        return f"sums of {kernel[0].numel()} terms: 32 bits hold {DEEPEST}"
+    if not isinstance(w.zero, Node) and w.zero not in (None, 0):
+        return "a weight with a zero point"
+    if not all(isinstance(s, int) and s > 0 for s in fake.shape[1:]):
+        return "an image of symbolic size"
+    if any(val(n).dtype != torch.float32 for n in (c.x, c.weight, c.bias) if isinstance(n, Node)):
+        return "a result of 16 bits"
+    return "" if exact_byte_products() else "this processor's products of bytes are not exact"
+
+
+def _rewrite(gm: GraphModule, n: Node, x: Dequantised, w: Dequantised) -> Node:
+    c = convolution_of(n)
+    image, channels = x.integers, val(w.integers).shape[0]
+    x_zero = int(x.zero or 0)  # type: ignore[arg-type]
+    if not is_channels_last(val(image)):
+        image = insert(gm.graph, n, aten.clone.default, (image,), {"memory_format": torch.channels_last})
+    scales = _scales(gm, n, w, channels)
+    geometry: list[Argument] = [c.stride, c.padding, c.dilation, c.groups]
+    with gm.graph.inserting_before(n):
+        sizes = [s if isinstance(s, int) else s.node.hint for s in val(image).shape]
+        arguments: tuple[Argument, ...] = (w.integers, scales, x.scale, x_zero, *geometry)
+        packed = gm.graph.call_function(
+            torch.ops.onednn.qconv_prepack.default, (*arguments, None if None in sizes else sizes)
+        )
+    packed.meta = {"val": val(w.integers), "opaque": True}
+    zeros, symmetric = _zeros(gm, n, w)
+    unary, quantise = _epilogue(n)
+    last = quantise.call if quantise is not None else unary[1] if unary is not None else n
+    post: list[Argument] = ["none", [], ""] if unary is None else [unary[0].name, list(unary[0].scalars), ""]
+    out: list[Argument] = [1.0, 0, torch.float32]
+    if quantise is not None:
+        out = [quantise.scale, quantise.zero, quantise.dtype]
+    with gm.graph.inserting_before(last):
+        new = gm.graph.call_function(
+            quantised_convolution,
+            (image, x.scale, x_zero, packed, symmetric, w.integers, scales, zeros, c.bias, geometry, out, post),
+        )
+    new.meta = dict(last.meta)
+    new.meta["val"] = _channels_last(last)
+    new.meta["fixed_val"] = True
+    replace(last, new)
+    for old in [unary[1]] if unary is not None and unary[1] is not last else []:
+        gm.graph.erase_node(old)
+    if n is not last:
+        gm.graph.erase_node(n)
+    return new
+
+
+def _channels_last(n: Node) -> torch.Tensor:
+    fake: torch.Tensor = val(n)
+    with fake_mode(n.graph) or contextlib.nullcontext():
+        return fake.contiguous(memory_format=torch.channels_last)
+
+
+def _scales(gm: GraphModule, before: Node, w: Dequantised, channels: int) -> Node:
+    """Return the scales of the output channels as a vector of float32."""
+    if not isinstance(w.scale, Node):
+        args: tuple[Argument, ...] = ([channels], float(w.scale))
+        device = val(w.integers).device
+        return insert(gm.graph, before, aten.full.default, args, {"dtype": torch.float32, "device": device})
+    scale = w.scale
+    if val(scale).dtype != torch.float32:
+        scale = insert(gm.graph, before, aten._to_copy.default, (scale,), {"dtype": torch.float32})
+    if w.axis is None:
+        flat = insert(gm.graph, before, aten.reshape.default, (scale, [1]))
+        scale = insert(gm.graph, before, aten.expand.default, (flat, [channels]))
+        scale = insert(gm.graph, before, aten.clone.default, (scale,), {"memory_format": torch.contiguous_format})
+    return scale
+
+
+def _zeros(gm: GraphModule, before: Node, w: Dequantised) -> tuple[Node | None, Node | None]:
+    """Return the zero points of a weight, and whether all are 0, as a tensor that the prologue computes."""
+    if not isinstance(w.zero, Node):
+        return None, None
+    is_zero = insert(gm.graph, before, aten.eq.Scalar, (w.zero, 0))
+    return w.zero, insert(gm.graph, before, aten.all.default, (is_zero,))
+
+
+def _epilogue(n: Node) -> tuple[tuple[Unary, Node] | None, Quantise | None]:
+    """Return the activation and the quantisation that alone read a convolution, each with its call."""
+    last, unary = n, None
+    user = only_user(n)
+    post = unary_of(user)
+    if post is not None and user is not None and post.name in POST_OPS:
+        unary, last = (post, user), user
+    quantise = quantise_of(only_user(last))
+    return unary, quantise
+
+
+def quantise_of(n: Node | None) -> Quantise | None:
+    """Return the parts of a call that quantises with numbers to the whole range of a byte, or None."""
+    if n is None or operator_of_library(n) != "quantize_per_tensor.default":
+        return None
+    arguments: tuple[Any, ...] = n.args
+    _, scale, zero, low, high, dtype = arguments
+    if dtype not in (torch.uint8, torch.int8) or not isinstance(scale, float) or not isinstance(zero, int):
+        return None
+    limits = torch.iinfo(dtype)
+    whole = (low, high) == (limits.min, limits.max) and limits.min <= zero <= limits.max and scale > 0
+    return Quantise(n, scale, zero, dtype) if whole else None
+
+
+def _described(n: Node) -> str:
+    arguments: tuple[Any, ...] = n.args
+    out, post = arguments[-2:]
+    return f"{post[0]} and a result of {out[2]}"

@@ -1,0 +1,69 @@
+"""Calls of oneDNN's quantised convolution, for host programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+
+Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
+Output = tuple[float, int, torch.dtype]  # scale, zero point and dtype; (1.0, 0, float32) if it is not quantised
+Post = tuple[str, list[float], str]  # an activation: its name, its numbers and its algorithm
+
+POST_OPS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        "none": torch.Tensor.contiguous,
+        "relu": F.relu,
+        "hardtanh": F.hardtanh,
+        "hardswish": F.hardswish,
+        "swish": F.silu,
+    }
+)
+
+
+def quantised_convolution(
+    x: torch.Tensor,
+    x_scale: float,
+    x_zero: int,
+    packed: torch.Tensor,
+    symmetric: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    out: Output,
+    post: Post,
+) -> torch.Tensor:
+    """Return a convolution of uint8 with int8, both dequantised: `post(convolution + bias)`, quantised as `out` says.
+
+    `packed`: the weight in oneDNN's layout, which has no zero points; `symmetric`: whether all of `zeros` are 0, None
+    if they are. If they are not, torch computes the convolution in float32. `scales`, `zeros`: float32 and whole
+    numbers of output channels. The result is channels-last.
+    """
+    if symmetric is None or symmetric.item():
+        none = torch.zeros(scales.shape, dtype=torch.int64)
+        args = (x, x_scale, x_zero, packed, scales, none, bias)
+        y: torch.Tensor = torch.ops.onednn.qconv_pointwise(*args, *geometry, *out, *post)
+        return y
+    return _in_float32((x.float() - x_zero) * x_scale, _dequantised(weight, scales, zeros), bias, geometry, out, post)
+
+
+def _dequantised(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
+    shape = [-1] + [1] * (weight.dim() - 1)
+    wide = weight.float() if zeros is None else weight.float() - zeros.view(shape)
+    return wide * scales.view(shape)
+
+
+def _in_float32(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, out: Output, post: Post
+) -> torch.Tensor:
+    stride, padding, dilation, groups = geometry
+    y = POST_OPS[post[0]](torch.conv2d(x, weight, bias, stride, padding, dilation, groups), *post[1])
+    scale, zero, dtype = out
+    if dtype != torch.float32:
+        limits = torch.iinfo(dtype)
+        y = ((y * (1.0 / scale)).round() + zero).clamp(limits.min, limits.max).to(dtype)
+    return y.contiguous(memory_format=torch.channels_last)
