@@ -267,7 +267,8 @@ def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
     return tuple(
         (k, tuple(val.stride()), any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
         for k, n, val in static
-        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not torch_api.has_symbolic_geometry(val)
+        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not n.meta.get("opaque")
+        if not torch_api.has_symbolic_geometry(val)
     )
 
 

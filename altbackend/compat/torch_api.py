@@ -223,6 +223,11 @@ def exact_byte_products() -> bool:
     return supported is not None and bool(supported())
 
 
+def fast_byte_weights() -> bool:
+    """Return whether ATen has a vectorised product of bfloat16 with weights of int8 on this processor."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def cuda_name(device: torch.device) -> str:
     """Return the product name of a GPU."""
     return torch.cuda.get_device_name(device)

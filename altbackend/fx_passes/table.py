@@ -42,6 +42,8 @@ from .context import Context, Pass, Phase
 from .quantised import convolutions as quantised_convolutions
 from .quantised import products as quantised_products
 from .quantised import report as quantised_report
+from .quantised import sums as quantised_sums
+from .quantised import weight_only
 from .traced import rewrite as traced
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
@@ -149,6 +151,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("user: post_grad, pre", P.POST_GRAD, BOTH, ANY, user.post_grad_pre, preserves=False),
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("quantised sums", P.POST_GRAD, CPU, ANY, quantised_sums.run),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
@@ -159,6 +162,7 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
     ),
     Pass("quantised products", P.POST_GRAD, BOTH, FAST, quantised_products.run),
+    Pass("weights in bytes", P.POST_GRAD, BOTH, FAST, weight_only.run),
     Pass(
         "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
         decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),

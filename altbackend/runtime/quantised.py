@@ -67,3 +67,15 @@ def _in_float32(
         limits = torch.iinfo(dtype)
         y = ((y * (1.0 / scale)).round() + zero).clamp(limits.min, limits.max).to(dtype)
     return y.contiguous(memory_format=torch.channels_last)
+
+
+def convolution_added_to(accumulated: torch.Tensor, *arguments: object) -> torch.Tensor:
+    """Return oneDNN's sum of a quantised convolution and `accumulated`, (N, C, H, W), in new memory.
+
+    `arguments`: those of `onednn::qconv2d_pointwise.binary` without the tensor that it accumulates into.
+    """
+    x, scale, zero, weight, scales, zeros, *rest = arguments
+    total = accumulated.clone(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(x, scale, zero, weight, scales, zeros, total, *rest)
+    return y

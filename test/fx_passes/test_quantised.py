@@ -73,7 +73,7 @@ def compiled(model: nn.Module, folder: Path, *inputs: T, **options: Any) -> tupl
     """Return the result of the second call and the text of the decisions."""
     torch._dynamo.reset()
     dynamic = options.pop("dynamic", False)
-    settings = {"strict": True, "verify_ir": True, "debug_dir": str(folder), **options}
+    settings: dict[str, Any] = {"strict": True, "verify_ir": True, "debug_dir": str(folder), **options}
     call = torch.compile(model, backend="alt", dynamic=dynamic, options=settings)
     with torch.no_grad():
         call(*inputs)
@@ -172,3 +172,36 @@ def test_refusals(tmp_path: Path) -> None:
     got, decisions = compiled(model, tmp_path, x)
     torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
     assert "no product of integers" in decisions
+
+
+class Lowered(nn.Module):
+    """What lowering to oneDNN leaves: packed weights, a convolution, one that accumulates, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ones, geometry = torch.zeros(8, dtype=torch.int64), ([1, 1], [1, 1], [1, 1], 1)
+        w1, w2 = (torch.randint(-50, 50, (8, 8, 3, 3)).to(torch.int8) for _ in range(2))
+        self.scales, self.zeros, self.geometry = torch.rand(8) * 0.01 + 0.001, ones, geometry
+        self.p1 = torch.ops.onednn.qconv_prepack(w1, self.scales, 0.05, 3, *geometry)
+        self.p2 = torch.ops.onednn.qconv_prepack(w2, self.scales, 0.02, 0, *geometry)
+        self.p3 = torch.ops.onednn.qlinear_prepack(torch.randint(-50, 50, (8, 8)).to(torch.int8), None)
+
+    def forward(self, x: T) -> T:
+        ops, s, z, g = torch.ops.onednn, self.scales, self.zeros, self.geometry
+        q = D.quantize_per_tensor(x, 0.05, 3, 0, 255, torch.uint8)
+        y = ops.qconv_pointwise(q, 0.05, 3, self.p1, s, z, None, *g, 0.02, 0, torch.uint8, "relu", [], "")
+        added = D.dequantize_per_tensor(y, 0.02, 0, 0, 255, torch.uint8)
+        end: tuple[Any, ...] = (1.0, 0, torch.float32, 1.0, 0, "sum", 1.0, "relu", [], "")
+        y = ops.qconv2d_pointwise.binary(y, 0.02, 0, self.p2, s, z, added, None, *g, *end)
+        q = D.quantize_per_tensor(y.mean((2, 3)), 0.01, 0, 0, 255, torch.uint8)
+        y = ops.qlinear_pointwise(q, 0.01, 0, self.p3, s, z, None, 1.0, 0, torch.float32, "none", [], "")
+        return F.gelu(y)
+
+
+def test_lowered_graphs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Lowered().eval(), torch.randn(2, 8, 6, 5)
+    got, decisions = compiled(model, tmp_path, x)
+    torch.testing.assert_close(got, model(x))
+    assert "3 products of integers" in decisions
+    assert "library calls only" not in decisions

@@ -86,7 +86,7 @@ def is_transposed(n: object) -> bool:
 def _refusal(p: Product, device: str) -> str:
     """Return why a product stays one of floats, or ""."""
     x, w, out = val(p.x.integers), val(p.weight.integers), val(p.call)
-    if p.weight.axis not in (None, 0) or p.weight.per_row or p.x.axis is not None:
+    if not is_of_rows(p.weight) or (p.x.axis is not None and not p.x.per_row):
         return "a scale varies along the summed dimension"
     if w.dtype != torch.int8:
         return f"a weight of {w.dtype}: the library multiplies int8"
@@ -108,6 +108,11 @@ def _refusal(p: Product, device: str) -> str:
     if x.device.type != "cpu" or not exact_byte_products():
         return "this processor's products of bytes are not exact"
     return ""
+
+
+def is_of_rows(d: Dequantised) -> bool:
+    """Return whether scale and zero point of a weight are single numbers, or one for each output channel."""
+    return d.axis in (None, 0) and not (d.per_row and d.axis is None)
 
 
 def is_whole(d: Dequantised) -> bool:
@@ -152,8 +157,8 @@ def _rewrite(gm: GraphModule, p: Product) -> None:
         terms = call(aten.sub.Tensor, terms, moved)
         total = call(aten.sub.Tensor, total, call(aten.mul.Tensor, terms, _whole(call, p.weight.zero)))
     scaled = call.cast(total, torch.float32)
-    scale: Argument = _scale(call, p.weight, rows)
-    of_rows = _scale(call, p.x, rows)
+    scale: Argument = _scale(call, p.weight, rows, of_rows=False)
+    of_rows = _scale(call, p.x, rows, of_rows=True)
     if not p.x.per_row:  # numbers of columns: computed once where they are constants
         scaled = call(aten.mul.Tensor, scaled, _times(call, scale, of_rows))
     else:
@@ -187,13 +192,11 @@ def _moved_zero(call: _Builder, x: Dequantised, shift: int, rows: Any) -> Node |
     return call(aten.sub.Tensor, zero, shift) if shift else zero
 
 
-def _scale(call: _Builder, d: Dequantised, rows: Any) -> Argument:
+def _scale(call: _Builder, d: Dequantised, rows: Any, of_rows: bool) -> Argument:
     """Return a scale in float32: a number, a vector of columns, or a column (rows, 1)."""
     if not isinstance(d.scale, Node):
         return float(d.scale)
     scale = call.cast(d.scale, torch.float32)
-    if d.per_row and val(scale).dim() != 2:
-        return call(aten.reshape.default, scale, [rows, 1])
-    if d.axis is None and not d.per_row and val(scale).dim() > 1:
-        return call(aten.reshape.default, scale, [1])
-    return scale
+    if of_rows and d.per_row:
+        return scale if val(scale).dim() == 2 else call(aten.reshape.default, scale, [rows, 1])
+    return call(aten.reshape.default, scale, [-1]) if val(scale).dim() > 1 else scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from ...debug.trace import DecisionKind
-from ...runtime.quantised import quantised_convolution
+from ...runtime.quantised import convolution_added_to, quantised_convolution
 from ..context import Context
 from ..graph import aten
 from .forms import is_quantise
@@ -35,4 +35,4 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def _uses_integers(n: Node) -> bool:
-    return n.target is quantised_convolution or getattr(n.target, "_opname", "") in _OF_INTEGERS
+    return n.target in (quantised_convolution, convolution_added_to) or getattr(n.target, "_opname", "") in _OF_INTEGERS
