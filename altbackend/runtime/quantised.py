@@ -1,4 +1,4 @@
-"""Calls of oneDNN's quantised convolution, for host programs."""
+"""Calls of oneDNN's quantised operators, for host programs and finalised graphs."""
 
 from __future__ import annotations
 
@@ -51,6 +51,33 @@ def quantised_convolution(
     return _in_float32((x.float() - x_zero) * x_scale, _dequantised(weight, scales, zeros), bias, geometry, out, post)
 
 
+def quantised_linear(
+    x: torch.Tensor,
+    x_scale: float | torch.Tensor,
+    x_zero: int | torch.Tensor,
+    packed: torch.Tensor,
+    symmetric: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: Output,
+    post: Post,
+) -> torch.Tensor:
+    """Return `post(x @ weight.T + bias)` of uint8 (..., in) and int8 (out, in), both dequantised, as `out` says.
+
+    The other arguments are those of `quantised_convolution`. `x_scale` and `x_zero` may be tensors of one element.
+    """
+    if symmetric is None or symmetric.item():
+        none = torch.zeros(scales.shape, dtype=torch.int64)
+        args = (x, x_scale, x_zero, packed, scales, none, bias, *out, *post)
+        op = torch.ops.onednn.qlinear_pointwise
+        y: torch.Tensor = op.tensor(*args) if isinstance(x_scale, torch.Tensor) else op.default(*args)
+        return y
+    y = F.linear((x.float() - x_zero) * x_scale, _dequantised(weight, scales, zeros), bias)
+    return _quantised(POST_OPS[post[0]](y, *post[1]), out)
+
+
 def _dequantised(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     shape = [-1] + [1] * (weight.dim() - 1)
     wide = weight.float() if zeros is None else weight.float() - zeros.view(shape)
@@ -62,11 +89,15 @@ def _in_float32(
 ) -> torch.Tensor:
     stride, padding, dilation, groups = geometry
     y = POST_OPS[post[0]](torch.conv2d(x, weight, bias, stride, padding, dilation, groups), *post[1])
+    return _quantised(y, out).contiguous(memory_format=torch.channels_last)
+
+
+def _quantised(y: torch.Tensor, out: Output) -> torch.Tensor:
     scale, zero, dtype = out
-    if dtype != torch.float32:
-        limits = torch.iinfo(dtype)
-        y = ((y * (1.0 / scale)).round() + zero).clamp(limits.min, limits.max).to(dtype)
-    return y.contiguous(memory_format=torch.channels_last)
+    if dtype == torch.float32:
+        return y
+    limits = torch.iinfo(dtype)
+    return ((y * (1.0 / scale)).round() + zero).clamp(limits.min, limits.max).to(dtype)
 
 
 def convolution_added_to(accumulated: torch.Tensor, *arguments: object) -> torch.Tensor:
@@ -79,3 +110,7 @@ def convolution_added_to(accumulated: torch.Tensor, *arguments: object) -> torch
     with torch.no_grad():
         y: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(x, scale, zero, weight, scales, zeros, total, *rest)
     return y
+
+
+for _function in (quantised_convolution, quantised_linear, convolution_added_to):
+    vars(_function)["returns_new_memory"] = True  # read by `aten.view.returns_new_memory`

@@ -90,7 +90,7 @@ def _rewrite(gm: GraphModule, n: Node, x: Dequantised, w: Dequantised) -> Node:
     x_zero = int(x.zero or 0)  # type: ignore[arg-type]
     if not is_channels_last(val(image)):
         image = insert(gm.graph, n, aten.clone.default, (image,), {"memory_format": torch.channels_last})
-    scales = _scales(gm, n, w, channels)
+    scales = scales_of(gm, n, w, channels)
     geometry: list[Argument] = [c.stride, c.padding, c.dilation, c.groups]
     with gm.graph.inserting_before(n):
         sizes = [s if isinstance(s, int) else s.node.hint for s in val(image).shape]
@@ -99,27 +99,35 @@ def _rewrite(gm: GraphModule, n: Node, x: Dequantised, w: Dequantised) -> Node:
             torch.ops.onednn.qconv_prepack.default, (*arguments, None if None in sizes else sizes)
         )
     packed.meta = {"val": val(w.integers), "opaque": True}
-    zeros, symmetric = _zeros(gm, n, w)
-    unary, quantise = _epilogue(n)
+    zero, symmetric = checked_zeros(gm, n, w)
+    unary, quantise = epilogue(n)
     last = quantise.call if quantise is not None else unary[1] if unary is not None else n
-    post: list[Argument] = ["none", [], ""] if unary is None else [unary[0].name, list(unary[0].scalars), ""]
-    out: list[Argument] = [1.0, 0, torch.float32]
-    if quantise is not None:
-        out = [quantise.scale, quantise.zero, quantise.dtype]
+    out, post = as_arguments(unary, quantise)
     with gm.graph.inserting_before(last):
         new = gm.graph.call_function(
             quantised_convolution,
-            (image, x.scale, x_zero, packed, symmetric, w.integers, scales, zeros, c.bias, geometry, out, post),
+            (image, x.scale, x_zero, packed, symmetric, w.integers, scales, zero, c.bias, geometry, out, post),
         )
     new.meta = dict(last.meta)
     new.meta["val"] = _channels_last(last)
     new.meta["fixed_val"] = True
     replace(last, new)
-    for old in [unary[1]] if unary is not None and unary[1] is not last else []:
-        gm.graph.erase_node(old)
-    if n is not last:
-        gm.graph.erase_node(n)
+    erase_unread(gm, n, unary)
     return new
+
+
+def as_arguments(unary: tuple[Unary, Node] | None, quantise: Quantise | None) -> tuple[list[Argument], list[Argument]]:
+    """Return an epilogue as the arguments `out` and `post` of calls of oneDNN."""
+    post: list[Argument] = ["none", [], ""] if unary is None else [unary[0].name, list(unary[0].scalars), ""]
+    out: list[Argument] = [1.0, 0, torch.float32]
+    return out if quantise is None else [quantise.scale, quantise.zero, quantise.dtype], post
+
+
+def erase_unread(gm: GraphModule, n: Node, unary: tuple[Unary, Node] | None) -> None:
+    """Erase a product and its activation once another call has replaced the last of them."""
+    for old in [*([] if unary is None else [unary[1]]), n]:
+        if not old._erased and not old.users:
+            gm.graph.erase_node(old)
 
 
 def _channels_last(n: Node) -> torch.Tensor:
@@ -128,7 +136,7 @@ def _channels_last(n: Node) -> torch.Tensor:
         return fake.contiguous(memory_format=torch.channels_last)
 
 
-def _scales(gm: GraphModule, before: Node, w: Dequantised, channels: int) -> Node:
+def scales_of(gm: GraphModule, before: Node, w: Dequantised, channels: int) -> Node:
     """Return the scales of the output channels as a vector of float32."""
     if not isinstance(w.scale, Node):
         args: tuple[Argument, ...] = ([channels], float(w.scale))
@@ -144,7 +152,7 @@ def _scales(gm: GraphModule, before: Node, w: Dequantised, channels: int) -> Nod
     return scale
 
 
-def _zeros(gm: GraphModule, before: Node, w: Dequantised) -> tuple[Node | None, Node | None]:
+def checked_zeros(gm: GraphModule, before: Node, w: Dequantised) -> tuple[Node | None, Node | None]:
     """Return the zero points of a weight, and whether all are 0, as a tensor that the prologue computes."""
     if not isinstance(w.zero, Node):
         return None, None
@@ -152,7 +160,7 @@ def _zeros(gm: GraphModule, before: Node, w: Dequantised) -> tuple[Node | None, 
     return w.zero, insert(gm.graph, before, aten.all.default, (is_zero,))
 
 
-def _epilogue(n: Node) -> tuple[tuple[Unary, Node] | None, Quantise | None]:
+def epilogue(n: Node) -> tuple[tuple[Unary, Node] | None, Quantise | None]:
     """Return the activation and the quantisation that alone read a convolution, each with its call."""
     last, unary = n, None
     user = only_user(n)

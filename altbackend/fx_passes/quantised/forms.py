@@ -86,9 +86,10 @@ def _by_arithmetic(n: Node) -> Dequantised | None:
         return None
     arguments: tuple[Any, ...] = n.args
     for k in (0, 1):
-        moved, scale = arguments[k], _parameter(arguments[1 - k])
+        moved: Any = arguments[k]
+        scale = _parameter(arguments[1 - k])
         zero: Parameter | None = None
-        if is_call(moved, aten.sub.Tensor) and isinstance(moved, Node) and not moved.kwargs:
+        if is_call(moved, aten.sub.Tensor) and not moved.kwargs:
             moved, zero = moved.args[0], _parameter(_without_casts(moved.args[1]))
             if zero is None:
                 continue
