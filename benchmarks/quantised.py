@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.util
 import re
 import statistics
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 T = torch.Tensor
+INT4 = "int4"  # a dtype that torch does not declare to type checkers
 SLICE = 0.02  # seconds of one measurement
 _INTEGER_CALLS = re.compile(r"^library call: .*(_int_mm|pack_mm|qlinear|qconv|quantised_|convolution_added)", re.M)
 
@@ -66,14 +68,14 @@ class Handwritten(nn.Module):
 
     def __init__(self, plain: nn.Sequential) -> None:
         super().__init__()
-        import torch.ao.quantization.fx._decomposed
-
-        for k, layer in enumerate((plain[0], plain[2])):
-            scale = layer.weight.detach().abs().amax(1) / 127
-            self.register_buffer(f"w{k}", (layer.weight.detach() / scale[:, None]).round().to(torch.int8))
+        importlib.import_module("torch.ao.quantization.fx._decomposed")  # defines the operators
+        for k in range(2):
+            weight, bias = (plain.get_parameter(f"{2 * k}.{name}").detach() for name in ("weight", "bias"))
+            scale = weight.abs().amax(1) / 127
+            self.register_buffer(f"w{k}", (weight / scale[:, None]).round().to(torch.int8))
             self.register_buffer(f"s{k}", scale)
             self.register_buffer(f"z{k}", torch.zeros(len(scale), dtype=torch.int64))
-            self.register_buffer(f"b{k}", layer.bias.detach())
+            self.register_buffer(f"b{k}", bias)
 
     def forward(self, x: T) -> T:
         ops = torch.ops.quantized_decomposed
@@ -92,20 +94,18 @@ def handwritten() -> Case:
 
 
 def pt2e(dynamic: bool) -> Case:
-    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
+    x86 = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    flow = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
     plain, x = Image().eval(), torch.randn(4, 3, 56, 56)
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
-    prepared = prepare_pt2e(torch.export.export(plain, (x,)).module(), quantizer)
+    prepared = flow.prepare_pt2e(torch.export.export(plain, (x,)).module(), quantizer)
     prepared(x)
-    return Case(convert_pt2e(prepared), plain, x)
+    return Case(flow.convert_pt2e(prepared), plain, x)
 
 
 def by_torchao(config: Callable[[Any], object], rows: int) -> Case:
-    import torchao.quantization as q
-
+    q: Any = importlib.import_module("torchao.quantization")
     plain = perceptron(torch.bfloat16)
     model = copy.deepcopy(plain)
     q.quantize_(model, config(q))

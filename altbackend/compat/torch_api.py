@@ -223,6 +223,17 @@ def exact_byte_products() -> bool:
     return supported is not None and bool(supported())
 
 
+@functools.cache
+def multiplies_unsigned_bytes() -> bool:
+    """Return whether the CPU's product of integers takes a left operand of uint8, too."""
+    with real_tensors():
+        try:
+            torch._int_mm(torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(8, 8, dtype=torch.int8))
+        except RuntimeError:
+            return False
+    return True
+
+
 def fast_byte_weights() -> bool:
     """Return whether ATen has a vectorised product of bfloat16 with weights of int8 on this processor."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -13,10 +13,12 @@ from ..debug.trace import Trace
 from ..fx_passes.context import Context
 from ..fx_passes.graph import aten, complete, insert, propagate, val
 from ..fx_passes.quantised import convolutions, linears, products
-from ..runtime.quantised import quantised_convolution, quantised_linear
+from ..runtime.quantised import convolution_added_to, quantised_convolution, quantised_linear
 from .freeze import clone, freeze_module, mutable_attributes, remove_unread
 from .inline import inline
 from .module import Program, attribute, drop_unread, graph_module
+
+_ADDED = 12  # position of the argument `added` of `quantised_convolution`
 
 
 def finalize_quantized(module: Program, preserved_attrs: Sequence[str] = ()) -> GraphModule:
@@ -37,7 +39,7 @@ def finalize_quantized(module: Program, preserved_attrs: Sequence[str] = ()) -> 
     constants = [str(n.target) for n in gm.graph.find_nodes(op="get_attr") if n.target not in kept]
     cfg = resolve(options={"freezing": True})
     ctx = Context(cfg, Trace("finalize_quantized", cfg), attributes=frozenset(constants))
-    for rule in (linears.run, products.run, convolutions.run):
+    for rule in (linears.call_onednn, products.run, convolutions.run):
         rule(gm, ctx)
     drop_unread(gm)
     ctx.trace.finish()
@@ -118,14 +120,21 @@ def _call_operators(gm: GraphModule) -> None:
 
 def _call_operator(gm: GraphModule, n: Node, op: torch._ops.OpOverload) -> None:
     arguments: tuple[Any, ...] = n.args
-    x, scale, zero, packed, symmetric, weight, scales, zeros, bias, *lists = arguments
+    x, scale, zero, packed, symmetric, weight, scales, zeros, bias, *lists = arguments[:_ADDED]
     if symmetric is not None and (symmetric.op != "get_attr" or not bool(attribute(gm, str(symmetric.target)))):
         return
     if not isinstance(zeros, Node):
         with gm.graph.inserting_before(n):
             sizes = [attribute(gm, str(weight.target)).shape[0]]
             zeros = gm.graph.call_function(aten.zeros.default, (sizes,), {"dtype": torch.int64})
-    flat = [a for one in lists for a in one]
+    added = arguments[_ADDED:]
+    operands = (x, scale, zero, packed, scales, zeros, bias)
     with gm.graph.inserting_before(n):
-        new = gm.graph.call_function(op, (x, scale, zero, packed, scales, zeros, bias, *flat))
+        if added:
+            *most, post = lists
+            (total, total_scale, total_zero), flat = added[0], [a for one in most for a in one]
+            args = (total, *operands, *flat, total_scale, total_zero, "sum", 1.0, *post)
+            new = gm.graph.call_function(convolution_added_to, args)
+        else:
+            new = gm.graph.call_function(op, (*operands, *(a for one in lists for a in one)))
     _replaced(n, new)

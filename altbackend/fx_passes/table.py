@@ -40,6 +40,7 @@ from .attention import rewrite as attention
 from .attention import strides as attention_strides
 from .context import Context, Pass, Phase
 from .quantised import convolutions as quantised_convolutions
+from .quantised import linears as quantised_linears
 from .quantised import products as quantised_products
 from .quantised import report as quantised_report
 from .quantised import sums as quantised_sums
@@ -161,6 +162,7 @@ PASSES: tuple[Pass, ...] = (
         "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,
         decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
     ),
+    Pass("quantised linears", P.POST_GRAD, CPU, FAST, quantised_linears.run, when=freezes_with_onednn),
     Pass("quantised products", P.POST_GRAD, BOTH, FAST, quantised_products.run),
     Pass("weights in bytes", P.POST_GRAD, BOTH, FAST, weight_only.run),
     Pass(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 Output = tuple[float, int, torch.dtype]  # scale, zero point and dtype; (1.0, 0, float32) if it is not quantised
+Added = tuple[torch.Tensor, float, int]  # integers, scale and zero point of a tensor with the sizes of the result
 Post = tuple[str, list[float], str]  # an activation: its name, its numbers and its algorithm
 
 POST_OPS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
@@ -36,19 +37,28 @@ def quantised_convolution(
     geometry: Geometry,
     out: Output,
     post: Post,
+    added: Added | None = None,
 ) -> torch.Tensor:
-    """Return a convolution of uint8 with int8, both dequantised: `post(convolution + bias)`, quantised as `out` says.
+    """Return a convolution of uint8 with int8, dequantised: `post(convolution + bias + added)`, quantised as `out` says.
 
     `packed`: the weight in oneDNN's layout, which has no zero points; `symmetric`: whether all of `zeros` are 0, None
     if they are. If they are not, torch computes the convolution in float32. `scales`, `zeros`: float32 and whole
-    numbers of output channels. The result is channels-last.
+    numbers of output channels. `added` has the dtype of the result. The result is channels-last.
     """
     if symmetric is None or symmetric.item():
         none = torch.zeros(scales.shape, dtype=torch.int64)
-        args = (x, x_scale, x_zero, packed, scales, none, bias)
-        y: torch.Tensor = torch.ops.onednn.qconv_pointwise(*args, *geometry, *out, *post)
+        args = (x, x_scale, x_zero, packed, scales, none)
+        if added is not None:
+            return convolution_added_to(added[0], *args, bias, *geometry, *out, *added[1:], "sum", 1.0, *post)
+        y: torch.Tensor = torch.ops.onednn.qconv_pointwise(*args, bias, *geometry, *out, *post)
         return y
-    return _in_float32((x.float() - x_zero) * x_scale, _dequantised(weight, scales, zeros), bias, geometry, out, post)
+    stride, padding, dilation, groups = geometry
+    wide = _dequantised(weight, scales, zeros)
+    y = torch.conv2d((x.float() - x_zero) * x_scale, wide, bias, stride, padding, dilation, groups)
+    if added is not None:
+        y = y + (added[0].float() - added[2]) * added[1]
+    y = POST_OPS[post[0]](y, *post[1])
+    return _quantised(y, out).contiguous(memory_format=torch.channels_last)
 
 
 def quantised_linear(
@@ -82,14 +92,6 @@ def _dequantised(weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
     shape = [-1] + [1] * (weight.dim() - 1)
     wide = weight.float() if zeros is None else weight.float() - zeros.view(shape)
     return wide * scales.view(shape)
-
-
-def _in_float32(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, out: Output, post: Post
-) -> torch.Tensor:
-    stride, padding, dilation, groups = geometry
-    y = POST_OPS[post[0]](torch.conv2d(x, weight, bias, stride, padding, dilation, groups), *post[1])
-    return _quantised(y, out).contiguous(memory_format=torch.channels_last)
 
 
 def _quantised(y: torch.Tensor, out: Output) -> torch.Tensor:

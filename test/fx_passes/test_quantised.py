@@ -65,8 +65,9 @@ class Convolutions(nn.Module):
     def forward(self, x: T) -> T:
         y = F.relu(F.conv2d(quantised(x), self.w1(), self.bias, padding=1))
         y = quantised(y, 0.02, 0)
-        z = F.conv2d(y, self.w2(), stride=2, padding=1, groups=self.groups)
-        return F.relu(z + y[:, :, ::2, ::2]).mean((2, 3))
+        z = F.conv2d(y, self.w2(), padding=1, groups=self.groups)
+        z = quantised(F.relu(z + y), 0.05, 0)
+        return F.conv2d(z, self.w2(), stride=2, padding=1, groups=self.groups).mean((2, 3))
 
 
 def compiled(model: nn.Module, folder: Path, *inputs: T, **options: Any) -> tuple[T, str]:
@@ -91,8 +92,18 @@ def test_linears(zero: int, dtype: torch.dtype, freezing: bool, tmp_path: Path) 
         want = model(x)
     got, decisions = compiled(model, tmp_path, x, freezing=freezing)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    assert decisions.count("product of integers") == 2, decisions
+    kind = "quantised linear" if freezing and dtype == torch.uint8 else "product of integers"
+    assert decisions.count(f": {kind} (") == 2, decisions
     assert "2 products of integers" in decisions
+
+
+def test_few_rows_are_products_of_integers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Linears().eval(), torch.randn(2, 64)
+    got, decisions = compiled(model, tmp_path, x, freezing=True)
+    with torch.no_grad():
+        torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
+    assert decisions.count(": product of integers (") == 2, decisions
 
 
 @pytest.mark.parametrize("zero", [0, 5])
@@ -106,6 +117,7 @@ def test_convolutions(zero: int, groups: int, tmp_path: Path) -> None:
     # a value between two quanta may be rounded to either: one quantum of the first convolution, through the second
     torch.testing.assert_close(got, want, rtol=0.01, atol=0.02)
     assert "with relu and a result of torch.uint8" in decisions, decisions
+    assert "with an addition, relu and a result of torch.uint8" in decisions, decisions
     assert "with none and a result of torch.float32" in decisions, decisions
 
 
@@ -153,10 +165,11 @@ class Dynamic(nn.Module):
 def test_dynamic(per_row: bool, dynamic: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Dynamic(per_row).eval(), torch.randn(2, 5, 64)
-    got, decisions = compiled(model, tmp_path, x, dynamic=dynamic)
+    got, decisions = compiled(model, tmp_path, x, dynamic=dynamic, freezing=True)
     with torch.no_grad():
         torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
-    assert decisions.count("product of integers") >= 1, decisions
+    kind = "product of integers" if per_row else "quantised linear"
+    assert decisions.count(f": {kind} (") == 1, decisions
 
 
 def test_refusals(tmp_path: Path) -> None:

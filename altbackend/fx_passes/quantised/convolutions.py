@@ -1,6 +1,6 @@
 """CPU inference: convolutions of dequantised bytes by oneDNN, with packed weights.
 
-    quantise(post(convolution(dequantise(x), dequantise(w), bias))) -> one call, of bytes
+    quantise(post(convolution(dequantise(x), dequantise(w), bias) + dequantise(y))) -> one call, of bytes
 
 The call has no zero points of weights. Where these are numbers that a parameter holds, the weight prologue checks that
 they are 0 and the call computes in float32 if they are not. A quantisation that follows joins the call if its bounds
@@ -22,7 +22,7 @@ from ...debug.trace import DecisionKind
 from ...runtime.quantised import POST_OPS, quantised_convolution
 from ..channels_last import is_channels_last
 from ..context import Context
-from ..graph import Convolution, aten, convolution_of, fake_mode, insert, only_user, propagate, replace, val
+from ..graph import Convolution, aten, convolution_of, fake_mode, insert, is_call, only_user, propagate, replace, val
 from ..onednn_epilogues import Unary, unary_of
 from .forms import Dequantised, dequantised, operator_of_library
 from .products import is_whole
@@ -100,20 +100,70 @@ def _rewrite(gm: GraphModule, n: Node, x: Dequantised, w: Dequantised) -> Node:
         )
     packed.meta = {"val": val(w.integers), "opaque": True}
     zero, symmetric = checked_zeros(gm, n, w)
-    unary, quantise = epilogue(n)
+    added = _added(n)
+    unary, quantise = epilogue(n if added is None else added.call)
+    if added is not None and (quantise is None or quantise.dtype != val(added.operand.integers).dtype):
+        added, (unary, quantise) = None, epilogue(n)
+    summed = n if added is None else added.call
     last = quantise.call if quantise is not None else unary[1] if unary is not None else n
     out, post = as_arguments(unary, quantise)
+    operand: list[Argument] = [] if added is None else [added.argument]
     with gm.graph.inserting_before(last):
         new = gm.graph.call_function(
             quantised_convolution,
-            (image, x.scale, x_zero, packed, symmetric, w.integers, scales, zero, c.bias, geometry, out, post),
+            (
+                image,
+                x.scale,
+                x_zero,
+                packed,
+                symmetric,
+                w.integers,
+                scales,
+                zero,
+                c.bias,
+                geometry,
+                out,
+                post,
+                *operand,
+            ),
         )
     new.meta = dict(last.meta)
     new.meta["val"] = _channels_last(last)
     new.meta["fixed_val"] = True
     replace(last, new)
-    erase_unread(gm, n, unary)
+    erase_unread(gm, summed, unary)
+    erase_unread(gm, n, None)
     return new
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A call that adds a dequantised tensor to a convolution."""
+
+    call: Node
+    operand: Dequantised
+
+    @property
+    def argument(self) -> Argument:
+        """Return the argument `added` of `quantised_convolution`."""
+        d = self.operand
+        assert not isinstance(d.zero, Node)
+        return [d.integers, d.scale, int(d.zero or 0)]
+
+
+def _added(n: Node) -> Addition | None:
+    """Return the addition of a dequantised channels-last image that alone reads a convolution."""
+    user = only_user(n)
+    if user is None or not is_call(user, aten.add.Tensor) or user.kwargs or len(user.args) != 2:
+        return None
+    other = user.args[1] if user.args[0] is n else user.args[0]
+    d = dequantised(other)
+    if d is None or other is n or d.axis is not None or d.per_row or not is_whole(d):
+        return None
+    fake = val(d.integers)
+    same = tuple(fake.shape) == tuple(val(n).shape) == tuple(val(user).shape) and is_channels_last(fake)
+    numbers = not isinstance(d.scale, Node) and not isinstance(d.zero, Node)
+    return Addition(user, d) if same and numbers and fake.dtype == torch.uint8 else None
 
 
 def as_arguments(unary: tuple[Unary, Node] | None, quantise: Quantise | None) -> tuple[list[Argument], list[Argument]]:
@@ -186,5 +236,5 @@ def quantise_of(n: Node | None) -> Quantise | None:
 
 def _described(n: Node) -> str:
     arguments: tuple[Any, ...] = n.args
-    out, post = arguments[-2:]
-    return f"{post[0]} and a result of {out[2]}"
+    out, post, *added = arguments[10:]
+    return f"{'an addition, ' if added else ''}{post[0]} and a result of {out[2]}"

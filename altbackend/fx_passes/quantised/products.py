@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-from ...compat.torch_api import exact_byte_products
+from ...compat.torch_api import exact_byte_products, multiplies_unsigned_bytes
 from ...debug.trace import DecisionKind
 from ..context import Context
 from ..graph import aten, insert, is_call, replace, val
@@ -26,7 +26,7 @@ from .forms import Dequantised, Parameter, below_views, dequantised
 # A term is at most 255 * 255 in size, so the sum of so many is below 2^31.
 DEEPEST = 1 << 15
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-SHIFT = 128  # a uint8 minus this is an int8
+SHIFT = 128  # a uint8 minus this is an int8, for libraries without products of uint8
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ def _rewrite(gm: GraphModule, p: Product) -> None:
     q = p.x.integers
     for view in reversed(p.views):
         q = call(view.target, q, *view.args[1:])
-    shift = SHIFT if val(q).dtype == torch.uint8 else 0
+    unsigned = val(q).dtype == torch.uint8
+    shift = SHIFT if unsigned and (val(q).device.type != "cpu" or not multiplies_unsigned_bytes()) else 0
     if shift:
         q = call.cast(call(aten.sub.Tensor, call.cast(q, torch.int16), shift), torch.int8)
     total = call(aten._int_mm.default, q, call(aten.permute.default, w, [1, 0]))

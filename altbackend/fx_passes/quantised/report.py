@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from ...debug.trace import DecisionKind
-from ...runtime.quantised import convolution_added_to, quantised_convolution
+from ...runtime.quantised import convolution_added_to, quantised_convolution, quantised_linear
 from ..context import Context
 from ..graph import aten
 from .forms import is_quantise
@@ -14,6 +14,7 @@ _OF_INTEGERS = (
     *("_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_scaled_mm"),
     *("qlinear_pointwise", "qconv_pointwise", "qconv2d_pointwise", "_scaled_grouped_mm"),
 )
+_OURS = (quantised_convolution, quantised_linear, convolution_added_to)
 _OF_FLOATS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 
 
@@ -35,4 +36,4 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def _uses_integers(n: Node) -> bool:
-    return n.target in (quantised_convolution, convolution_added_to) or getattr(n.target, "_opname", "") in _OF_INTEGERS
+    return n.target in _OURS or getattr(n.target, "_opname", "") in _OF_INTEGERS

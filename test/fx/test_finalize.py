@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 CASES: dict[str, tuple[nn.Module, tuple[int, ...], dict[str, int]]] = {
     "linears": (Linears(), (2, 5, 64), {"qlinear_pointwise": 2}),
     "linears with zero points": (Linears(zero=5), (2, 5, 64), {"quantised_linear": 2}),
-    "convolutions": (Convolutions(), (2, 3, 12, 10), {"qconv_pointwise": 2}),
-    "groups": (Convolutions(groups=4), (2, 3, 12, 10), {"qconv_pointwise": 2}),
+    "convolutions": (Convolutions(), (2, 3, 12, 10), {"qconv_pointwise": 2, "convolution_added_to": 1}),
+    "groups": (Convolutions(groups=4), (2, 3, 12, 10), {"qconv_pointwise": 2, "convolution_added_to": 1}),
     "dynamic": (Dynamic(per_row=False), (2, 5, 64), {"qlinear_pointwise": 1}),
     "dynamic rows": (Dynamic(per_row=True), (2, 5, 64), {"_int_mm": 1}),
 }
