@@ -39,7 +39,7 @@ def quantised_convolution(
     post: Post,
     added: Added | None = None,
 ) -> torch.Tensor:
-    """Return a convolution of uint8 with int8, dequantised: `post(convolution + bias + added)`, quantised as `out` says.
+    """Return `post(convolution + bias + added)` of uint8 and int8, all dequantised, then quantised as `out` says.
 
     `packed`: the weight in oneDNN's layout, which has no zero points; `symmetric`: whether all of `zeros` are 0, None
     if they are. If they are not, torch computes the convolution in float32. `scales`, `zeros`: float32 and whole
