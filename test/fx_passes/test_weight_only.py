@@ -123,7 +123,7 @@ def test_no_dequantised_weight_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fn", [cast_first, scaled_first, moved, grouped], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("rows", [1, 2, 3])
 def test_few_rows_on_a_gpu(fn: Callable[..., T], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_only, "LARGEST_ALONE", 64 * 96)
     args = operands(rows, torch.float16)
@@ -133,5 +133,5 @@ def test_few_rows_on_a_gpu(fn: Callable[..., T], rows: int, monkeypatch: pytest.
     assert weight_only.run(gm, ctx) == 0
     gm.recompile()
     close(gm(*args), fn, args)
-    if rows == 4:
+    if rows == 2:
         close(triton_run.compiled(gm)(*args), fn, args)
