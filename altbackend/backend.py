@@ -17,6 +17,7 @@ from .config.options import Config
 from .debug.trace import DecisionKind, Trace
 from .errors import AltError, BadOptionValue, FallbackWarning, InternalError, Unsupported, internal_error
 from .fx_passes.graph import drop_dead, snapshot
+from .fx_passes.quantised import packed
 from .graph_cache import wrapper_plan
 from .graph_cache.traced import Recording
 from .pipeline import by_library, compile_graph
@@ -33,9 +34,10 @@ def trace_and_compile(
 ) -> Function:
     """Compile a graph that Dynamo captured by way of AOTAutograd. `recording` notes how its parts are called.
 
-    A graph with an input in oneDNN's layout runs as captured, since tracing treats that input as a strided tensor.
+    A graph with an input in oneDNN's layout runs as captured, since tracing treats that input as a strided tensor;
+    unless the input is a packed weight of quantised operators.
     """
-    if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):
+    if _has_unknown_layouts(gm, example_inputs):
         todo = "convert the input with to_dense() before the compiled function"
         error = Unsupported(None, "an input has oneDNN's own layout, which tracing does not know", todo=todo)
         if cfg.strict:
@@ -79,6 +81,12 @@ def trace_and_compile(
     if cfg.freezing_discard_parameters:
         return discarding.with_originals(function, gm, example_inputs, meta, trace)
     return function
+
+
+def _has_unknown_layouts(gm: torch.fx.GraphModule, inputs: Values) -> bool:
+    """Return whether an input in oneDNN's layout is more than a packed weight of quantised operators."""
+    held = zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False)
+    return any(isinstance(x, torch.Tensor) and x.is_mkldnn and not packed.is_packed(n) for n, x in held)
 
 
 def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
@@ -196,6 +204,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording, donatio
             donations.inputs = torch_api.take_donated_buffers(gm)
         gradients = _gradients(gm) if kind == "backward" else range(0)
         negative = wrapper_plan.negative_inputs(gm) & frozenset(gradients)
+        packed.mark(gm)
         # the graph to run if a pass or the build fails; the passes change gm's graph in place
         traced = snapshot(gm.graph)
         # a hook may replace saved tensors, and the recording of a CUDA graph copies them into memory of its own

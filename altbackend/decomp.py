@@ -10,6 +10,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
+from . import decomp_qparams
 from .aten.name import operator_name
 from .aten.pointwise import ONE_KERNEL, is_tagged
 from .compat import aot_autograd
@@ -325,9 +326,13 @@ _OWN_POINTWISE: dict[torch._ops.OpOverload, Callable[..., object]] = {
 }
 
 
-@functools.cache
 def table(numerics: str = "fast") -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return the table overload -> decomposition for AOTAutograd. `numerics`: the option; "eager" decomposes less."""
+    return _fixed_table(numerics) | decomp_qparams.decompositions()
+
+
+@functools.cache
+def _fixed_table(numerics: str) -> dict[torch._ops.OpOverload, Callable[..., object]]:
     decompositions: dict[torch._ops.OpOverload, Callable[..., object]] = aot_autograd.core_decompositions()
     added = [op for op in _ADDED if op.__name__ not in _ADDED_NOT]
     table_of = get_decompositions(added)

@@ -206,10 +206,11 @@ def schedule_graph(
     if job.kind == "subgraph":
         require_functional(gm)
     with trace.stage("post_grad"):
-        gm = fx_passes.post_grad(gm, cfg, trace)
-        if job.kind == "inference" and job.static_inputs:
+        static = job.static_inputs if job.kind == "inference" else ()
+        gm = fx_passes.post_grad(gm, cfg, trace, static)
+        if static:
             names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
-            frozen = fx_passes.inference(gm, job.static_inputs, cfg, trace, "gpu" if cuda else "cpu")
+            frozen = fx_passes.inference(gm, static, cfg, trace, "gpu" if cuda else "cpu")
             _log_frozen(frozen, names, job, trace)
         gm = fx_passes.finish(gm, cfg, trace)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
@@ -272,7 +273,8 @@ def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:
     return tuple(
         (k, tuple(val.stride()), any(u.target is torch.ops.aten.copy_.default and u.args[0] is n for u in n.users))
         for k, n, val in static
-        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not torch_api.has_symbolic_geometry(val)
+        if isinstance(val, torch.Tensor) and val.layout == torch.strided and not n.meta.get("opaque")
+        if not torch_api.has_symbolic_geometry(val)
     )
 
 

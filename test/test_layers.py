@@ -23,6 +23,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
         "debug compat",
         "ir aten",
         "runtime",
+        "decomp_qparams",
         "decomp",
         "lowering fx_passes repro",
         "fx",

@@ -19,6 +19,14 @@ def operator_name(target: object) -> str:
     return _overload_name(target) if isinstance(target, torch._ops.OpOverload) else ""
 
 
+def operator_of(name: str) -> torch._ops.OpOverload | None:
+    """Return the operator "add.Tensor" of `aten`, or with a namespace "prims::iota.default"; None if it is unknown."""
+    namespace, _, rest = name.rpartition("::")
+    packet, _, which = rest.partition(".")
+    op_packet = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
+    return getattr(op_packet, which or "default", None)
+
+
 @functools.lru_cache(maxsize=CACHED_OPERATORS)
 def _overload_name(op: torch._ops.OpOverload) -> str:
     return str(op._schema.name.split("::")[-1])

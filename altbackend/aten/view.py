@@ -19,6 +19,11 @@ from .name import CACHED_OPERATORS, operator_name, words
 UNDECLARED = words("_unsafe_view reshape")
 
 
+def returns_new_memory(target: object) -> bool:
+    """Return whether a function says by an attribute that its results share no memory with its arguments."""
+    return bool(getattr(target, "returns_new_memory", False))
+
+
 def declares_alias(target: object) -> bool:
     """Return whether the schema of a target declares a result that shares storage with an argument."""
     schema = getattr(target, "_schema", None)
@@ -48,6 +53,8 @@ def may_alias(n: Node) -> bool:
     """Return whether the result of a call may share storage with an argument; True for targets without a schema."""
     if n.op != "call_function":
         return False
+    if returns_new_memory(n.target):
+        return False
     return not hasattr(n.target, "_schema") or declares_alias(n.target)
 
 
@@ -72,6 +79,8 @@ def aliased_arguments(n: Node, written: bool = False) -> list[Node]:
     `written`: return those that the call writes. A target without a schema may alias all its arguments.
     """
     schema = getattr(n.target, "_schema", None)
+    if returns_new_memory(n.target):
+        return []
     if schema is None:
         return n.all_input_nodes
     nodes: list[Node] = []

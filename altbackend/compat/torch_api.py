@@ -214,6 +214,31 @@ def cpu_properties() -> dict[str, int]:
     }
 
 
+def exact_byte_products() -> bool:
+    """Return whether the library adds products of bytes in 32 bits on this processor.
+
+    x86 processors without such instructions add pairs of products in 16 bits, which overflow.
+    """
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return supported is not None and bool(supported())
+
+
+@functools.cache
+def multiplies_unsigned_bytes() -> bool:
+    """Return whether the CPU's product of integers takes a left operand of uint8, too."""
+    with real_tensors():
+        try:
+            torch._int_mm(torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(8, 8, dtype=torch.int8))
+        except RuntimeError:
+            return False
+    return True
+
+
+def fast_byte_weights() -> bool:
+    """Return whether ATen has a vectorised product of bfloat16 with weights of int8 on this processor."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def cuda_name(device: torch.device) -> str:
     """Return the product name of a GPU."""
     return torch.cuda.get_device_name(device)

@@ -66,6 +66,7 @@ class DecisionKind(str, Enum):
     LOWERING = "lowering"
     PARTITION = "partition"
     PERF_HINT = "perf_hint"
+    QUANTISED = "quantised"
     RANDOM = "random"
     REPRO = "repro"
     SCHEDULE = "schedule"

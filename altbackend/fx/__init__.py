@@ -10,10 +10,12 @@ from .freeze import freeze_module
 from .inline import inline
 from .optimize import optimize
 from .peephole import peephole
+from .quantised import finalize_quantized
 
 __all__ = [
     "Match",
     "Rules",
+    "finalize_quantized",
     "freeze_module",
     "fwd_only",
     "inline",

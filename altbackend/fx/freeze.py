@@ -38,7 +38,7 @@ def freeze_module(
     constants = _constants(gm, {*preserved_attrs, *mutable}, preserve_parameters)
     fixed_point(gm, constants)
     _detach(gm, constants)
-    _remove_unread(gm, preserved_attrs)
+    remove_unread(gm, preserved_attrs)
     gm.graph.lint()
     gm.recompile()
     gm.mutable_attributes = mutable  # type: ignore[assignment]
@@ -46,10 +46,14 @@ def freeze_module(
 
 
 def clone(gm: GraphModule) -> GraphModule:
-    """Return a copy of a module with parameters and buffers of its own."""
+    """Return a copy of a module with parameters and buffers of its own; only packed weights are shared.
+
+    torch cannot copy a tensor in oneDNN's layout, and no operator writes one.
+    """
+    memo: dict[int, object] = {id(b): b for b in gm.buffers() if b.is_mkldnn}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own code, about the trees of exported programs
-        return copy.deepcopy(gm)
+        return copy.deepcopy(gm, memo)
 
 
 def _check(gm: GraphModule, preserved: Sequence[str], exported: bool) -> None:
@@ -96,8 +100,8 @@ def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> di
 
 
 def _storage(x: object) -> int:
-    """Return the address of a tensor's memory; 0 for other values."""
-    return x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0
+    """Return the address of a tensor's memory; 0 for other values, and for tensors in oneDNN's layout."""
+    return x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) and not x.is_mkldnn else 0
 
 
 def _detach(gm: GraphModule, constants: dict[str, torch.Tensor]) -> None:
@@ -110,7 +114,7 @@ def _detach(gm: GraphModule, constants: dict[str, torch.Tensor]) -> None:
             owner.register_buffer(last, constants[name])
 
 
-def _remove_unread(gm: GraphModule, preserved: Sequence[str]) -> None:
+def remove_unread(gm: GraphModule, preserved: Sequence[str]) -> None:
     """Remove parameters, buffers and submodules that the graph does not read and that are not preserved."""
     read = {str(n.target) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")} | set(preserved)
 

@@ -120,9 +120,12 @@ def after_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:
     run_phase(Phase.AFTER_JOINT, gm, Context(cfg, trace))
 
 
-def post_grad(gm: GraphModule, cfg: Config, trace: Trace) -> GraphModule:
-    """Run the passes over a forward, backward or inference graph, in place; return it."""
-    run_phase(Phase.POST_GRAD, gm, Context(cfg, trace, device=_device(gm)))
+def post_grad(gm: GraphModule, cfg: Config, trace: Trace, static: Sequence[int] = ()) -> GraphModule:
+    """Run the passes over a forward, backward or inference graph, in place; return it.
+
+    `static`: positions of the parameters of an inference graph.
+    """
+    run_phase(Phase.POST_GRAD, gm, Context(cfg, trace, tuple(static), device=_device(gm)))
     return gm
 
 

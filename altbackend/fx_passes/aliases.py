@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..aten.mutates import is_mutable
-from ..aten.view import declares_alias, is_view_operator
+from ..aten.view import declares_alias, is_view_operator, returns_new_memory
 from . import attention_mask
 
 
@@ -58,7 +58,7 @@ def is_guard(n: Node) -> bool:
 
 def _shares(n: Node) -> bool:
     """Return whether the result of a node may share memory with an argument."""
-    if is_guard(n):
+    if is_guard(n) or returns_new_memory(n.target):
         return False
     if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
         return declares_alias(n.target) or is_view_operator(n.target)

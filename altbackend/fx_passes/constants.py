@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +26,10 @@ class Split:
     watched: tuple[int, ...]
 
 
-def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
+def constant_nodes(gm: GraphModule, static: Sequence[int], attributes: Collection[str] = ()) -> set[Node]:
     """Return the placeholders numbered in `static` that the graph does not write, and all pure calls on only those.
 
+    `attributes`: targets of `get_attr` nodes that are constant too.
     Calls that widen whole numbers or 8-bit floats are left out: such weights are packed to save memory.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -38,6 +39,7 @@ def constant_nodes(gm: GraphModule, static: Sequence[int]) -> set[Node]:
         for k in static
         if k < len(placeholders) and isinstance(val(placeholders[k]), torch.Tensor) and placeholders[k] not in written
     }
+    constant |= {n for n in gm.graph.find_nodes(op="get_attr") if n.target in attributes and n not in written}
     pure = Purity()
     for n in gm.graph.nodes:
         if n.op != "call_function" or not n.all_input_nodes or not all(a in constant for a in n.all_input_nodes):

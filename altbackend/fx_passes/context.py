@@ -27,12 +27,16 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Context:
-    """The argument of every pass. `static`: positions of parameters. `device`: "cpu" or "gpu"."""
+    """The argument of every pass. `static`: positions of parameters. `device`: "cpu" or "gpu".
+
+    `attributes`: targets of `get_attr` nodes that are parameters, in a graph that holds its parameters.
+    """
 
     config: Config
     trace: Trace
     static: tuple[int, ...] = ()
     device: str = "cpu"
+    attributes: frozenset[str] = frozenset()
 
     @property
     def mode(self) -> str:
@@ -46,7 +50,7 @@ class Context:
 
     def constant_nodes(self, gm: GraphModule) -> set[Node]:
         """Return the parameters and the pure calls on only parameters."""
-        return constant_nodes(gm, self.static)
+        return constant_nodes(gm, self.static, self.attributes)
 
 
 def always(ctx: Context) -> bool:

@@ -107,7 +107,8 @@ _UNARY: Mapping[object, Callable[[Node], Unary | None]] = MappingProxyType(
 )
 
 
-def _unary_of(n: Node | None) -> Unary | None:
+def unary_of(n: Node | None) -> Unary | None:
+    """Return the activation that a call computes, as oneDNN takes it, or None."""
     rule = _UNARY.get(n.target) if n is not None and n.op == "call_function" else None
     return rule(n) if rule is not None and n is not None else None
 
@@ -124,7 +125,7 @@ def _reader(n: Node, kind: str) -> Node | None:
 
 def _fuse_unary(gm: GraphModule, n: Node, kind: str, unprofitable: frozenset[tuple[str, str]]) -> int:
     user = _reader(n, kind)
-    unary = _unary_of(user)
+    unary = unary_of(user)
     if user is None or unary is None or (kind, unary.name) in unprofitable or val(user).dtype != val(n).dtype:
         return 0
     n.args = (*n.args[:-3], unary.name, list(unary.scalars), unary.algorithm)

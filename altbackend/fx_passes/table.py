@@ -40,6 +40,12 @@ from . import (
 from .attention import rewrite as attention
 from .attention import strides as attention_strides
 from .context import Context, Pass, Phase
+from .quantised import convolutions as quantised_convolutions
+from .quantised import linears as quantised_linears
+from .quantised import products as quantised_products
+from .quantised import report as quantised_report
+from .quantised import sums as quantised_sums
+from .quantised import weight_only
 from .traced import rewrite as traced
 
 CPU, GPU, BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
@@ -151,6 +157,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("user: post_grad, pre", P.POST_GRAD, BOTH, ANY, user.post_grad_pre, preserves=False),
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("quantised sums", P.POST_GRAD, CPU, ANY, quantised_sums.run),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
@@ -160,6 +167,9 @@ PASSES: tuple[Pass, ...] = (
         "permutations", P.POST_GRAD, BOTH, ANY, permutations.run,
         decision=(DecisionKind.SIMPLIFY, "random permutations", "as unchecked positions", "{} reads and updates"),
     ),
+    Pass("quantised linears", P.POST_GRAD, CPU, FAST, quantised_linears.run, when=freezes_with_onednn),
+    Pass("quantised products", P.POST_GRAD, BOTH, FAST, quantised_products.run),
+    Pass("weights in bytes", P.POST_GRAD, BOTH, FAST, weight_only.run),
     Pass(
         "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
         decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
@@ -170,6 +180,7 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
     ),
     # --- inference graphs with parameters
+    Pass("quantised convolutions", P.INFERENCE, CPU, FAST, quantised_convolutions.run, when=has_onednn),
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution
     Pass("batch norm folding", P.INFERENCE, GPU, ANY, conv_bn.run, when=freezes, decision=_FOLDED),
@@ -222,6 +233,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
+    Pass("quantised graphs", P.LAST, BOTH, ANY, quantised_report.run),
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
     Pass(
         "concatenated results", P.LAST, GPU, ANY, output_layouts.store_concatenations,

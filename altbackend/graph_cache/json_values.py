@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..runtime import control_flow, philox
+from ..runtime import control_flow, philox, quantised
 from ..runtime import ops as runtime_ops
 
 # The modules of functions that a graph may call.
-_OWN = (control_flow, runtime_ops, philox)
+_OWN = (control_flow, runtime_ops, philox, quantised)
 _MODULES = {m.__name__: m for m in (builtins, math, operator, torch, *_OWN)} | {"_operator": operator}
 # The arguments of this operator are numbers in a table of one process.
 _LOCAL_ARGUMENTS = "triton_kernel_wrapper"

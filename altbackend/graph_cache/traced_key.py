@@ -22,7 +22,7 @@ from . import key
 from .json_values import NotCacheable, encode
 
 # Operators with torch's own meaning; other namespaces hold code of the user that no key can identify.
-_NAMESPACES = ("aten", "prims")
+_NAMESPACES = ("aten", "prims", "quantized_decomposed", "onednn", "mkldnn")
 _LOCAL_ARGUMENTS = "triton_kernel_wrapper"
 _INPUTS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..aten.name import operator_of
 from ..aten.view import declares_alias
 from ..errors import Unsupported
 from ..ir import expr as ex
@@ -19,16 +20,16 @@ from ..runtime import ops as runtime_ops
 from . import negative, unbacked_symbols
 from .context import Ctx, cpu_beside_gpu
 from .facts import in_an_input
-from .registry import SUPPORTED_DTYPES, overload
+from .registry import SUPPORTED_DTYPES
 from .subgraphs import operands_in_results
 from .tensor import Tensor, as_view, of_buffer, points
 
 # Operators whose out-variant computes directly into the buffer that it is given.
 _OUT: dict[object, torch._ops.OpOverload | None] = {
-    overload(f"{n}.default"): overload(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm")
+    operator_of(f"{n}.default"): operator_of(f"{n}.out") for n in ("mm", "bmm", "addmm", "baddbmm", "_int_mm")
 }
-_SCALAR = overload("scalar_tensor.default")
-_AS_STRIDED_SCATTER = overload("as_strided_scatter.default")
+_SCALAR = operator_of("scalar_tensor.default")
+_AS_STRIDED_SCATTER = operator_of("as_strided_scatter.default")
 _REPLACED = {_AS_STRIDED_SCATTER: runtime_ops.as_strided_scatter, **control_flow.FUNCTIONS}
 _FUNCTIONALISED = torch.ops.higher_order.auto_functionalized_v2
 # Operators whose result does not depend on the strides of their arguments.

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..aten.name import operator_of
+
 Lowering = Callable[..., Any]
 LOWERINGS: dict[object, Lowering] = {}
 LATER: dict[str, Lowering] = {}  # by name: operators that a module of torch defines when it is imported
@@ -39,7 +41,7 @@ def lowers(*names: str) -> Callable[[L], L]:
 
     def register(fn: L) -> L:
         for name in names:
-            op = overload(name)
+            op = operator_of(name)
             if op is not None:
                 LOWERINGS[op] = fn
             else:
@@ -55,11 +57,3 @@ def lowering_of(target: object) -> Lowering | None:
     if found is None and isinstance(target, torch._ops.OpOverload):
         found = LATER.get(f"{target.namespace}::{target._opname}.{target._overloadname}")
     return found
-
-
-def overload(name: str) -> torch._ops.OpOverload | None:
-    """Return the OpOverload of a name, or None if this version of torch does not have it."""
-    namespace, _, rest = name.rpartition("::")
-    packet, _, which = rest.partition(".")
-    op_packet = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
-    return getattr(op_packet, which or "default", None)

@@ -84,6 +84,23 @@ ALT_CAST_THROUGH(uint8_t, int32_t, int64_t)
 ALT_CAST_THROUGH(uint16_t, int32_t, int64_t)
 ALT_CAST_THROUGH(uint32_t, int64_t, int64_t)
 #undef ALT_CAST_THROUGH
+#if defined(__x86_64__)
+// A float that is too large gives the least integer, as the processor does. Without the comparison, compilers fold the
+// conversion of a constant that a clamp selects to the largest.
+#define ALT_CAST_WHOLE(To, limit)                                                                        \
+  template <> struct caster<To> {                                                                        \
+    template <class From> static inline __attribute__((always_inline)) To from(From x) { return To(x); } \
+    static inline __attribute__((always_inline)) To from(float x) {                                      \
+      return x >= float(limit) ? To(-(limit)) : To(x);                                                   \
+    }                                                                                                    \
+    static inline __attribute__((always_inline)) To from(double x) {                                     \
+      return x >= double(limit) ? To(-(limit)) : To(x);                                                  \
+    }                                                                                                    \
+  };
+ALT_CAST_WHOLE(int32_t, 0x1p31)
+ALT_CAST_WHOLE(int64_t, 0x1p63)
+#undef ALT_CAST_WHOLE
+#endif
 template <> struct caster<bool> {
   template <class From> static inline __attribute__((always_inline)) bool from(From x) { return x != From(0); }
 };

@@ -1,0 +1,1 @@
+"""Passes over quantised graphs."""
