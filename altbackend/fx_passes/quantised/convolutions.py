@@ -20,9 +20,9 @@ from torch.fx.node import Argument
 from ...compat.torch_api import exact_byte_products
 from ...debug.trace import DecisionKind
 from ...runtime.quantised import POST_OPS, quantised_convolution
-from ..channels_last import is_channels_last
 from ..context import Context
 from ..graph import Convolution, aten, convolution_of, fake_mode, insert, is_call, only_user, propagate, replace, val
+from ..mixed_layouts import is_channels_last
 from ..onednn_epilogues import Unary, unary_of
 from .forms import Dequantised, dequantised, operator_of_library
 from .products import is_whole
