@@ -121,6 +121,32 @@ def test_convolutions(zero: int, groups: int, tmp_path: Path) -> None:
     assert "with none and a result of torch.float32" in decisions, decisions
 
 
+class OneScale(nn.Module):
+    """A convolution and a linear whose weights have one scale each, a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Buffer(torch.randint(-127, 128, (16, 8, 3, 3)).to(torch.int8))
+        self.w = nn.Buffer(torch.randint(-127, 128, (24, 16)).to(torch.int8))
+
+    def forward(self, x: T) -> T:
+        c, w = (D.dequantize_per_tensor(q, 0.002, 0, -127, 127, torch.int8) for q in (self.c, self.w))
+        y = F.relu(F.conv2d(quantised(x), c))
+        return F.linear(quantised(y.mean((2, 3)), 0.01, 0), w)
+
+
+def test_weights_with_one_scale(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = OneScale().eval(), torch.randn(9, 8, 6, 6)
+    got, decisions = compiled(model, tmp_path, x, freezing=True)
+    with torch.no_grad():
+        torch.testing.assert_close(got, model(x), rtol=0.01, atol=0.02)
+    assert "quantised convolution (" in decisions
+    assert "quantised linear (" in decisions
+    (prologue,) = tmp_path.rglob("*frozen_graph.txt")
+    assert prologue.read_text().count("_prepack.default(") == 2
+
+
 def test_zero_points_that_are_written_later(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Convolutions().eval(), torch.randn(2, 3, 12, 10)

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
+from ...aten.name import operator_of
 from ...compat.torch_api import exact_byte_products
 from ...debug.trace import DecisionKind
 from ...runtime.quantised import POST_OPS, quantised_convolution
@@ -81,6 +82,8 @@ def _refusal(c: Convolution, x: Dequantised, w: Dequantised, constant: set[Node]
         return "an image of symbolic size"
     if any(val(n).dtype != torch.float32 for n in (c.x, c.weight, c.bias) if isinstance(n, Node)):
         return "a result of 16 bits"
+    if operator_of("onednn::qconv_pointwise") is None:
+        return "this version of torch has no such call of oneDNN"
     return "" if exact_byte_products() else "this processor's products of bytes are not exact"
 
 
@@ -189,9 +192,9 @@ def _channels_last(n: Node) -> torch.Tensor:
 def scales_of(gm: GraphModule, before: Node, w: Dequantised, channels: int) -> Node:
     """Return the scales of the output channels as a vector of float32."""
     if not isinstance(w.scale, Node):
-        args: tuple[Argument, ...] = ([channels], float(w.scale))
-        device = val(w.integers).device
-        return insert(gm.graph, before, aten.full.default, args, {"dtype": torch.float32, "device": device})
+        # of the weight, so that it depends on a parameter and the prologue computes it
+        args: tuple[Argument, ...] = (w.integers, [channels], float(w.scale))
+        return insert(gm.graph, before, aten.new_full.default, args, {"dtype": torch.float32})
     scale = w.scale
     if val(scale).dtype != torch.float32:
         scale = insert(gm.graph, before, aten._to_copy.default, (scale,), {"dtype": torch.float32})

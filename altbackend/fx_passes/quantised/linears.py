@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
+from ...aten.name import operator_of
 from ...compat.torch_api import exact_byte_products
 from ...debug.trace import DecisionKind
 from ...runtime.quantised import quantised_linear
@@ -63,6 +64,8 @@ def _refusal(p: Product, constant: set[Node]) -> str:
         return "a result of 16 bits, or a bias that is no vector"
     if not 0 < val(w.integers).shape[1] <= DEEPEST:
         return f"sums of more than {DEEPEST} terms"
+    if operator_of("onednn::qlinear_pointwise.tensor") is None:
+        return "this version of torch has no such call of oneDNN"
     return "" if exact_byte_products() else "this processor's products of bytes are not exact"
 
 

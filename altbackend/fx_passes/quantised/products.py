@@ -139,7 +139,7 @@ class _Builder:
 def _rewrite(gm: GraphModule, p: Product) -> None:
     call = _Builder(gm, p.call)
     w = p.weight.integers
-    rows, depth = val(p.call).shape[0], val(w).shape[1]
+    depth = val(w).shape[1]
     q = p.x.integers
     for view in reversed(p.views):
         q = call(view.target, q, *view.args[1:])
@@ -148,7 +148,7 @@ def _rewrite(gm: GraphModule, p: Product) -> None:
     if shift:
         q = call.cast(call(aten.sub.Tensor, call.cast(q, torch.int16), shift), torch.int8)
     total = call(aten._int_mm.default, q, call(aten.permute.default, w, [1, 0]))
-    zero = _moved_zero(call, p.x, shift, rows)
+    zero = _moved_zero(call, p.x, shift)
     if isinstance(zero, Node) or zero != 0:
         sums = call(aten.sum.dim_IntList, w, [1], dtype=torch.int32)
         total = call(aten.sub.Tensor, total, call(aten.mul.Tensor, sums, zero))
@@ -158,8 +158,8 @@ def _rewrite(gm: GraphModule, p: Product) -> None:
         terms = call(aten.sub.Tensor, terms, moved)
         total = call(aten.sub.Tensor, total, call(aten.mul.Tensor, terms, _whole(call, p.weight.zero)))
     scaled = call.cast(total, torch.float32)
-    scale: Argument = _scale(call, p.weight, rows, of_rows=False)
-    of_rows = _scale(call, p.x, rows, of_rows=True)
+    scale: Argument = _scale(call, p.weight, of_rows=False)
+    of_rows = _scale(call, p.x, of_rows=True)
     if not p.x.per_row:  # numbers of columns: computed once where they are constants
         scaled = call(aten.mul.Tensor, scaled, _times(call, scale, of_rows))
     else:
@@ -183,21 +183,21 @@ def _whole(call: _Builder, zero: Parameter | None) -> Node | int:
     return zero if val(zero).dim() <= 1 else call(aten.reshape.default, zero, [-1])
 
 
-def _moved_zero(call: _Builder, x: Dequantised, shift: int, rows: Any) -> Node | int:
+def _moved_zero(call: _Builder, x: Dequantised, shift: int) -> Node | int:
     """Return the zero point of rows from whose integers `shift` was subtracted: a number, (1,) or (rows, 1)."""
     zero = _whole(call, x.zero)
     if not isinstance(zero, Node):
         return zero - shift
     if x.per_row:
-        zero = call(aten.reshape.default, zero, [rows, 1])
+        zero = call(aten.reshape.default, zero, [-1, 1])
     return call(aten.sub.Tensor, zero, shift) if shift else zero
 
 
-def _scale(call: _Builder, d: Dequantised, rows: Any, of_rows: bool) -> Argument:
+def _scale(call: _Builder, d: Dequantised, of_rows: bool) -> Argument:
     """Return a scale in float32: a number, a vector of columns, or a column (rows, 1)."""
     if not isinstance(d.scale, Node):
         return float(d.scale)
     scale = call.cast(d.scale, torch.float32)
     if of_rows and d.per_row:
-        return scale if val(scale).dim() == 2 else call(aten.reshape.default, scale, [rows, 1])
+        return scale if val(scale).dim() == 2 else call(aten.reshape.default, scale, [-1, 1])
     return call(aten.reshape.default, scale, [-1]) if val(scale).dim() > 1 else scale
