@@ -48,6 +48,10 @@ class Library:
     architectures: tuple[Architecture, ...] = ()
 
 
+# Passes whose calls are functions of Python: they choose by the values of a weight's zero points.
+_RUN_PYTHON = ("quantised linears", "quantised convolutions", "quantised sums")
+
+
 def aot_compile(
     gm: torch.fx.GraphModule | ExportedProgram,
     args: Sequence[object] = (),
@@ -75,7 +79,8 @@ def build(
         raise BadOptionValue("aot_prefix", asked.aot_prefix, "it must be the beginning of a C identifier")
     target = isa.detect() if asked.aot_isa == "auto" else asked.aot_isa
     # eager's own generator draws random numbers; weights are folded when the library is created
-    cfg = replace(asked, freezing=True, fallback_random=True, cudagraphs=False)
+    disabled = ",".join(filter(None, (asked.disabled_passes, *_RUN_PYTHON)))
+    cfg = replace(asked, freezing=True, fallback_random=True, cudagraphs=False, disabled_passes=disabled)
     trace = Trace(f"library{next(_numbers)}", cfg)
     with torch_api.without_gc():
         captured = capture(gm, args, kwargs, cfg)
