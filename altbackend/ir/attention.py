@@ -53,7 +53,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Backward:
-    """What the gradients need besides the forward.
+    """The operands and functions of a gradient, besides those of its forward.
 
     `logsumexp` (of base 2) and `delta`, the gradient that each row's softmax subtracts, have one float32 for each row.
     `score` is the gradient by the scores before `score_mod`. `blocks`: for each block of keys, the blocks of queries.
