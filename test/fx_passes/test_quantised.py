@@ -244,3 +244,15 @@ def test_lowered_graphs(tmp_path: Path) -> None:
     torch.testing.assert_close(got, model(x))
     assert "3 products of integers" in decisions
     assert "library calls only" not in decisions
+
+
+def test_products_of_parts_of_a_split() -> None:
+    """The operand of such a product is an element of a list."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        left, right = torch.ops.aten.unsafe_split.Tensor(w, 8, 1)
+        return (x @ left) + (x @ right)
+
+    x, w = torch.randn(6, 8), torch.randn(8, 16)
+    got = torch.compile(fn, backend="alt", options={"strict": True})(x, w)
+    torch.testing.assert_close(got, fn(x, w))

@@ -73,7 +73,8 @@ def product_of(n: Node) -> Product | None:
 
 def is_transposed(n: object) -> bool:
     """Return whether a node swaps the dimensions of a matrix."""
-    if not isinstance(n, Node) or not isinstance(n.args[0] if n.args else None, Node) or val(n.args[0]).dim() != 2:
+    source = val(n.args[0]) if isinstance(n, Node) and n.args else None
+    if not isinstance(n, Node) or not isinstance(source, torch.Tensor) or source.dim() != 2:
         return False
     arguments: tuple[Any, ...] = n.args[1:]
     if is_call(n, aten.t.default):

@@ -284,7 +284,7 @@ VOLUMES: tuple[Case, ...] = (
 
 PRODUCTS: tuple[Case, ...] = (
     case("linear, relu, divide", *ROWS, after_linear(lambda _, y: F.relu(y) / 2.0)),
-    case("linear, subtract, multiply, relu", *ROWS, after_linear(lambda _, y: F.relu((y - 2.0) * 1.5))),
+    case("linear, subtract, multiply, relu", *ROWS, after_linear(lambda _, y: F.relu((y - 0.1) * 1.5))),
     case(
         "linear, swish, bias, group norm",
         *ROWS,

@@ -324,7 +324,7 @@ CASES: tuple[Case, ...] = (
     case("lenet", (4096,), (16,), lenet),
     case("alexnet", (256, 224), (1, 96), alexnet),
     case("vgg", (32, 224), (1, 48), vgg),
-    case("resnet18", (64, 224), (1, 64), resnet18),
+    case("residual network", (64, 224), (1, 64), resnet18),
     case("dense block", (16, 32, 64), (1, 16, 16), lambda n, c, s: images(Dense(c, 32, 6), n, s, c)),
     case("inception", (64, 224), (1, 64), inception),
     case("mobilenet", (64, 224), (1, 64), mobilenet),
