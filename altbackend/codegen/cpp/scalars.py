@@ -56,8 +56,11 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
     if v.op == "masked":
         cond, other = bind(e, s, v.args[0]), bind(e, s, v.args[2])
         guarded = _inline(e, s, v.args[1])
-        masked = va.make("masked", (cond, guarded, other), v.dtype)
-        return masked, max(level_of(e, s, cond), level_of(e, s, other), _tree_level(e, s, guarded))
+        level = max(level_of(e, s, cond), level_of(e, s, other), _tree_level(e, s, guarded))
+        if level_of(e, s, cond) < level == len(s.stage.inner):
+            guarded = _anywhere(e, s, cond, v.args[1]) or guarded
+        op = "masked" if guarded.op != "load_anywhere" else "blend"
+        return va.make(op, (cond, guarded, other), v.dtype), level
     if v.op == "load":
         address, level = _address(e, s, v)
         return address, level
@@ -80,6 +83,32 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
     ):
         return _divide_by(e, s, *args), level
     return va.make(v.op, args, v.dtype, v.attr), level
+
+
+def _anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
+    """Return a load that the innermost loop may run whether or not `cond`, which it does not change, holds.
+
+    If it does not, the load reads the beginning of the tensor, and its value is dropped. GCC vectorises no load under a
+    condition from outside of the loop: padded max pools of channels-last images ran 3 to 9 times slower.
+    """
+    if v.op != "load" or v.dtype not in (torch.float32, torch.float64) or ex.lookups(v.attr[1]):
+        return None
+    b, index = v.attr
+    stored = {q.node.out for st in e.kernel.stages for q in st.members}
+    extent, last = e.program.buffers[b].extent, s.stage.inner[-1]
+    step, size = ex.coefficient(index, last), ex.size_of(last)
+    if b in stored or not all(isinstance(n, int) for n in (extent, step, size)):
+        return None
+    assert isinstance(extent, int)
+    assert isinstance(step, int)
+    assert isinstance(size, int)
+    along = ex.mul(step, ex.ix(last))
+    start = ex.sub(index, along)
+    if step < 0 or step * (size - 1) >= extent or last in ex.vars_of(start):
+        return None
+    begin = bind(e, s, va.make("or_zero", (cond, bind(e, s, va.index(start))), torch.int64))
+    load = va.load(e.param(b), ex.add(ex.lookup(begin, 0, extent), along), v.dtype)
+    return va.make("load_anywhere", (load,), v.dtype)
 
 
 def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:

@@ -40,6 +40,13 @@ ALT_FN float divide_by(float a, float scale, float d, float y) {
 ALT_FLOATS(T) ALT_FN T sign(T x) { return T(T(0) < x ? 1 : 0) - T(x < T(0) ? 1 : 0); }
 ALT_FLOATS(T) ALT_FN T sgn(T x) { return alt::sign(x); }
 
+// x if c holds, else 0; x if c holds, else y: without a branch, whatever the compiler knows of c.
+ALT_FN int64_t or_zero(bool c, int64_t x) { return x & -int64_t(c); }
+ALT_FLOATS(T) ALT_FN T blend(bool c, T x, T y) {
+  const auto mask = detail::uint_of<T>(0) - detail::uint_of<T>(c);
+  return detail::bit_cast<T>((detail::as_uint(x) & mask) | (detail::as_uint(y) & ~mask));
+}
+
 // Two selections each, one after the other: GCC makes branches of `x || y` where one result is the operand of the next,
 // and a loop with branches is not vectorised. Windows of maxima ran 5 to 30 times slower.
 // NaN if either is NaN; of two equal values the second (as torch.maximum on zeros of either sign).
