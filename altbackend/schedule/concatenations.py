@@ -10,10 +10,9 @@ its readers read it there. In memory, a value of blocks of `inner` elements beco
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..aten.collective import is_start
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
@@ -46,25 +45,26 @@ def share_concatenations(p: Program) -> Program:
     writers = Counter(b for n in p.nodes for b in writes(n))
     if not any(count > 1 for count in writers.values()):
         return p
+    sharing = _Sharing(p)
     for k in range(len(p.nodes) - 1, -1, -1):
-        copy = p.nodes[k]
+        copy = sharing.nodes[k]
         if not isinstance(copy, Pointwise) or writers[copy.out] < 2:
             continue
-        region = _region(p, copy)
-        if region is not None and _is_free(p, k, region):
-            p = _with_region(p, copy, region) or p
-    return p
+        region = _region(sharing.buffers, copy)
+        if region is not None and sharing.is_free(k, region):
+            sharing.share(k, region)
+    return sharing.program()
 
 
 # --- which copies ----------------------------------------------------------------------------------------------------
 
 
-def _region(p: Program, copy: Pointwise) -> _Region | None:
+def _region(buffers: Mapping[str, Buffer], copy: Pointwise) -> _Region | None:
     """Return the region that a node copies a whole temporary into, one block after the other."""
     if copy.value.op != "load" or ex.lookups(copy.index):
         return None
     name, index = copy.value.attr
-    part, whole = p.buffers[name], p.buffers[copy.out]
+    part, whole = buffers[name], buffers[copy.out]
     if part.kind != "temp" or whole.kind != "temp" or name == copy.out or part.dtype != whole.dtype:
         return None
     points = ex.prod(ex.size_of(v) for v in copy.dims)
@@ -102,49 +102,64 @@ def _is_aligned(region: _Region, whole: Buffer) -> bool:
     return all(n * size % widest == 0 for n in (region.outer, region.offset))
 
 
-def _is_free(p: Program, copy: int, region: _Region) -> bool:
-    """Return whether nothing but node number `copy` writes the region, and no library call touches the value.
+# --- the program with regions in place of values ---------------------------------------------------------------------
 
-    Loops fill both buffers, each element once, and the value is complete when it is copied.
-    """
-    views = {o.buffer for o in p.outputs if isinstance(o, View)}
-    if region.part in views:
-        return False
-    for name in (region.part, region.whole):
-        filled: Index = 0
+
+class _Sharing:
+    """A program whose nodes change in place. `touching`: the numbers of the nodes that use each buffer, in order."""
+
+    def __init__(self, p: Program) -> None:
+        self.source, self.nodes, self.buffers = p, list[Node | None](p.nodes), dict(p.buffers)
+        self.returned = {o.buffer for o in p.outputs if isinstance(o, View)}
+        self.touching: dict[str, list[int]] = {}
         for k, node in enumerate(p.nodes):
-            if name not in writes(node):
-                continue
-            if not isinstance(node, Pointwise) or (name == region.part and k > copy):
-                return False
-            filled = ex.add(filled, ex.prod(ex.size_of(v) for v in node.dims))
-        if filled != p.buffers[name].numel:
+            aliases = node.aliases if isinstance(node, Extern) else ()
+            for name in dict.fromkeys((*reads(node), *writes(node), *aliases)):
+                self.touching.setdefault(name, []).append(k)
+
+    def program(self) -> Program:
+        """Return the program as it is now."""
+        nodes = tuple(n for n in self.nodes if n is not None)
+        if len(nodes) == len(self.nodes):
+            return self.source
+        return replace(self.source, buffers=self.buffers, nodes=nodes)
+
+    def is_free(self, copy: int, region: _Region) -> bool:
+        """Return whether nothing but node number `copy` writes the region, and no library call touches the value.
+
+        Loops fill both buffers, each element once, and the value is complete when it is copied. A library call would
+        copy a region, which has gaps.
+        """
+        if region.part in self.returned or any(isinstance(self.nodes[k], Extern) for k in self.touching[region.part]):
             return False
-    return not any(isinstance(n, Extern) and _holds(n, region.part) for n in p.nodes)
+        for name in (region.part, region.whole):
+            filled: Index = 0
+            for k in self.touching[name]:
+                node = self.nodes[k]
+                if node is None or name not in writes(node):
+                    continue
+                if not isinstance(node, Pointwise) or (name == region.part and k > copy):
+                    return False
+                filled = ex.add(filled, ex.prod(ex.size_of(v) for v in node.dims))
+            if filled != self.buffers[name].numel:
+                return False
+        return True
 
-
-def _holds(call: Extern, name: str) -> bool:
-    """Return whether a call reads a buffer; it would copy a region, which has gaps, or start with it."""
-    return name in reads(call) or name in call.aliases or (is_start(call.target) and name in call.mutates)
-
-
-# --- the program with a region in place of a value -------------------------------------------------------------------
-
-
-def _with_region(p: Program, copy: Pointwise, region: _Region) -> Program | None:
-    nodes: list[Node] = []
-    for node in p.nodes:
-        if node is copy:
-            continue
-        if isinstance(node, Extern) or region.part not in (*reads(node), *writes(node)):
-            nodes.append(node)
-            continue
-        moved = _moved(node, region)
-        if moved is None:
-            return None
-        nodes.append(moved)
-    buffers = {name: b for name, b in p.buffers.items() if name != region.part}
-    return replace(p, buffers=buffers, nodes=tuple(nodes))
+    def share(self, copy: int, region: _Region) -> None:
+        """Let all nodes that use the value use its region, without the copy; change nothing if one cannot."""
+        users = [k for k in self.touching[region.part] if k != copy]
+        moved: dict[int, Loop] = {}
+        for k in users:
+            node = self.nodes[k]
+            new = _moved(node, region) if node is not None and not isinstance(node, Extern) else None
+            if new is None:
+                return
+            moved[k] = new
+        for k, new in moved.items():
+            self.nodes[k] = new
+        self.nodes[copy] = None
+        del self.buffers[region.part], self.touching[region.part]
+        self.touching[region.whole] = sorted({*self.touching[region.whole], *users} - {copy})
 
 
 def _moved(node: Loop, region: _Region) -> Loop | None:
