@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,12 +16,10 @@ from test.fresh import time_no_guards
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
 _HOST = "ALTBACKEND_HOST"
-ROTATION = "ALTBACKEND_TEST_ROTATION"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of pytest-xdist inherit the folder and the day of the process that starts them."""
-    os.environ.setdefault(ROTATION, str(int(time.time()) // 86400))
+    """Workers of pytest-xdist inherit the folder of the process that starts them."""
     os.environ.setdefault(_GRAPHS, "0")  # tests are about compiling; those of the cache switch it on
     os.environ.setdefault(_HOST, "python")  # no compiler in the background; tests of hosts in C++ ask for them
     if _CACHE not in os.environ:

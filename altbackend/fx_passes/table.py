@@ -14,6 +14,7 @@ from . import (
     conv_bias,
     conv_bn,
     depthwise,
+    embedding_bags,
     few_keys,
     housekeeping,
     instance_norm,
@@ -86,7 +87,7 @@ def freezes_with_onednn(ctx: Context) -> bool:
 REQUIRED = frozenset(
     (
         *("fake values", "record result strides", "record result layouts", "restore result layouts"),
-        *("random", "dropout", "checkpointed random", "dead code", "constants first"),
+        *("random", "dropout", "checkpointed random", "dead code", "constants first", "embedding bags"),
     )
 )
 
@@ -117,6 +118,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("addcdiv", P.CAPTURED, BOTH, EAGER, addcdiv.run, preserves=False),
     # --- the joint graph, or an inference graph, before all other passes
     Pass("normalise", P.BEFORE_JOINT, BOTH, ANY, simplify.run_normalise),
+    Pass("embedding bags", P.BEFORE_JOINT, CPU, ANY, embedding_bags.run),
     Pass(
         "block masks", P.BEFORE_JOINT, BOTH, ANY, block_masks.run,
         decision=(DecisionKind.SIMPLIFY, "block masks", "without unread lists", "{} attentions"),

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from ...config.options import Config
-from ...ir.loops import Extern, Number, Program, View, names_in, reads, unbacked_symbols, views
+from ...ir.loops import Extern, Number, Program, View, names_in, unbacked_symbols, views
 from ..lines import Lines
 from .cpp_call import Calls, check_results, result_kinds, unbacked_numbers
 from .cpp_numbers import CTYPES, Kind, translate
@@ -95,19 +95,12 @@ def print_program(planned: LaunchPlan, cfg: Config, name: str, edges: Edges, poi
 
     `pointers`: the functions of segments are pointers that the loader sets.
     """
-    state = Printer(planned, edges, _used(planned))
+    state = Printer(planned, edges, planned.used)
     calls = Calls(planned, state.types)
     outputs = _body(state, calls)
     text = program_text(planned, name, state.w.body, cfg.reuse_memory, pointers)
     launches = sum(isinstance(s, Launch) for s in planned.steps)
     return PrintedHost(planned, text, tuple(calls.declarations()), outputs, launches)
-
-
-def _used(planned: LaunchPlan) -> frozenset[str]:
-    out = {o.buffer for o in planned.program.outputs if isinstance(o, View)}
-    for s in planned.steps:
-        out.update(s.buffers if isinstance(s, Launch) else reads(s))
-    return frozenset(out)
 
 
 def _body(state: Printer, calls: Calls) -> tuple[str, ...]:

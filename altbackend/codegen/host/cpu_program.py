@@ -58,7 +58,7 @@ def _body(planned: LaunchPlan, cfg: Config, any_strides: bool) -> HostLines:
     segment_of = {numbers[0]: (n, numbers) for n, numbers in enumerate(planned.segments)}
     for k, s in enumerate(planned.steps):
         if isinstance(s, Extern):
-            _extern(w, p, locations, s)
+            _extern(w, planned, s)
             last = [k]
         elif k in segment_of:
             n, last = segment_of[k]
@@ -116,7 +116,8 @@ def _segment(w: HostLines, planned: LaunchPlan, n: int, numbers: Sequence[int]) 
         w.add(f"check_error(ws.error, {sorted({o.line for s in checking for o in s.origins if o.line})!r})")
 
 
-def _extern(w: HostLines, p: Program, locations: Locations, s: Extern) -> None:
+def _extern(w: HostLines, planned: LaunchPlan, s: Extern) -> None:
+    p, locations = planned.program, planned.locations
     target = s.out_variant if s.out_variant is not None and s.outs[0] else s.target
     function, args = call_text(w, p, locations, target, s)
     if target is not s.target:
@@ -130,10 +131,12 @@ def _extern(w: HostLines, p: Program, locations: Locations, s: Extern) -> None:
     w.add(f"{results_text(s)} = {function}({', '.join(args)})  # {provenance(s.origins)}")
     bind_late(w, p, locations, s)
     for o in s.outs:
-        if o in p.buffers:
-            if is_foreign(s.target):
-                w.add(promise(p, s.target, o))
-            elif p.buffers[o].sizes and not s.aliases:  # a view has the traced strides, and must stay a view
-                w.add(f"{o} = ensure_strides({o}, {geometry_text(p, o)})")
-            if o in locations.slots:
-                _set_pointer(w, locations, o)
+        if o not in p.buffers or o not in planned.used:
+            continue
+        assert o is not None
+        if is_foreign(s.target):
+            w.add(promise(p, s.target, o))
+        elif p.buffers[o].sizes and not s.aliases:  # a view has the traced strides, and must stay a view
+            w.add(f"{o} = ensure_strides({o}, {geometry_text(p, o)})")
+        if o in locations.slots:
+            _set_pointer(w, locations, o)

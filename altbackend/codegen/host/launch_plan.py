@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,14 @@ class LaunchPlan:
             if p.buffers[b].kind == "input" or b in results:
                 drops.setdefault(k, []).append(b)
         return drops
+
+    @functools.cached_property
+    def used(self) -> frozenset[str]:
+        """The buffers that a step or the caller reads; other results of a call may be undefined."""
+        out = {o.buffer for o in self.program.outputs if isinstance(o, View)}
+        for s in self.steps:
+            out.update(s.buffers if isinstance(s, Launch) else reads(s))
+        return frozenset(out)
 
     def _first_use(self, b: str) -> int:
         return next(k for k, s in enumerate(self.steps) if b in _names(s))
