@@ -12,14 +12,12 @@ from torch.fx.node import Argument
 
 from ..compat.torch_api import unannotated
 from ..debug.trace import DecisionKind
+from . import onednn_small
 from .context import Context
 from .graph import aten, convolution_of, insert, is_call, replace, val
 from .mixed_layouts import is_channels_last
 
 mkldnn = torch.ops.mkldnn
-# Multiplications up to which ATen's float32 product is faster: it starts in 2 us, a call of oneDNN in 12 (AVX-512, 1 to
-# 128 rows). Products of 16 bits start in 15 to 20 us both ways.
-SMALL = 600_000
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -78,7 +76,7 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
         return 0
     if bias is not None and (bias not in constant or val(bias).dim() != 1 or val(bias).shape[0] != val(wt).shape[1]):
         return 0
-    if not _suit(x, wt, bias) or _is_small(val(x), val(wt)):
+    if not _suit(x, wt, bias) or onednn_small.is_small_linear(val(x), val(wt)):
         return 0
     weight = insert(gm.graph, n, aten.permute.default, (wt, [1, 0]))
     constant.add(weight)
@@ -93,11 +91,6 @@ def _linear(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> int:
     new.meta["stack_trace"] = n.meta.get("stack_trace")
     replace(n, new)
     return 1
-
-
-def _is_small(x: torch.Tensor, wt: torch.Tensor) -> bool:
-    rows, depth, width = (s if isinstance(s, int) else s.node.hint for s in (*x.shape, wt.shape[1]))
-    return x.dtype == torch.float32 and rows is not None and rows * depth * width <= SMALL
 
 
 def _fast_unpacked(wt: torch.Tensor) -> bool:
@@ -140,6 +133,8 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> i
     if w not in constant or (bias is not None and bias not in constant) or not _suit(x, w, bias):
         return 0
     if not isinstance(w, Node) or val(x).dim() not in (4, 5) or not _sizes(val(x)):
+        return 0
+    if groups == 1 and onednn_small.is_small_convolution(val(x), val(w), val(n), transposed):
         return 0
     geometry = _Geometry(stride, padding, dilation, output_padding if transposed else None, groups)
     weight = w

@@ -77,6 +77,7 @@ __all__ = [
     "exact_div",
     "flatten",
     "floordiv",
+    "from_atom",
     "ix",
     "known_less",
     "known_nonnegative",
@@ -116,8 +117,10 @@ def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Value], 
 
 
 def _substitute_atom(a: Atom, env: Mapping[Atom, Index], on_value: Callable[[Value], Value] | None) -> Index:
+    if a in env:
+        return env[a]
     if isinstance(a, (Var, Sym)):
-        return env[a] if a in env else from_atom(a)
+        return from_atom(a)
     if isinstance(a, Lookup):
         value = on_value(a.value) if on_value else a.value.substitute(env)
         return lookup(value, a.lo, a.hi)

@@ -99,10 +99,23 @@ def index(e: Index) -> Value:
     return const(e, torch.int64) if isinstance(e, int) else make("index", (), torch.int64, e)
 
 
+# float dtypes with all values of another one
+_WIDER = {
+    torch.bfloat16: (torch.float32, torch.float64),
+    torch.float16: (torch.float32, torch.float64),
+    torch.float32: (torch.float64,),
+}
+
+
 def cast(x: Value, dtype: torch.dtype) -> Value:
-    """Return `x` converted to `dtype`; constants are folded if the result is the same in every language."""
+    """Return `x` converted to `dtype`; constants are folded if the result is the same in every language.
+
+    A value that was widened from `dtype` is returned as it was before.
+    """
     if x.dtype == dtype:
         return x
+    if x.op == "cast" and x.args[0].dtype == dtype and x.dtype in _WIDER.get(dtype, ()):
+        return x.args[0]
     if x.op == "const" and not (x.dtype.is_floating_point and not dtype.is_floating_point):
         exact = dtype in (torch.float64, torch.float32) or (not dtype.is_floating_point and dtype != torch.bool)
         if exact and abs(x.attr) < 2**24 and (dtype.is_floating_point or abs(x.attr) < 128) and x.attr >= 0:

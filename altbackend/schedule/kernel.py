@@ -16,6 +16,7 @@ from .fusion.group import Group
 from .loop_mapping import Kind, MappedNode
 from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
+from .tiling.cpu.index_ranges import split_ranges
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
 from .tiling.gpu.row_numbers import number_rows
@@ -93,7 +94,10 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     if isinstance(device, Cpu) and not storage.scratch and not tail_bounds:
         mapped, row_counters = with_row_counters(mapped)
     stages = _stages(mapped, numbers)
+    in_place = _in_place(p, stages, storage.stored, deps)
     flat = rows == 1 and len(stages) == 1 and len(stages[0].inner) == 1 and all(_is_parallel(q) for q in mapped)
+    if isinstance(device, Cpu) and not flat and not tail_bounds:
+        stages = tuple(part for s in stages for part in _ranges(s, storage.kinds))
     return Kernel(
         rows=rows,
         flat=flat,
@@ -104,11 +108,17 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
         work=_work(mapped),
         members=g.members,
         origins=tuple(o for q in mapped for o in q.node.origins),
-        in_place=_in_place(p, stages, storage.stored, deps),
+        in_place=in_place,
         matmul=g.matmul,
         tail_bounds=tail_bounds,
         row_counters=row_counters,
     )
+
+
+def _ranges(s: Stage, kinds: Mapping[str, str]) -> list[Stage]:
+    """Return a stage of pointwise nodes in pieces whose conditions are constant (`split_ranges`)."""
+    plain = all(q.kind is Kind.POINT and kinds[q.node.out] in (FORWARD, GLOBAL) for q in s.members)
+    return [Stage(*piece) for piece in split_ranges(s.inner, s.members)] if plain and s.inner else [s]
 
 
 def _is_parallel(q: MappedNode) -> bool:

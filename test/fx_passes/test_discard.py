@@ -14,14 +14,14 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from altbackend.errors import DiscardedParameter
-from altbackend.fx_passes import onednn
+from test.small_layers import call_onednn
 
 DISCARD: dict[str, Any] = {"strict": True, "freezing_discard_parameters": True}
 
 
 @pytest.fixture(autouse=True)
 def _small_linears_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "SMALL", 0)
+    call_onednn(monkeypatch.setattr)
 
 
 class Net(nn.Module):

@@ -10,16 +10,17 @@ import torch
 from torch import nn
 
 import altbackend
-from altbackend.fx_passes import onednn, shared_input
+from altbackend.fx_passes import shared_input
 from altbackend.runtime import frozen
 from test.graphs import trace
+from test.small_layers import call_onednn
 
 STRICT = {"strict": True, "verify_ir": True}
 
 
 @pytest.fixture(autouse=True)
 def _small_linears_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "SMALL", 0)
+    call_onednn(monkeypatch.setattr)
 
 
 def decisions(folder: Path) -> str:

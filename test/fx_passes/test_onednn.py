@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from altbackend.fx_passes import onednn, onednn_epilogues
+from test.small_layers import call_onednn
 
 T = torch.Tensor
 OPTIONS: dict[str, Any] = {"strict": True, "verify_ir": True}
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.skipif(not onednn.available(), reason="this build of to
 
 
 @pytest.fixture(autouse=True)
-def _small_linears_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "SMALL", 0)
+def _small_calls_too(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "small" not in request.node.name:
+        call_onednn(monkeypatch.setattr)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -243,3 +245,28 @@ def test_small_float32_linears_stay_with_aten(monkeypatch: pytest.MonkeyPatch, t
     assert "_linear_pointwise" not in text
     text = check(large.eval(), tmp_path / "large", torch.randn(4, 1024))
     assert "_linear_pointwise" in text
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "small"),
+    [
+        (lambda: nn.Linear(128, 160), (32, 128), True),
+        (lambda: nn.Linear(1024, 1024), (1, 1024), False),
+        (lambda: nn.Linear(512, 512), (64, 512), False),
+        (lambda: nn.Conv2d(4, 8, 3), (1, 4, 12, 12), True),
+        (lambda: nn.Conv2d(4, 8, 3), (2, 4, 12, 12), False),
+        (lambda: nn.Conv2d(64, 64, 3), (1, 64, 28, 28), False),
+        (lambda: nn.Conv3d(4, 8, 3), (1, 4, 10, 10, 10), False),
+        (lambda: nn.ConvTranspose3d(4, 8, 3), (1, 4, 5, 5, 5), True),
+    ],
+)
+def test_small_calls_stay_with_aten(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], small: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module, x = layer().eval(), torch.randn(shape)
+    run = torch.compile(module, backend="alt", options={**OPTIONS, "debug_dir": str(tmp_path), "cache_graphs": False})
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-4)
+    (host,) = tmp_path.glob("*/*host.py")
+    assert ("mkldnn" not in host.read_text()) == small

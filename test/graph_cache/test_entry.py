@@ -24,10 +24,10 @@ from altbackend.compiled.load import Job
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.disk_cache.storage import Store
-from altbackend.fx_passes import onednn
 from altbackend.graph_cache import entry, entry_files, key, small_constants
 from altbackend.graph_cache.json_values import NotCacheable, decode, encode
 from altbackend.schedule.device import H200
+from test.small_layers import call_onednn
 
 T = torch.Tensor
 FILE_MUTATIONS, TREE_MUTATIONS = 3000, 1000
@@ -51,7 +51,7 @@ STATIC = Job("inference", (1, 2))
 @pytest.fixture(autouse=True)
 def _small_linears_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network's linear is small, and its packed weight is the weight prologue."""
-    monkeypatch.setattr(onednn, "SMALL", 0)
+    call_onednn(monkeypatch.setattr)
 
 
 def code_of(gm: GraphModule, job: Job = STATIC, **options: Any) -> Code:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from altbackend.fx_passes import onednn
+from test.small_layers import call_onednn
 
 
 @pytest.fixture(autouse=True)
 def _small_linears_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of small linears are packed too, since these tests write them."""
-    monkeypatch.setattr(onednn, "SMALL", 0)
+    call_onednn(monkeypatch.setattr)

@@ -28,8 +28,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from torch import nn
 
 from altbackend.config.resolve import variable_of
-from altbackend.fx_passes import onednn
 from altbackend.runtime import page_guard
+from test.small_layers import call_onednn
 from test.stateful import modules
 from test.stateful.modules import CPU_WRITES, MODULES, OPTIMIZERS, UNSEEN_WRITES, WRITES, Place
 
@@ -365,7 +365,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.disabled_passes:
         os.environ[variable_of("disabled_passes")] = options.disabled_passes
-    onednn.SMALL = 0  # weights of small linears are packed too
+    call_onednn()  # weights of small layers are packed too
     torch.backends.cudnn.allow_tf32 = False  # eager's convolutions are then as exact as ours
     for way in options.ways.split(","):
         calls = run(way, options.runs, options.steps, options.seed, not options.no_shrink, options.device)

@@ -372,8 +372,6 @@ def scalar(v: Value) -> str:
             return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{errors})"
         case "nonzero":
             return f"alt::nonzero({scalar(v.args[0])}, error)"
-        case "load_anywhere":
-            return scalar(v.args[0])
         case "divisor_scale" | "divide_by" | "or_zero" | "blend":
             return f"alt::{v.op}({', '.join(scalar(a) for a in v.args)})"
         case _:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
+from ...ir.ops import OPS
 from ...ir.value import Value
-from ...schedule.kernel import SCRATCH, scratch_index
+from ...schedule.kernel import SCRATCH, Stage, scratch_index
+from ...schedule.loop_mapping import Kind
 from .ast import Let, name
 from .scope import Emitter, Scope, scratch
+
+MOST_BLENDED = 32  # vector registers; 25 windows take a fifth of the time of branches, 49 up to three times as long
+# the dtypes that `alt::blend` selects bit by bit
+_BLENDED = frozenset(
+    (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool),
+        *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64),
+    )
+)
 
 
 def level_of(e: Emitter, s: Scope, v: Value) -> int:
@@ -57,10 +70,11 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
         cond, other = bind(e, s, v.args[0]), bind(e, s, v.args[2])
         guarded = _inline(e, s, v.args[1])
         level = max(level_of(e, s, cond), level_of(e, s, other), _tree_level(e, s, guarded))
-        if level_of(e, s, cond) < level == len(s.stage.inner):
-            guarded = _anywhere(e, s, cond, v.args[1]) or guarded
-        op = "masked" if guarded.op != "load_anywhere" else "blend"
-        return va.make(op, (cond, guarded, other), v.dtype), level
+        if level_of(e, s, cond) < level == len(s.stage.inner) and _blends(s.stage):
+            anywhere = _anywhere(e, s, cond, v.args[1]) if v.dtype in _BLENDED else None
+            if anywhere is not None:
+                return va.make("blend", (cond, anywhere, other), v.dtype), level
+        return va.make("masked", (cond, guarded, other), v.dtype), level
     if v.op == "load":
         address, level = _address(e, s, v)
         return address, level
@@ -86,12 +100,22 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
 
 
 def _anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
-    """Return a load that the innermost loop may run whether or not `cond`, which it does not change, holds.
+    """Return `v` in a form that the innermost loop may compute whether or not `cond`, which it does not change, holds.
 
-    If it does not, the load reads the beginning of the tensor, and its value is dropped. GCC vectorises no load under a
+    If it does not, loads read the beginning of their tensor, and the result is dropped. GCC vectorises no load under a
     condition from outside of the loop: padded max pools of channels-last images ran 3 to 9 times slower.
     """
-    if v.op != "load" or v.dtype not in (torch.float32, torch.float64) or ex.lookups(v.attr[1]):
+    if v.op == "load":
+        return _load_anywhere(e, s, cond, v)
+    if v.op not in OPS and v.op != "cast":
+        return None
+    args = [_anywhere(e, s, cond, a) if _is_guarded(a) else bind(e, s, a) for a in v.args]
+    known = [a for a in args if a is not None]
+    return va.make(v.op, tuple(known), v.dtype, v.attr) if len(known) == len(args) else None
+
+
+def _load_anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
+    if ex.lookups(v.attr[1]):
         return None
     b, index = v.attr
     stored = {q.node.out for st in e.kernel.stages for q in st.members}
@@ -107,8 +131,7 @@ def _anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
     if step < 0 or step * (size - 1) >= extent or last in ex.vars_of(start):
         return None
     begin = bind(e, s, va.make("or_zero", (cond, bind(e, s, va.index(start))), torch.int64))
-    load = va.load(e.param(b), ex.add(ex.lookup(begin, 0, extent), along), v.dtype)
-    return va.make("load_anywhere", (load,), v.dtype)
+    return va.load(e.param(b), ex.add(ex.lookup(begin, 0, extent), along), v.dtype)
 
 
 def _divide_by(e: Emitter, s: Scope, a: Value, d: Value) -> Value:
@@ -124,9 +147,23 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
     return max(level_of(e, s, x) for x in va.walk(v))
 
 
+@functools.lru_cache(256)
+def _blends(stage: Stage) -> bool:
+    """Return whether masked loads of a stage are blended: more of them than there are registers take longer, and a
+    reduction's loop has a condition of its own for each row.
+    """
+    masked = sum(v.op == "masked" for q in stage.members for v in va.walk(q.value))
+    return masked <= MOST_BLENDED and all(q.kind is Kind.POINT for q in stage.members)
+
+
+def _is_guarded(v: Value) -> bool:
+    """Return whether a value may only be computed under its mask."""
+    return any(x.op in ("load", "wrap_index", "nonzero") for x in va.walk(v))
+
+
 def _inline(e: Emitter, s: Scope, v: Value) -> Value:
     """Return a tree that is evaluated only under its mask: loads stay inside the expression."""
-    if not any(x.op in ("load", "wrap_index", "nonzero") for x in va.walk(v)):
+    if not _is_guarded(v):
         return bind(e, s, v)
     if v.op == "load":
         existing = _existing(e, s, v)

@@ -42,6 +42,11 @@ ALT_INTEGERS(T) ALT_FN T abs(T a) { return a < T(0) ? alt::neg(a) : a; }
 ALT_INTEGERS(T) ALT_FN T sign(T a) { return T(T(T(0) < a) - T(a < T(0))); }
 ALT_INTEGERS(T) ALT_FN T sgn(T a) { return alt::sign(a); }
 ALT_INTEGERS(T) ALT_FN T relu(T a) { return a < T(0) ? T(0) : a; }
+ALT_INTEGERS(T) ALT_FN T blend(bool c, T x, T y) {
+  const auto mask = detail::wide_of<T>(0) - detail::wide_of<T>(c);
+  return T((detail::wide_of<T>(x) & mask) | (detail::wide_of<T>(y) & ~mask));
+}
+ALT_FN bool blend(bool c, bool x, bool y) { return (c & x) | (!c & y); }
 
 // The same names for floats and bool, so that the printer uses one name for every type.
 ALT_FLOATS(T) ALT_FN T add(T a, T b) { return a + b; }

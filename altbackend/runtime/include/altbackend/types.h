@@ -15,6 +15,9 @@ enum class float8_e5m2 : uint8_t {};
 #define ALT_E4M3FN_SATURATE 1
 #endif
 
+ALT_FN bfloat16 blend(bool c, bfloat16 x, bfloat16 y) { return bfloat16(alt::blend(c, uint16_t(x), uint16_t(y))); }
+ALT_FN half blend(bool c, half x, half y) { return half(alt::blend(c, uint16_t(x), uint16_t(y))); }
+
 namespace detail {
 
 // An IEEE-like float of 1 sign, E exponent and M mantissa bits. `finite`: no infinities, one NaN, all ones.
