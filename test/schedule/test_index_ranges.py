@@ -98,3 +98,27 @@ def test_a_value_narrowed_to_its_own_dtype_is_itself() -> None:
     assert va.cast(va.cast(x, torch.float32), torch.bfloat16) is x
     y = va.load("y", 0, torch.float32)
     assert va.cast(va.cast(y, torch.bfloat16), torch.float32) is not y
+
+
+def test_a_total_of_padded_windows_runs_in_all_threads(tmp_path: Path) -> None:
+    """A kernel of one row runs in one thread: loops of windows do not merge into one that threads share."""
+    x = torch.randn(8, 8, 40, 40)
+
+    def loss(x: T) -> T:
+        return (F.avg_pool2d(x, 3, 1, 1) * x).sum()
+
+    got = compiled(loss, debug_dir=str(tmp_path), cache_graphs=False, threads=2)(x)
+    torch.testing.assert_close(got, loss(x))
+    (kernels,) = tmp_path.glob("*/*kernels.txt")
+    assert "cross_row sum" in kernels.read_text()
+    assert "kernel: 1 rows" not in kernels.read_text()
+
+
+def test_a_total_that_its_kernel_reads() -> None:
+    x = torch.randn(4, 4, 12, 12)
+
+    def shares(x: T) -> T:
+        y = F.pad(x, (1, 1, 1, 1)) + 1
+        return y / y.sum()
+
+    torch.testing.assert_close(compiled(shares, threads=2)(x), shares(x))

@@ -11,6 +11,7 @@ from ...schedule.device import Cpu, ScheduleContext
 from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
+from .narrow_strides import with_dense_rows
 from .reductions import COLUMN_BLOCK, SUM_BLOCK, across_rows, scan, within_row
 from .scalars import bind, bound_index, in_range
 from .scope import Emitter, Scope, known_at_most, scratch
@@ -50,7 +51,7 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         checks=e.checks,
         row_counters=k.row_counters,
     )
-    return with_short_rows(function), tuple(e.params)
+    return with_dense_rows(with_short_rows(function)), tuple(e.params)
 
 
 def _stage(e: Emitter, stage: Stage) -> None:

@@ -267,7 +267,8 @@ def _guarded(guards: tuple[Value, ...]) -> str:
 
 def _tile(w: CppLines, s: Loop) -> None:
     """Print two forms of a tile: with constant bounds, which the compiler unrolls, and with those of a last tile."""
-    limited = [s, *_limited(s.body)]
+    limited = {q.var: q for q in (s, *_limited(s.body))}.values()
+    w.open("")  # loops in a row may have one variable
     for q in limited:
         w.add(f"const int64_t {q.var.key}_end = alt::min64({index(ex.size_of(q.var))}, {index(q.limit or 0)});")
     w.open(f"if ({' && '.join(f'{q.var.key}_end == {index(ex.size_of(q.var))}' for q in limited)})")
@@ -275,6 +276,7 @@ def _tile(w: CppLines, s: Loop) -> None:
     w.close(" else {")
     w.depth += 1
     _loop(w, _with_ends(s, True))
+    w.close()
     w.close()
 
 

@@ -150,10 +150,11 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
 @functools.lru_cache(256)
 def _blends(stage: Stage) -> bool:
     """Return whether masked loads of a stage are blended: more of them than there are registers take longer, and a
-    reduction's loop has a condition of its own for each row.
+    reduction whose terms are masked has a loop for each of its conditions.
     """
-    masked = sum(v.op == "masked" for q in stage.members for v in va.walk(q.value))
-    return masked <= MOST_BLENDED and all(q.kind is Kind.POINT for q in stage.members)
+    masked = [sum(v.op == "masked" for v in va.walk(q.value)) for q in stage.members]
+    pointwise = all(not n or q.kind is Kind.POINT for n, q in zip(masked, stage.members, strict=True))
+    return pointwise and sum(masked) <= MOST_BLENDED
 
 
 def _is_guarded(v: Value) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
+from ....ir.loops import Reduction
 from ...access import outside_row, same_point
 from ...device import Cpu
 from ...loop_mapping import Kind, MappedNode, Refusal, fit
@@ -32,8 +33,12 @@ def _merge_all(mapped: tuple[MappedNode, ...]) -> Sequence[MappedNode]:
 
 
 def spread_rows(mapped: Sequence[MappedNode]) -> Sequence[MappedNode]:
-    """Run all loops but the fastest as rows where a flat pointwise kernel has loops that do not merge into one."""
-    if ex.size_of(mapped[0].row) != 1 or any(q.kind is not Kind.POINT for q in mapped):
+    """Run all loops but the fastest as rows where a kernel of one row has loops that do not merge into one.
+
+    Its nodes are pointwise, or reductions to a single value that none of them reads: the rows of each thread give a
+    part of it. As one row, such a kernel would run in one thread.
+    """
+    if ex.size_of(mapped[0].row) != 1 or not all(q.kind is Kind.POINT or _is_total(q, mapped) for q in mapped):
         return mapped
     chain = common_refinement([q.sizes for q in mapped])
     if chain is None:
@@ -48,6 +53,12 @@ def spread_rows(mapped: Sequence[MappedNode]) -> Sequence[MappedNode]:
     spread = [q for q in fitted if isinstance(q, MappedNode)]
     # a single row holds all values; one of several rows holds only its own
     return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else mapped
+
+
+def _is_total(q: MappedNode, mapped: Sequence[MappedNode]) -> bool:
+    """Return whether `q` reduces everything to one value that no node of the kernel reads."""
+    total = q.kind is Kind.IN_ROW and isinstance(q.node, Reduction) and not q.node.dims
+    return total and all(b != q.node.out for m in mapped for b, _ in va.loads(m.value))
 
 
 def _reads_own_row(writers: Sequence[MappedNode], reader: MappedNode) -> bool:

@@ -1,0 +1,56 @@
+"""16-bit and 8-bit elements at strides: results equal eager's, and the arithmetic runs in loops over neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from test.compare import compiled
+
+T = torch.Tensor
+PROGRAMS: dict[str, Callable[[T], T]] = {
+    "channels-last result": lambda x: (x * 2 + 1).contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: (x.transpose(1, 3) * 2 + 1).contiguous(),
+    "normalised and turned": lambda x: F.layer_norm(x.permute(0, 2, 3, 1).float(), (x.shape[1],)).to(x.dtype),
+    "sum of two layouts": lambda x: x + x.transpose(2, 3),
+    "every seventh": lambda x: x[..., ::7] * 2 + 1,
+    "strided result": lambda x: torch.stack([x, x * 2, x * 3, x * 4, x * 5, x * 6], -1) + 1,
+    "select along channels": lambda x: torch.where(x.transpose(1, 2) > 0, x.transpose(1, 2), -1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 16, 32, 32), (1, 37, 19, 19), (3, 5, 9, 9)], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_equal_eager(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 9, shape).to(dtype) if not dtype.is_floating_point else torch.randn(shape).to(dtype)
+    f = PROGRAMS[name]
+    got, want = compiled(f)(x), f(x)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
+
+
+def test_a_strided_load_is_copied_first(tmp_path: Path) -> None:
+    x = torch.randn(2, 32, 16, 16).bfloat16()
+    run = compiled(PROGRAMS["channels-last result"], debug_dir=str(tmp_path), cache_graphs=False)
+    torch.testing.assert_close(run(x), PROGRAMS["channels-last result"](x))
+    (source,) = tmp_path.glob("*/*kernels.cpp")
+    text = source.read_text()
+    assert "alt::bfloat16 n0[" in text
+    assert text.index("n0[i") < text.index("#pragma omp simd")
+
+
+def test_in_place_results_are_read_first() -> None:
+    def f(x: T, y: T) -> T:
+        x.mul_(2).add_(y.transpose(0, 1))
+        return x + 1
+
+    x, y = torch.randn(40, 40).bfloat16(), torch.randn(40, 40).bfloat16()
+    mine = x.clone()
+    torch.testing.assert_close(compiled(f)(mine, y), f(x, y))
+    torch.testing.assert_close(mine, x)
