@@ -23,11 +23,10 @@ ALWAYS = (
     Case("nn.functional.embedding_bag", "bfloat16", "backward"),
 )
 # custom operators whose fake kernel gives another dtype than they return: an error of ours that names the operator
-WRONG_FAKES = tuple(
-    Case(f"custom_op.{op}CustomOp", dtype, direction)
-    for op in ("NumpyCube", "NumpyMulScalar")
-    for dtype in ("bool", "int64")
-    for direction in ("forward", "backward")
+WRONG_FAKES = (
+    Case("custom_op.NumpyCubeCustomOp", "bool", "forward"),
+    Case("custom_op.NumpyMulScalarCustomOp", "bool", "forward"),
+    Case("custom_op.NumpyMulScalarCustomOp", "int64", "forward"),
 )
 
 
