@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: no collection of garbage looks through it again."""
+    """Freeze what was imported, so that no collection of garbage looks through it again."""
     gc.collect()
     gc.freeze()
 

@@ -152,5 +152,6 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> i
 
 def _sizes(x: torch.Tensor) -> list[int]:
     """Return the sizes for which a weight is packed, those of the first call; [] if data decides a size."""
-    sizes = [s if isinstance(s, int) else s.node.hint for s in x.shape]
-    return [] if None in sizes else sizes
+    sizes = [onednn_small.size_hint(s) for s in x.shape]
+    known = [s for s in sizes if s is not None]
+    return known if len(known) == len(sizes) else []

@@ -20,7 +20,7 @@ _NATIVE_ELEMENTS = 20_480  # of an image that ATen itself leaves to its own kern
 
 def is_small_linear(x: torch.Tensor, wt: torch.Tensor) -> bool:
     """Return whether ATen is faster for `x` (rows, depth) times `wt` (depth, width)."""
-    rows, depth, width = (_hint(s) for s in (*x.shape, wt.shape[1]))
+    rows, depth, width = (size_hint(s) for s in (*x.shape, wt.shape[1]))
     if x.dtype != torch.float32 or rows is None or depth is None or width is None:
         return False
     return rows * depth * width <= SMALL_LINEAR + SMALL_LINEAR_BY_ROW * min(rows, MANY_ROWS)
@@ -28,7 +28,7 @@ def is_small_linear(x: torch.Tensor, wt: torch.Tensor) -> bool:
 
 def is_small_convolution(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> bool:
     """Return whether ATen has a kernel of its own for a convolution of one group, and is faster."""
-    sizes = [_hint(s) for s in (*x.shape, *result.shape)]
+    sizes = [size_hint(s) for s in (*x.shape, *result.shape)]
     known = [s for s in sizes if s is not None]
     if x.dtype != torch.float32 or len(known) < len(sizes) or known[0] != 1:
         return False
@@ -39,5 +39,6 @@ def is_small_convolution(x: torch.Tensor, weight: torch.Tensor, result: torch.Te
     return points * math.prod(weight.shape[1:]) <= most
 
 
-def _hint(size: int | torch.SymInt) -> int | None:
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """Return a size, or for a symbol that of the first call; None if data decides it."""
     return size if isinstance(size, int) else size.node.hint

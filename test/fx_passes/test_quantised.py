@@ -214,7 +214,7 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 class Lowered(nn.Module):
-    """What lowering to oneDNN leaves: packed weights, a convolution, one that accumulates, and a linear."""
+    """Call what lowering to oneDNN leaves: packed weights, a convolution, one that accumulates, and a linear."""
 
     def __init__(self) -> None:
         super().__init__()

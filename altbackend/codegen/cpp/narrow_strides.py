@@ -70,11 +70,11 @@ def _vector_loop(s: Loop, rows: _Rows) -> list[Stmt]:
     after: list[Stmt] = []
     body: list[Stmt] = []
     for x in s.body:
-        if isinstance(x, Let) and _is_wide(x.value, s.var, n):
+        if isinstance(x, Let) and x.value.op == "load" and _is_strided(x.value, x.value.attr[1], s.var, n):
             row = rows.declare(x.value.dtype, n)
             before.append(Store(row, ex.ix(s.var), x.value))
             body.append(Let(x.name, va.load(row, ex.ix(s.var), x.value.dtype)))
-        elif isinstance(x, Store) and x.index is not None and not x.guards and _is_narrow(x.value, x.index, s.var, n):
+        elif isinstance(x, Store) and x.index is not None and not x.guards and _is_strided(x.value, x.index, s.var, n):
             row = rows.declare(x.value.dtype, n)
             body.append(Store(row, ex.ix(s.var), x.value))
             after.append(Store(x.target, x.index, va.load(row, ex.ix(s.var), x.value.dtype)))
@@ -84,12 +84,8 @@ def _vector_loop(s: Loop, rows: _Rows) -> list[Stmt]:
     return [*copies[0], replace(s, body=tuple(body)), *copies[1]]
 
 
-def _is_wide(x: Value, v: Atom, n: int) -> bool:
-    return x.op == "load" and _is_narrow(x, x.attr[1], v, n)
-
-
-def _is_narrow(x: Value, index: Index, v: Atom, n: int) -> bool:
-    """Return whether narrow elements lie at a wide stride of `v`, and their position depends on no other scalar."""
+def _is_strided(x: Value, index: Index, v: Atom, n: int) -> bool:
+    """Return whether `x` is narrow and `index` a wide stride of `v`, which depends on no other scalar of the loop."""
     if x.dtype.itemsize > 2 or n * x.dtype.itemsize > MOST_BYTES or ex.lookups(index) or v not in ex.vars_of(index):
         return False
     stride = ex.coefficient(index, v)

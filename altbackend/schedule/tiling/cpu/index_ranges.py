@@ -36,7 +36,7 @@ def split_ranges(inner: tuple[Atom, ...], members: Nodes) -> list[tuple[tuple[At
     """
     n = ex.size_of(inner[-1])
     whole = [(inner, members)]
-    if not isinstance(n, int):
+    if not isinstance(n, int) or n < 2 * LEAST_PIECE:
         return whole
     cuts = _all_cuts(inner, members, (0, n))
     values = sum(1 for q in members for _ in va.walk(q.value))
@@ -59,7 +59,7 @@ def _all_cuts(inner: tuple[Atom, ...], members: Nodes, r: Range) -> set[int]:
 
 
 def _pieces(cuts: Sequence[int], n: int) -> list[Range]:
-    """Return the ranges of the pieces, or none where they would be too short."""
+    """Return the ranges of the pieces: all between cuts, or a long interior and its borders; none if it is short."""
     every = list(itertools.pairwise([0, *cuts, n]))
     if len(every) <= MOST_PIECES and n >= LEAST_PIECE * len(every):
         return every
@@ -134,9 +134,7 @@ _INTEGERS: dict[str, Callable[..., Index | None]] = {
     "sub": ex.sub,
     "mul": ex.mul,
     "neg": lambda a: ex.mul(-1, a),
-    "abs": lambda a: (
-        a if ex.known_nonnegative(a) else None if not ex.known_nonnegative(ex.mul(-1, a)) else ex.mul(-1, a)
-    ),
+    "abs": lambda a: next((e for e in (a, ex.mul(-1, a)) if ex.known_nonnegative(e)), None),
 }
 
 

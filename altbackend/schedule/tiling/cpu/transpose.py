@@ -73,8 +73,8 @@ def _reads_own_row(writers: Sequence[MappedNode], reader: MappedNode) -> bool:
 def tile_transposed(mapped: list[MappedNode], device: Cpu) -> tuple[list[MappedNode], dict[Atom, Index]]:
     """Block rows and columns where loads are contiguous along the rows and stores along the columns.
 
-    o = side*o' + a and i0 = side*b + c, run as b, a, c: the thread uses each cache line of either side up while it is
-    in L1. The second result bounds a and c where the last blocks are, or may be, smaller.
+    The loops o = side*o' + a and i0 = side*b + c run in the order b, a, c. Each cache line of either side is used up
+    while it is in L1. The second result bounds a and c where the last blocks are, or may be, smaller.
     """
     row, inner, side = mapped[0].row, mapped[0].inner, device.tile_side
     if len(inner) != 1 or any(q.kind is not Kind.POINT or q.inner != inner for q in mapped):
