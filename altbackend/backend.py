@@ -19,7 +19,7 @@ from .errors import AltError, BadOptionValue, FallbackWarning, InternalError, Un
 from .fx_passes.graph import drop_dead, snapshot
 from .fx_passes.quantised import packed
 from .graph_cache import wrapper_plan
-from .graph_cache.traced import Recording
+from .graph_cache.traced import Recording, calling_of
 from .pipeline import by_library, compile_graph
 from .repro import file as repro_file
 from .runtime.boxed import BoxedCall, Function, Values
@@ -65,10 +65,12 @@ def trace_and_compile(
             return _by_operators(captured(), cfg)
         recording.finish()
         meta = torch_api.traced_metadata()
-    lifted = tuple(torch_api.lifted(gm).values())
+    calling = calling_of(gm)
+    lifted = calling.lifted
     if aot_autograd.merged_views(meta, [*lifted, *example_inputs]):
         return _by_operators(captured(), cfg)
     watch = _watch(meta, gm, [*lifted, *example_inputs])
+    call = recording.replaced(call, calling, len(example_inputs))
 
     trace = recording.trace  # a recording would keep traced values alive
 
@@ -230,6 +232,7 @@ def _compiler(cfg: Config, number: int, kind: str, recording: Recording, donatio
                 fx_passes.after_joint(gm, cfg, trace)
             with torch_api.without_gc():
                 call = compile_graph(gm, cfg, trace, job, recording.part(kind, gm, asdict(job)), failed)
+                recording.built(kind, call)
                 return accepting_any_gradient(call, gradients.start, gradients.stop, negative) if gradients else call
         except Exception as cause:
             return failed(cause)

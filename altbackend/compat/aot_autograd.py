@@ -26,6 +26,8 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols, statically_known_true
 from torch.utils._pytree import tree_leaves
 
+from .torch_api import untraced
+
 
 def core_decompositions() -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return torch's decompositions to core ATen, without operators that the dispatcher decomposes (CompositeImplicit).
@@ -111,7 +113,7 @@ def aot_autograd(*, bw_compiler: Callable[..., object] | None = None, **kwargs: 
     `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
     log, which takes 0.08 s per process. Dynamo traces neither the backward's compiler nor its results.
     """
-    forward = kwargs["fw_compiler"]
+    forward: Any = kwargs["fw_compiler"]
     compilers = {"inference_compiler": forward, **kwargs}
 
     def compile_backward(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> object:
@@ -122,10 +124,9 @@ def aot_autograd(*, bw_compiler: Callable[..., object] | None = None, **kwargs: 
             return flatten_graph_inputs(gm, inputs, build)
         counters["aot_autograd"]["total"] += 1
         trace: Callable[..., Any] = aot_module_simplified
-        call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
+        call: Callable[..., Any] = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
         counters["aot_autograd"]["ok"] += 1
-        entry: Callable[..., Any] = untraced(call)
-        return entry
+        return call
 
     return build
 
@@ -166,12 +167,6 @@ def joint_graph(
 def as_tuple(results: object) -> tuple[object, ...]:
     """Return the results of a function as a tuple, also if it returns one."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
-def untraced(fn: object) -> Any:
-    """Return `fn` such that Dynamo calls it without tracing it."""
-    disable: Callable[..., Any] = torch._dynamo.disable
-    return disable(fn, reason="compilers and what they return are not traced")
 
 
 def is_about_sharing(cause: AssertionError) -> bool:

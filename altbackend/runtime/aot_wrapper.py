@@ -7,14 +7,14 @@ user's program. It returns inputs that are results, advances versions of inputs 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from ..compat.torch_api import unannotated
+from ..compat import torch_api
+from ..compat.torch_api import unannotated, untraced
 from .boxed import Args, BoxedCall, Function, Values
 from .gradients import are_batched, one_by_one, plain
 from .views import Step, replay
@@ -88,51 +88,57 @@ class Backward:
 
 
 @dataclass(frozen=True)
+class Calling:
+    """What else a traced call depends on.
+
+    `lifted`: the tensors that the graph takes before the inputs. `autocast`: whether it was captured under autocast;
+    it then contains its casts and runs without. `mark`: notes on a tensor which of its dimensions vary.
+    """
+
+    lifted: tuple[object, ...]
+    autocast: bool
+    mark: Mark
+
+
+@dataclass(frozen=True)
 class _Hidden:
     """A tensor that is hidden from autograd among a function's results."""
 
     tensor: torch.Tensor
 
 
-def inference(call: BoxedCall, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()) -> Function:
-    """Return the callable of a graph without a backward. `mark` notes on a tensor which of its dimensions vary.
+def inference(call: BoxedCall, plan: Plan, calling: Calling) -> Function:
+    """Return the callable of a graph without a backward."""
+    compute, finish, behind = _without_grad(call, calling), _finish(plan, calling.mark), _behind(plan)
+    lifted = calling.lifted
+    if finish is None and not plan.written:
+        return lambda *args: compute([*lifted, *args])
 
-    `lifted` holds the tensors that the graph takes before the inputs.
-    """
-    autocast_off, finish = _autocast_off(), _finish(plan, mark)
-
-    def run(*args: object) -> Args:
+    def run(*args: object) -> Values:
         inputs: Args = [*lifted, *args]
         _advance(inputs, plan)
-        bases = _bases(inputs, plan)
-        with torch.no_grad(), autocast_off():
-            results = list(call(inputs))
-        return finish(results, bases)
+        bases = {k: inputs[n] for k, n in behind}
+        results = compute(inputs)
+        return results if finish is None else finish(list(results), bases)
 
-    return _untraced(run)
+    return run
 
 
-def training(
-    forward: BoxedCall, backward: Backward, plan: Plan, mark: Mark, lifted: tuple[object, ...] = ()
-) -> Function:
-    """Return the callable of a forward and its backward.
+def training(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calling) -> Function:
+    """Return the callable of a forward and its backward."""
+    apply = _with_grad(unannotated(_function(forward, backward, plan, calling).apply))
+    finish, behind, lifted = _finish(plan, calling.mark), _behind(plan), calling.lifted
 
-    `lifted` holds the tensors that the graph takes before the inputs.
-    """
-    function = _function(forward, backward, plan)
-    finish = _finish(plan, mark)
-
-    def run(*args: object) -> Args:
+    def run(*args: object) -> Values:
         inputs: Args = [*lifted, *args]
         _advance(inputs, plan)
-        bases = _bases(inputs, plan)
+        bases = {k: inputs[n] for k, n in behind}
         for k in plan.detached:
             inputs[k] = inputs[k].detach()
-        with torch.enable_grad():
-            results = unannotated(function.apply)(*inputs)
-        return finish(list(results), bases)
+        results: Values = apply(*inputs)
+        return results if finish is None else finish(list(results), bases)
 
-    return _untraced(run)
+    return run
 
 
 class _Context(Protocol):
@@ -149,9 +155,10 @@ class _Context(Protocol):
     def maybe_clear_saved_tensors(self) -> None: ...
 
 
-def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.autograd.Function]:
-    autocast_off, count = _autocast_off(), len(plan.same)
-    run_backward, load_operators = _untraced(_compiled_backward(backward, plan)), backward.operators
+def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calling) -> type[torch.autograd.Function]:
+    compute, count = _without_autocast(forward, calling), len(plan.same)
+    same = [k for k, number in enumerate(plan.same) if number >= 0]
+    run_backward, load_operators = untraced(_compiled_backward(backward, plan, calling)), backward.operators
 
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
@@ -160,8 +167,7 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.
 
         @staticmethod
         def forward(ctx: _Context, *args: object) -> object:
-            with autocast_off():
-                values = list(forward(list(args)))
+            values = list(compute(list(args)))
             end = len(values) - plan.sizes
             results, ctx.sizes = values[:count], values[end:]
             saved = [t.detach() if t._is_view() else t for t in values[count:end]]
@@ -170,12 +176,12 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan) -> type[torch.
             ctx.unchecked = saved[checked:]
             for k in plan.unviewed:
                 results[k] = torch.ops.aten._unsafe_view(results[k], results[k].shape)
-            for k, same in enumerate(plan.same):
-                if same >= 0:
-                    results[k] = None  # autograd must not see an input come back
+            for k in same:
+                results[k] = None  # autograd must not see an input come back
             for view in plan.views:
                 results[view.result] = _Hidden(results[view.result])
-            ctx.mark_non_differentiable(*(results[k] for k in plan.fixed if isinstance(results[k], torch.Tensor)))
+            if plan.fixed:
+                ctx.mark_non_differentiable(*(results[k] for k in plan.fixed if isinstance(results[k], torch.Tensor)))
             ctx._materialize_non_diff_grads = False
             return tuple(results)
 
@@ -211,8 +217,13 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[_Context, Values], object]:
-    autocast_off = _autocast_off()
+def _compiled_backward(backward: Backward, plan: Plan, calling: Calling) -> Callable[[_Context, Values], object]:
+    def run_laid_out(inputs: Args) -> Values:
+        for k, t in enumerate(plan.tangents, len(inputs) - len(plan.tangents)):
+            inputs[k] = _with_layout(inputs[k], t)
+        return backward.call(inputs)
+
+    compute = _without_grad(run_laid_out, calling)
 
     def run(ctx: _Context, gradients: Values) -> object:
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -227,21 +238,15 @@ def _compiled_backward(backward: Backward, plan: Plan) -> Callable[[_Context, Va
         args += [gradients[t.result] for t in plan.tangents]
         del gradients
 
-        def run_laid_out(inputs: Args) -> Values:
-            for k, t in enumerate(plan.tangents, first):
-                inputs[k] = _with_layout(inputs[k], t)
-            return backward.call(inputs)
-
-        def compute() -> object:
+        def computed() -> object:
             ctx.maybe_clear_saved_tensors()
-            with torch.no_grad(), autocast_off():
-                if are_batched(args[first:]):
-                    return one_by_one(run_laid_out, args, range(first, len(args)))
-                return tuple(run_laid_out(args))
+            if are_batched(args[first:]):
+                return one_by_one(compute, args, range(first, len(args)))
+            return tuple(compute(args))
 
         if torch.is_grad_enabled():
-            return unannotated(_Once.apply)(compute, torch.empty(0, requires_grad=True))
-        return compute()
+            return unannotated(_Once.apply)(computed, torch.empty(0, requires_grad=True))
+        return computed()
 
     return run
 
@@ -268,14 +273,44 @@ def _relaid(gradient: torch.Tensor, tangent: Tangent) -> torch.Tensor:
     return out.copy_(gradient)
 
 
-def _autocast_off() -> Callable[[], contextlib.AbstractContextManager[object]]:
-    """Return the context that a graph runs in: one captured under autocast contains its casts, so it runs without."""
-    return torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
+def _without_autocast(call: BoxedCall, calling: Calling) -> BoxedCall:
+    if not calling.autocast:
+        return call
+
+    def run(inputs: Args) -> Values:
+        with torch._C._DisableAutocast():
+            return call(inputs)
+
+    return run
 
 
-def _untraced(run: Function) -> Function:
-    untraced: Function = unannotated(torch._dynamo.disable)(run, reason="altbackend: a compiled graph")
-    return untraced
+def _without_grad(call: BoxedCall, calling: Calling) -> BoxedCall:
+    """Return `call`, which records no gradients and runs without autocast. Contexts in Python take 3 us more."""
+    compute, recording, record = _without_autocast(call, calling), torch.is_grad_enabled, torch_api.record_gradients
+
+    def run(inputs: Args) -> Values:
+        if not recording():
+            return compute(inputs)
+        record(False)
+        try:
+            return compute(inputs)
+        finally:
+            record(True)
+
+    return run
+
+
+def _with_grad(function: Function) -> Function:
+    """Return `function`, which runs with gradients recorded."""
+    recording = torch.is_grad_enabled
+
+    def run(*args: object) -> object:
+        if recording():
+            return function(*args)
+        with torch.enable_grad():
+            return function(*args)
+
+    return run
 
 
 def _advance(args: Values, plan: Plan) -> None:
@@ -283,16 +318,21 @@ def _advance(args: Values, plan: Plan) -> None:
         torch.autograd.graph.increment_version(tuple(args[k] for k in plan.written))
 
 
-def _bases(args: Sequence[object], plan: Plan) -> dict[int, Any]:
-    """Return the input behind each result that is an input or a view of one, by the result's index."""
-    bases = {view.result: args[view.base] for view in plan.views}
-    return bases | {k: args[same] for k, same in enumerate(plan.same) if same >= 0}
+def _behind(plan: Plan) -> list[tuple[int, int]]:
+    """Return (index of the result, index of the input) of each result that is an input or a view of one."""
+    returned = [(k, same) for k, same in enumerate(plan.same) if same >= 0]
+    return [(view.result, view.base) for view in plan.views] + returned
 
 
-def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], list[object]]:
-    """Return the function that puts inputs and their views among the results, and marks sizes that vary."""
+def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], list[object]] | None:
+    """Return the function that puts inputs and their views among the results, and marks sizes that vary.
+
+    Return None if results need neither.
+    """
     views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
     dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
+    if not dynamic and not _behind(plan):
+        return None
 
     def finished(results: list[object], inputs: dict[int, Any]) -> list[object]:
         for k, view, requires_grad in views:

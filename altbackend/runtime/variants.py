@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from ..compat.torch_api import untraced
 from ..errors import FallbackWarning
 from .boxed import Function, Values
 from .sharing import in_one_storage, relation_of
@@ -124,7 +125,8 @@ def _texts(n: Node) -> dict[str, object]:
 def transformed(call: Call, variants: Variants) -> Call:
     """Return `call`, which runs operator by operator under functorch transforms and for inputs with tangents.
 
-    Compiled code supports neither. The check costs an eighth of a microsecond per call.
+    Compiled code supports neither. The check costs an eighth of a microsecond per call. Dynamo does not trace the
+    result; it removes the mark that says so where it calls the result itself, so that nothing below needs a mark.
     """
     stack = torch._C._functorch.peek_interpreter_stack
 
@@ -140,7 +142,7 @@ def transformed(call: Call, variants: Variants) -> Call:
             return variants.by_operators(what, todo)(*args)
         return call(*args)
 
-    return run
+    return untraced(run)
 
 
 def _has_tangent(args: Sequence[object]) -> bool:

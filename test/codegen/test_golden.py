@@ -481,7 +481,7 @@ def bind(library, const, num_threads):
     spaces = Workspaces(layout, 2, {}, True, True)
     spaces.constants = const  # the workspaces hold their addresses
     segment0 = library.fn('segment0')
-    op_mm_out = torch.ops.aten.mm.out
+    op_mm_out = torch.mm
 
     def call(args):
         arg0_1, arg1_1 = args

@@ -168,6 +168,58 @@ def test_training_with_buffers_and_random_numbers(watch: Watch) -> None:
     assert versions[1] == [1, 1, 1]
 
 
+def files_of(call: Callable[[], Any]) -> set[str]:
+    """Return the names of the files of the Python functions that a call runs."""
+    files: set[str] = set()
+    sys.setprofile(lambda frame, *_: files.add(Path(frame.f_code.co_filename).name))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_first_process_calls_a_graph_as_a_warm_start_does(watch: Watch, grad: bool) -> None:
+    """Once the backward is compiled, calls pass AOTAutograd's wrappers by."""
+    layer = nn.Linear(3, 3)
+    call = watch.compile(lambda x: torch.relu(layer(x)))
+    x = torch.randn(2, 3)
+
+    def step() -> None:
+        with torch.set_grad_enabled(grad):
+            y = call(x)
+            if grad:
+                y.sum().backward()
+
+    step()
+    step()
+    files = files_of(step)
+    assert "variants.py" in files
+    assert "aot_wrapper.py" in files
+    assert not {"runtime_wrappers.py", "aot_autograd.py"} & files
+
+
+def test_a_graph_that_is_not_stored_is_called_so_too(watch: Watch) -> None:
+    """Its conditions are on a float, and one input is the result of another graph, which gets a gradient."""
+
+    def fn(x: T, y: T, by: float) -> T:
+        return x.detach() * by + y * (2.0 if by > 0.5 else 3.0)
+
+    x, y = (torch.randn(4, requires_grad=True) for _ in range(2))
+    call = watch.compile(fn, dynamic=True)
+    for by in (0.75, 0.8, 0.75, 0.25, 0.3):
+        chained = x * 2
+        got, wanted = call(chained, y, by), fn(chained, y, by)
+        assert torch.equal(got, wanted)
+        for a, b in zip(
+            torch.autograd.grad(got.sum(), [x, y], allow_unused=True, retain_graph=True),
+            torch.autograd.grad(wanted.sum(), [x, y], allow_unused=True, retain_graph=True),
+            strict=True,
+        ):
+            assert (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+
+
 def test_nothing_is_kept_before_the_backward_has_run(watch: Watch) -> None:
     net = Net()
     watch.compile(net)(torch.randn(2, 3, 6, 6))

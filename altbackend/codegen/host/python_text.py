@@ -13,6 +13,7 @@ from ...lowering.graph import Opaque
 from ..lines import Lines
 from .launch_plan import Locations
 from .take_over import donors
+from .torch_functions import function_text
 
 OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
 LONGEST_PROVENANCE = 160  # characters
@@ -176,7 +177,7 @@ def call_text(w: HostLines, p: Program, locations: Locations, target: object, s:
 
 def _target_name(w: HostLines, target: object) -> str:
     if isinstance(target, torch._ops.OpOverload):
-        text, name = _overload_text(target), target._schema.name.split("::")[1]
+        text, name = function_text(target), target._schema.name.split("::")[1]
         label = f"op_{name}" if target._overloadname == "default" else f"op_{name}_{target._overloadname}"
     else:
         label = f"op_{getattr(target, '__name__', type(target).__name__)}"

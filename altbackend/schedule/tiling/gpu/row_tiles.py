@@ -55,6 +55,10 @@ FEWEST_PERSISTENT, MOST_PERSISTENT = 2, 8
 LEAST_TURNS = 4  # of each, where they are more than the fewest: every one leaves a row of totals
 OTHER_REGISTERS = 30  # of a thread, besides its elements of tiles: positions and masks
 SPARE = 1.2  # times the estimate: the compiler took at most 1.21 times as many in 20 kernels of training steps
+# Times the registers of a thread: with an estimate of 1.5 of them kernels of norms over 512 columns do not spill, since
+# values are computed one after the other; with 2.1 one spills 114 registers.
+SPILL = 1.6
+MOST_REGISTERS = 255  # of a thread
 MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
 
 
@@ -113,6 +117,8 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
         xblock = max(xblock, _rows_of_sector(r))
     xblock = _fewer_rows(r, xblock, fewest)
+    if r.columns and not r.persistent and not long:
+        xblock = _in_registers(r, xblock, widest)
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
         programs = at_most(programs, device.parallelism // 4)
@@ -138,6 +144,20 @@ def _fewer_rows(r: _Rows, xblock: int, fewest: int) -> int:
         while xblock > fewest and rows < xblock * r.device.parallelism // 4:
             xblock //= 2
     return 1 if rows == 1 else xblock
+
+
+def _in_registers(r: _Rows, xblock: int, width: int) -> int:
+    """Return at most `xblock` rows a program, so few that the tiles of `width` points stay in registers.
+
+    A warp still reads whole sectors.
+    """
+    tiles, least = alive_at_once(r.members), _rows_of_sector(r)
+    while xblock > least:
+        threads = WARP * _row_warps(r, xblock * width, long=False)
+        if xblock * width / threads * tiles <= SPILL * min(r.device.registers / threads, MOST_REGISTERS):
+            break
+        xblock //= 2
+    return xblock
 
 
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:
