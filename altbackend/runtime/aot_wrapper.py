@@ -126,7 +126,7 @@ def inference(call: BoxedCall, plan: Plan, calling: Calling) -> Function:
 
 def training(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calling) -> Function:
     """Return the callable of a forward and its backward."""
-    apply = _with_grad(unannotated(_function(forward, backward, plan, calling).apply))
+    apply = _with_grad(torch_api.plain_apply(_function(forward, backward, plan, calling)))
     finish, behind, lifted = _finish(plan, calling.mark), _behind(plan), calling.lifted
 
     def run(*args: object) -> Values:

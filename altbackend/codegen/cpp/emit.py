@@ -12,7 +12,7 @@ from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
 from .narrow_strides import with_dense_rows
-from .reductions import COLUMN_BLOCK, SUM_BLOCK, across_rows, scan, within_row
+from .reductions import COLUMN_BLOCK, across_rows, scan, within_row
 from .scalars import bind, bound_index, in_range
 from .scope import Emitter, Scope, known_at_most, scratch
 from .short_rows import with_short_rows
@@ -27,7 +27,8 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
     Without fast math every quotient is a division, where a product with a reciprocal could err below normal numbers.
     """
     assert isinstance(ctx.device, Cpu)
-    e = Emitter(p, k, stream=ctx.device.stream_elements, exact=not ctx.fast_math)
+    block = ctx.device.vector_lanes * COLUMN_BLOCK
+    e = Emitter(p, k, stream=ctx.device.stream_elements, sum_block=block, exact=not ctx.fast_math)
     for b, numel in k.scratch.items():
         scratch(e, b, numel)
     for stage in k.stages:
@@ -89,10 +90,10 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
         Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
         for total, part in s.blocked
     ]
-    if known_at_most(ex.size_of(v), SUM_BLOCK):
+    if known_at_most(ex.size_of(v), e.sum_block):
         return [*parts, Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit), *folds]
     inner = Loop(v, "block", "block_end", tuple(body), simd=not s.serial, sums=tuple(s.sums))
-    return [Loop(v, begin, end, (*parts, inner, *folds), step=SUM_BLOCK)]
+    return [Loop(v, begin, end, (*parts, inner, *folds), step=e.sum_block)]
 
 
 def _member(e: Emitter, s: Scope, q: MappedNode) -> None:

@@ -15,8 +15,7 @@ from .ast import Declare, Let, Loop, Partial, Stmt, Store, Update, name
 from .scalars import bind, bound_index
 from .scope import Emitter, Scope, known_at_most, scratch
 
-SUM_BLOCK = 256  # elements of a float32 sum in 16 lanes, before it is added to a float64 total
-COLUMN_BLOCK = SUM_BLOCK // 16  # the same for sums in one lane
+COLUMN_BLOCK = 16  # elements of a float32 sum in one lane, before it is added to a float64 total
 
 
 def within_row(e: Emitter, s: Scope, q: MappedNode) -> None:
@@ -132,7 +131,7 @@ def _float64_total(e: Emitter, s: Scope, q: MappedNode) -> str:
         return "" if known_at_most(length, COLUMN_BLOCK) else "steps"
     if isinstance(length, int) and length >= e.stream:
         return "steps"
-    return "" if known_at_most(length, SUM_BLOCK) else "blocks"
+    return "" if known_at_most(length, e.sum_block) else "blocks"
 
 
 def _one_lane(stage: Stage) -> bool:

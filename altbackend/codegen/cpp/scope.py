@@ -37,7 +37,8 @@ class Emitter:
     """The state of emitting one kernel.
 
     `levels`: the loop level of names. `scalars`: values of the row by buffer. `ready`: buffers of earlier stages.
-    `stream`: elements from which a row exceeds L1. `exact`: no reciprocals. `checks`: some position is checked.
+    `stream`: elements from which a row exceeds L1. `sum_block`: elements of a float32 sum in all lanes of a vector,
+    before it is added to a float64 total. `exact`: no reciprocals. `checks`: some position is checked.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class Emitter:
     counter: int = 0
     checks: bool = False
     stream: int = 0
+    sum_block: int = 256
     exact: bool = False
 
     def fresh(self, prefix: str) -> str:

@@ -12,6 +12,7 @@ from ...kernel import Kernel
 from ...loop_mapping import Kind
 from ...products.matmul import Matmul, tiles_of
 from .blocks import (
+    WARP,
     Blocks,
     Form,
     at_most,
@@ -27,9 +28,14 @@ from .row_tiles import row_blocks
 
 ONE_PROGRAM = 4096  # elements that one program reduces as fast as many programs and a second kernel do
 FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
+WINDOW = 4  # reads of one tensor at constant distances, from which a kernel's time is that of the cache
+# Bytes between the first reads of neighbouring threads, and warps: the fastest of 7 forms for nearly all of eight pools
+# of 16 and 32 bits on an H100 (docs/decisions/windows-in-threads.md).
+WINDOW_BYTES, WINDOW_WARPS = 8, 8
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
 COSTLY_ROW = 16  # float additions: as long as two elements of a thread take
+VECTOR = 16  # bytes of the widest load
 VECTOR_ELEMENTS = 8  # of 16 bits in one load
 
 
@@ -59,16 +65,37 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
 
 def _flat(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
     points = longest(lengths)
-    xblock = FLAT_BLOCK
+    of_thread = _elements_of_window(p, k)
+    xblock = of_thread * WARP * WINDOW_WARPS or FLAT_BLOCK
     if isinstance(points, int):
         xblock = min(xblock, power_of_two(points))
         while xblock > 128 and points < xblock * device.parallelism // 4:
             xblock //= 2
-    warps = warps_of(xblock)
-    if len(loaded_buffers(k.nodes)) == 1:
+    warps = max(xblock // (of_thread * WARP), 1) if of_thread else warps_of(xblock)
+    if len(loaded_buffers(k.nodes)) == 1 and not of_thread:
         warps = max(warps // 2, 1)  # each thread has two loads of 16 bytes under way instead of one
     wide = is_wide(p, k, points)
     return Blocks(Form.FLAT, True, points, xblock, {}, frozenset(), ceil_div(points, xblock), warps, wide)
+
+
+def _elements_of_window(p: Program, k: Kernel) -> int:
+    """Return the elements of a thread where each reads a window of a tensor, as pools do; 0 for other kernels.
+
+    Such loads take one element each, unless the window steps by whole vectors, as over the points of a channels-last
+    image. Those of a warp touch the fewer cache lines, the closer its threads' elements lie together.
+    """
+    for q in k.nodes:
+        positions: dict[str, list[Index]] = {}
+        for name, index in dict.fromkeys(va.loads(q.value)):
+            positions.setdefault(name, []).append(index)
+        for name, indices in positions.items():
+            itemsize = p.buffers[name].dtype.itemsize
+            shifts = [n * itemsize for i in indices if isinstance(n := ex.sub(i, indices[0]), int)]
+            if q.inner and len(shifts) >= WINDOW and any(n % VECTOR for n in shifts):
+                stride = ex.coefficient(indices[0], q.inner[-1])
+                apart = itemsize * (stride if isinstance(stride, int) else 1)
+                return max(WINDOW_BYTES // max(apart, 1), 2)
+    return 0
 
 
 def _flat_persistent(p: Program, k: Kernel, n: Index, device: Gpu) -> Blocks:

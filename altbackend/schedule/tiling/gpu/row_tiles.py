@@ -117,7 +117,7 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
         xblock = max(xblock, _rows_of_sector(r))
     xblock = _fewer_rows(r, xblock, fewest)
-    if r.columns and not r.persistent and not long:
+    if r.columns and not long:
         xblock = _in_registers(r, xblock, widest)
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
@@ -151,13 +151,23 @@ def _in_registers(r: _Rows, xblock: int, width: int) -> int:
 
     A warp still reads whole sectors.
     """
-    tiles, least = alive_at_once(r.members), _rows_of_sector(r)
+    least = _rows_of_sector(r)
     while xblock > least:
         threads = WARP * _row_warps(r, xblock * width, long=False)
-        if xblock * width / threads * tiles <= SPILL * min(r.device.registers / threads, MOST_REGISTERS):
+        if _registers_needed(r, xblock * width // threads) <= min(r.device.registers / threads, MOST_REGISTERS):
             break
         xblock //= 2
     return xblock
+
+
+def _registers_needed(r: _Rows, elements: int) -> float:
+    """Return an estimate of the registers of a thread that has `elements` of every tile.
+
+    A loop over tiles keeps operands of all tiles in registers besides; other programs compute values one by one.
+    """
+    if r.persistent:
+        return SPARE * (OTHER_REGISTERS + elements * _tiles_of_thread(r))
+    return elements * _tiles_of_thread(r) / SPILL
 
 
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:
@@ -205,9 +215,13 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
 
 def _resident(r: _Rows, warps: int, elements: int) -> int:
     """Return the programs that a multiprocessor's registers hold, whose threads have `elements` of every tile."""
-    tiles = alive_at_once(r.members) + sum(q.kind is Kind.CROSS_ROW for q in r.members)
-    registers = SPARE * (OTHER_REGISTERS + elements * tiles)
+    registers = _registers_needed(r, elements)
     return min(max(int(r.device.registers // (WARP * warps * registers)), FEWEST_PERSISTENT), MOST_PERSISTENT)
+
+
+def _tiles_of_thread(r: _Rows) -> float:
+    """Return an estimate of the registers of a tile's element: values alive at once, and totals over rows."""
+    return alive_at_once(r.members) + sum(q.kind is Kind.CROSS_ROW for q in r.members)
 
 
 # --- rows that are neighbours ----------------------------------------------------------------------------------------

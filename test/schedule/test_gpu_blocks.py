@@ -1,0 +1,88 @@
+"""Blocks of GPU kernels: windows, tiles that stay in registers, and the direction in which rows lie. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from altbackend.schedule.device import H200, ScheduleContext
+from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks
+from altbackend.schedule.tiling.gpu.choose import choose_blocks
+from test import triton_run
+from test.compare import difference
+from test.graphs import schedule, trace
+
+T = torch.Tensor
+ON_GPU = ScheduleContext(H200)
+
+
+def blocks_of(fn: Callable[[T], T], x: T) -> list[Blocks]:
+    scheduled = schedule(trace(fn, x)[0], ctx=ON_GPU)
+    return [choose_blocks(scheduled.program, k, H200) for k in scheduled.steps if isinstance(k, Kernel)]
+
+
+def elements_of_thread(b: Blocks) -> int:
+    return b.xblock * max(b.rblocks.values(), default=1) // (WARP * b.warps)
+
+
+def image(dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format) -> T:
+    return torch.empty(8, 64, 112, 112, dtype=dtype).to(memory_format=memory_format)
+
+
+@pytest.mark.parametrize(
+    ("stride", "dtype", "elements"),
+    [(1, torch.float32, 2), (1, torch.bfloat16, 4), (2, torch.float32, 2), (2, torch.bfloat16, 2)],
+    ids=str,
+)
+def test_threads_of_a_pool_lie_close_together(stride: int, dtype: torch.dtype, elements: int) -> None:
+    (b,) = blocks_of(lambda x: F.max_pool2d(x, 3, stride, 1), image(dtype))
+    assert elements_of_thread(b) == elements
+
+
+def test_windows_of_whole_vectors_are_read_as_such() -> None:
+    x = image(torch.bfloat16, torch.channels_last)
+    (b,) = blocks_of(lambda x: F.max_pool2d(x, 3, 1, 1), x)
+    assert elements_of_thread(b) >= 8
+
+
+def test_corners_at_no_constant_distance_are_no_window() -> None:
+    (b,) = blocks_of(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), image(torch.bfloat16))
+    assert elements_of_thread(b) >= 8
+
+
+def heavy(x: T) -> T:
+    """Return a norm over dimension 1 of values that need several registers each."""
+    y = (x.abs() * 7).long() % 100
+    return F.rms_norm((y.to(x.dtype) * x).transpose(1, 2), (x.shape[1],)).transpose(1, 2)
+
+
+def test_tiles_of_columns_stay_in_registers() -> None:
+    light, costly = (
+        blocks_of(fn, torch.empty(512, 500, 256))[-1] for fn in (lambda x: x.softmax(1), lambda x: heavy(x))
+    )
+    assert light.xblock == 64
+    assert costly.xblock < 64
+    assert costly.xblock >= 8  # a sector of float32
+
+
+def normalised(x: T) -> T:
+    """Return sums over columns of what numbers of each point of a row, contiguous along it, shift."""
+    y = x.log_softmax(2) + 1
+    return (y.square() + 1).rsqrt().log_softmax(1).sum()
+
+
+def test_small_operands_do_not_decide_the_direction_of_rows() -> None:
+    _, columns, _ = blocks_of(normalised, torch.empty(40, 1632, 1024))
+    assert columns.xblock == 64  # neighbouring columns of one program
+    assert columns.looped(1632)
+
+
+@pytest.mark.parametrize("fn", [normalised, heavy], ids=["normalised", "heavy"])
+def test_equal_to_eager(fn: Callable[[T], T]) -> None:
+    x = torch.rand(3, 40, 24)
+    got = triton_run.compiled(fn, ctx=ON_GPU)(x)
+    assert not difference(got, fn(x), strides=False, tolerance=1e-5)
