@@ -45,7 +45,8 @@ def _suits(n: Node) -> bool:
         return False
     if all(statically_known_true(s == 1) for s in image.shape[2:]):
         return True
-    return all(s == 1 for s in stride) and is_channels_last(image)
+    # without oneDNN for its dtype, a CPU gives a plain image for a channels-last one
+    return all(s == 1 for s in stride) and is_channels_last(image) and is_channels_last(val(n))
 
 
 def _rewrite(gm: GraphModule, n: Node) -> None:

@@ -18,6 +18,7 @@ from altbackend.fx_passes import batch_linears, inference, pointwise_convolution
 from altbackend.fx_passes.constants import constant_nodes
 from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.graph import stable_sort
+from altbackend.fx_passes.mixed_layouts import is_channels_last
 
 T = torch.Tensor
 
@@ -60,7 +61,8 @@ def test_pointwise_convolutions(device: str, size: tuple[int, ...], last: bool, 
 
     gm = traced(fn, x, w, b)
     before = result(gm)
-    assert [pointwise_convolutions.run(gm, context(device)) for _ in range(2)] == [1, 0]
+    fires = is_channels_last(before) or not last  # not on a CPU without oneDNN for the dtype
+    assert [pointwise_convolutions.run(gm, context(device)) for _ in range(2)] == [fires, False]
     after = result(gm)
     assert (after.dtype, after.shape) == (before.dtype, before.shape)
     if last:
