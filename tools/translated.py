@@ -24,7 +24,7 @@ from altbackend.compiled.load import Job
 from altbackend.config.options import Config
 from altbackend.debug.trace import Trace
 from altbackend.lowering.graph import lower_graph
-from altbackend.schedule.device import H200
+from altbackend.schedule.device import H200, Cpu
 
 GPU = torch.device("cuda", 0)
 
@@ -76,7 +76,7 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
             return build(gm, inputs)
 
     torch._dynamo.reset()
-    with _for_gpu() if device == "cuda" else contextlib.nullcontext():
+    with _for_gpu() if device == "cuda" else _for_any_cpu():
         try:
             run(compile_)
         except Exception as cause:
@@ -84,6 +84,14 @@ def codes(run: Callable[[Backend], object], device: str, cfg: Config) -> list[Co
             if not any(isinstance(c, Translated) or "Translated" in str(c) for c in causes):
                 raise
     return translated
+
+
+@contextlib.contextmanager
+def _for_any_cpu() -> Iterator[None]:
+    """Compile for a CPU with vectors of 16 numbers and common caches, whatever this machine has."""
+    numbers = {name: n for name, n in asdict(Cpu(1)).items() if name != "threads"}
+    with patch.object(torch_api, "cpu_properties", lambda: numbers):
+        yield
 
 
 @contextlib.contextmanager
