@@ -13,7 +13,7 @@ from ...lowering.graph import Opaque
 from ..lines import Lines
 from .launch_plan import Locations
 from .take_over import donors
-from .torch_functions import function_text
+from .torch_functions import function_text, overload_text
 
 OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
 LONGEST_PROVENANCE = 160  # characters
@@ -186,11 +186,6 @@ def _target_name(w: HostLines, target: object) -> str:
     return label
 
 
-def _overload_text(op: torch._ops.OpOverload) -> str:
-    namespace, name = op._schema.name.split("::")
-    return f"torch.ops.{namespace}.{name}.{op._overloadname}"
-
-
 def _argument(p: Program, locations: Locations, x: object) -> str:
     match x:
         case View():
@@ -211,7 +206,7 @@ def _argument(p: Program, locations: Locations, x: object) -> str:
         case torch.device():
             return f"torch.device({str(x)!r})"
         case torch._ops.OpOverload():  # an argument of a higher-order operator
-            return _overload_text(x)
+            return overload_text(x)
         case torch._ops.HigherOrderOperator():
             return f"torch.ops.higher_order.{x._name}"
         case _:

@@ -30,4 +30,10 @@ def function_text(op: torch._ops.OpOverload) -> str:
     namespace, name = op._schema.name.split("::")
     if namespace == "aten" and op._overloadname in OVERLOADS.get(name, ()) and hasattr(torch, name):
         return f"torch.{name}"
+    return overload_text(op)
+
+
+def overload_text(op: torch._ops.OpOverload) -> str:
+    """Return the text of an overload, such as `torch.ops.aten.mm.out`."""
+    namespace, name = op._schema.name.split("::")
     return f"torch.ops.{namespace}.{name}.{op._overloadname}"
