@@ -12,10 +12,21 @@ import pytest
 import torch
 
 from test.fresh import time_no_guards
+from test.sampling import ALL_CASES, leave_out
 
 _CACHE = "ALTBACKEND_CACHE_DIR"
 _GRAPHS = "ALTBACKEND_CACHE_GRAPHS"
 _HOST = "ALTBACKEND_HOST"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs all cases of sampled tests."""
+    parser.addoption(ALL_CASES, action="store_true", help="run all cases of tests of which one in a few runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that are not in the sample (`test/sampling.py`)."""
+    leave_out(config, items)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.opinfo import BROKEN, Case, Settings, cases_of, check, database
 
+pytestmark = pytest.mark.sample(3)
+
 # whatever was once wrong or had no kernel, and one or two of each family
 OPERATORS = """
 add as_strided_scatter cat clamp_max cumulative_trapezoid digamma fft.rfft fliplr gcd __getitem__

@@ -67,6 +67,13 @@ def memory_of(kernel: TritonKernel, capability: int) -> tuple[int, int]:
     return held
 
 
+def access_axes(kernel: TritonKernel, capability: int) -> set[int]:
+    """The tile axes along which neighbouring threads of the machine code access memory."""
+    job = (kernel.source, kernel.signature, kernel.constexprs, kernel.num_warps, kernel.num_stages, capability)
+    axes: set[int] = _worker(False).submit(triton_worker.access_axes, *job).result()
+    return axes
+
+
 def compile_errors() -> list[str]:
     """One text for every kernel that did not compile, of all that were started."""
     done = dict(_compiling)

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,14 @@ def memory(*job: Any) -> tuple[int, int]:
     """Bytes of shared and of global memory that each program of a kernel wants for itself."""
     made = _compile(*job)
     return int(made.metadata.shared), int(made.metadata.global_scratch_size)
+
+
+def access_axes(*job: Any) -> set[int]:
+    """The tile axes along which neighbouring threads access memory, of all accesses to tiles with two axes."""
+    text = _compile(*job).asm["ttgir"]
+    layouts = dict(re.findall(r"^#(\w+) = #ttg\.blocked<\{.*order = \[(\d)", text, re.MULTILINE))
+    accessed = re.findall(r"tt\.(?:load|store) .*: tensor<\d\d+x\d\d+x!tt\.ptr<\w+>, #(\w+)>", text)
+    return {int(layouts[name]) for name in accessed}
 
 
 def _compile(

@@ -39,6 +39,8 @@ from altbackend.schedule.products.epilogue import Candidate
 from altbackend.schedule.products.matmul import Tiles
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(3)
+
 GPU = ScheduleContext(H200)
 SEARCH = cost.SEARCH
 FAST = SEARCH[2]

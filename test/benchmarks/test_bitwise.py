@@ -17,6 +17,8 @@ from altbackend.compile_pool import workers
 from benchmarks import bitwise
 from benchmarks.opinfo import library_calls
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 Functions = Mapping[str, Callable[[T], T]]
 

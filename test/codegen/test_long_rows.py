@@ -23,6 +23,8 @@ from test import triton_run
 from test.compare import as_list, difference
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 SMALL = ScheduleContext(replace(H200, sms=4, registers=64))  # rows of more than 16 elements are long
 LAST = torch.channels_last

@@ -22,6 +22,8 @@ from test import triton_run
 from test.compare import as_list
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 SMALL = Tiles(32, 16, 16, 4, 2, band=2)
 PERSISTENT = replace(SMALL, persistent=True)

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from test.compare import compiled
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 PROGRAMS: dict[str, Callable[[T], T]] = {
     "channels-last result": lambda x: (x * 2 + 1).contiguous(memory_format=torch.channels_last),

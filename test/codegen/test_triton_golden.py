@@ -164,7 +164,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0 = tl.arange(0, RBLOCK)[None, :]
     r0mask = r0 < 80
     # sum.dim_IntList
-    t0 = tl.load(in0 + ((x // 70) * 5600 + r0 * 70 + (x % 70)), mask=r0mask & xmask, other=0.0)
+    t0 = tl.load(in0 + tl.max_contiguous((x // 70) * 5600 + r0 * 70 + (x % 70), [16, 1]), mask=r0mask & xmask, other=0.0)
     total0 = tl.sum(t0, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
@@ -179,7 +179,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     t0 = tl.load(in0 + (r0 * 70 + x), mask=r0mask & xmask, other=0.0)
     total0 = tl.sum(t0, 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
-""",
+""",  # noqa: E501
         )
 
     def test_rows_and_totals_over_rows(self) -> None:

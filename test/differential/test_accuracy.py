@@ -13,6 +13,8 @@ from benchmarks import accuracy
 from test import triton_run
 from test.compare import as_list, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 INF = float("inf")
 PATHS: dict[str, Callable[..., Any]] = {"C++": compiled, "Triton": lambda fn: triton_run.compiled(fn, host=True)}
 

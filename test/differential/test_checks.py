@@ -18,6 +18,8 @@ from test import fresh, triton_run
 from test.compare import as_list, compiled, difference, twin
 from test.torch_versions import since
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 HUGE = 1 << 40  # a size or a position that is far outside of every mapping
 

@@ -28,6 +28,8 @@ from altbackend.schedule.device import H200
 from test import graphs, triton_run
 from test.compare import as_list, check, check_gradients, compiled, difference, twin
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 
 

@@ -15,6 +15,8 @@ from test import triton_run
 from test.compare import check as same
 from test.compare import compiled, difference
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 SCHEMA = "(Tensor x, int[] lengths) -> (Tensor, Tensor[], int, Tensor[])"
 

@@ -25,6 +25,8 @@ from altbackend.schedule.tiling.gpu.tiled import pairs_in_one_pass, tile_steps
 from test import cpp_cuda_host, cuda_host, graphs, triton_run
 from test.torch_versions import no_check_of_custom_operators
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 import pytest
 import torch
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 R = TypeVar("R")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

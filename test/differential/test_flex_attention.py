@@ -18,6 +18,8 @@ from altbackend.fx_passes.context import Context
 from test.compare import check, compiled
 from test.graphs import trace
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 
 

@@ -11,6 +11,8 @@ import torch
 from test import triton_run
 from test.compare import as_list, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 
 

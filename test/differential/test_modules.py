@@ -14,6 +14,8 @@ from torch import nn
 from altbackend import alt
 from test.compare import OPTIONS, check, check_gradients, compiled, difference
 
+pytestmark = pytest.mark.sample(3)
+
 ACTIVATIONS: list[Callable[..., Any]] = [
     *(F.relu, F.relu6, F.gelu, F.silu, F.elu, F.selu, F.celu, F.leaky_relu, F.hardtanh, F.hardswish, F.hardsigmoid),
     *(F.mish, F.softplus, F.softsign, F.tanhshrink, F.logsigmoid, F.hardshrink, F.softshrink, torch.tanh),

@@ -13,6 +13,8 @@ from altbackend.compat import torch_api
 from test import triton_run
 from test.compare import as_list, compiled, difference
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 
 

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 from test.compare import check, check_gradients
 
+pytestmark = pytest.mark.sample(3)
+
 DIMS = [d for n in (1, 2, 3) for d in itertools.combinations(range(3), n)]
 SEVERAL: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.sum,

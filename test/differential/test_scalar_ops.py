@@ -16,6 +16,8 @@ from altbackend.lowering.registry import SUPPORTED_DTYPES
 from test.compare import check, compiled, difference, twin, wide
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(3)
+
 # Rows whose operator has another name or form than torch.<row>.
 SPELLED: dict[str, Callable[..., Any]] = {
     "truediv": torch.true_divide,

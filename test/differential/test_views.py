@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(2)
+
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "view": lambda x: x.reshape(8, 15) + 1,
     "view of permuted": lambda x: x.permute(2, 0, 1).reshape(30, 4) * 2,

@@ -111,11 +111,42 @@ def test_convolutions_of_narrow_groups_and_their_gradients_are_plain_between_cha
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
             backward = "backward" in str(n.target)
             grouped = n.args[9 if backward else 8] != 1
-            memory_format = torch.contiguous_format if grouped and width == 2 else torch.channels_last
+            is_narrow = width == 2 or dtype == torch.bfloat16
+            memory_format = torch.contiguous_format if grouped and is_narrow else torch.channels_last
             operands = [a.meta["val"] for a in n.args[: 3 if backward else 2]]
             assert all(x.is_contiguous(memory_format=memory_format) for x in operands)
             formats.add((backward, grouped))
     assert len(formats) == 4
+
+
+@pytest.mark.parametrize(("dtype", "window", "plain"), [
+    (torch.float32, 7, True),  # the library's channels-last gradient of the weight is slow
+    (torch.float32, 5, False),  # kernels of ours
+    (torch.bfloat16, 7, False),
+])  # fmt: skip
+def test_depthwise_convolutions_in_training(dtype: torch.dtype, window: int, plain: bool) -> None:
+    def fn(x: T, w: T) -> T:
+        return F.conv2d(x, w, padding=window // 2, groups=8).float().square().mean()
+
+    inputs = [torch.randn(s).to(dtype) for s in ((4, 8, 12, 12), (8, 1, window, window))]
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        gm = rewritten(fn, *inputs)
+    (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert call.args[0].meta["val"].is_contiguous() == plain
+
+
+@pytest.mark.parametrize(("dtype", "channels", "plain"), [
+    (torch.float32, 8, True), (torch.float32, 16, False), (torch.bfloat16, 8, False),
+])  # fmt: skip
+def test_few_channels_in_training(dtype: torch.dtype, channels: int, plain: bool) -> None:
+    def fn(x: T, w: T) -> T:
+        return F.conv2d(x, w, padding=1).float().square().mean()
+
+    inputs = [torch.randn(s).to(dtype) for s in ((4, channels, 12, 12), (8, channels, 3, 3))]
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        gm = rewritten(fn, *inputs)
+    (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert call.args[0].meta["val"].is_contiguous() == plain
 
 
 @pytest.mark.parametrize("low", [True, False], ids=["bfloat16", "float32"])

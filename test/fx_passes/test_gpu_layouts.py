@@ -54,8 +54,11 @@ def convolution(transposed: bool, rank: int, groups: int) -> Callable[[T, T], T]
     (torch.float32, True, 2, 1, 16, True),
     (torch.bfloat16, True, 2, 1, 16, True),
     (torch.bfloat16, False, 2, 1, 3, False),  # few channels
-    (torch.float32, False, 2, 4, 16, False),  # groups
-    (torch.bfloat16, False, 2, 4, 16, False),
+    (torch.float32, False, 2, 1, 8, False),
+    (torch.bfloat16, False, 2, 1, 8, True),
+    (torch.float32, False, 2, 4, 16, True),  # groups
+    (torch.bfloat16, False, 2, 4, 16, True),
+    (torch.bfloat16, False, 2, 3, 3, True),  # a depthwise image
     (torch.float32, False, 3, 1, 16, False),
     (torch.float32, True, 3, 1, 16, True),
     (torch.bfloat16, False, 3, 1, 16, True),
@@ -68,6 +71,17 @@ def test_convolutions_that_gain(
     w = (torch.randn(channels, channels // groups, *[3] * rank) / 9).to(dtype)
     _, count = rearranged(convolution(transposed, rank, groups), x, w)
     assert bool(count) == moves
+
+
+def test_a_softmax_between_images_that_are_channels_last_stays_so() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        return F.conv2d(F.conv2d(x, w, padding=1).softmax(2) + 1, v, padding=1).relu()
+
+    x = torch.randn(2, 16, 8, 8).to(memory_format=torch.channels_last)
+    w, v = (torch.randn(16, 16, 3, 3).to(memory_format=torch.channels_last) for _ in range(2))
+    gm, copies = rearranged(fn, x, w, v)
+    assert copies == 0
+    assert not gm.graph.find_nodes(op="call_function", target=aten.clone.default)
 
 
 def test_volumes_in_groups_are_plain_behind_a_region() -> None:

@@ -21,6 +21,8 @@ from altbackend.graph_cache import key
 from altbackend.graph_cache.json_values import NotCacheable
 from test import fresh
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 
 

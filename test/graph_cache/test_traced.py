@@ -28,6 +28,8 @@ from altbackend.graph_cache import entry_files, key, traced
 from altbackend.runtime.aot_wrapper import Alias, Plan
 from altbackend.runtime.views import Step
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,8 @@ from altbackend.runtime import philox as calls
 from test import seeded, triton_run
 from test.compare import compiled
 
+pytestmark = pytest.mark.sample(3)
+
 ONES = 0xFFFFFFFF
 # The vector of Random123's kat_vectors for philox4x32-10 whose upper counter words are zero: counter, key, result.
 KNOWN = [((0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8))]

@@ -18,6 +18,8 @@ from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
 from test.graphs import Scheduled, schedule
 
+pytestmark = pytest.mark.sample(3)
+
 aten = torch.ops.aten
 CHANNELS = 24
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from altbackend.compat import torch_api
 from test.compare import check, check_gradients
 
+pytestmark = pytest.mark.sample(3)
+
 
 def interpolations(x: torch.Tensor) -> list[torch.Tensor]:
     """`x` [n, c, h, w]"""

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from altbackend.report import stats
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 IMAGE: dict[str, dict[str, Any]] = {
     "nearest, twice": {"scale_factor": 2, "mode": "nearest"},
     "nearest, by a fraction": {"scale_factor": 1.5, "mode": "nearest"},

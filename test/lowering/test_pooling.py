@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from altbackend.report import stats
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 IMAGES: dict[str, Callable[[], torch.Tensor]] = {
     "batch": lambda: torch.randn(2, 3, 13, 17),
     "channels last": lambda: torch.randn(2, 5, 12, 9).to(memory_format=torch.channels_last),

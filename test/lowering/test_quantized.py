@@ -13,6 +13,8 @@ import torch.ao.quantization.fx._decomposed  # defines the operators
 from test import triton_run
 from test.compare import as_list, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 D = torch.ops.quantized_decomposed
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)

@@ -11,6 +11,8 @@ import torch
 from altbackend.report import stats
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 aten = torch.ops.aten
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
-from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks
+from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks, Form
 from altbackend.schedule.tiling.gpu.choose import choose_blocks
 from test import triton_run
 from test.compare import difference
@@ -79,6 +79,69 @@ def test_small_operands_do_not_decide_the_direction_of_rows() -> None:
     _, columns, _ = blocks_of(normalised, torch.empty(40, 1632, 1024))
     assert columns.xblock == 64  # neighbouring columns of one program
     assert columns.looped(1632)
+
+
+def test_columns_that_begin_anywhere_take_registers_for_their_addresses() -> None:
+    (even,), (odd,) = (blocks_of(lambda x: x.log_softmax(1), torch.empty(64, 500, n)) for n in (512, 505))
+    assert odd.xblock < even.xblock
+
+
+def products(x: T) -> T:
+    """Return sums over points of an image times one of the other layout."""
+    return (x * x.to(memory_format=torch.channels_last).sigmoid()).sum((2, 3))
+
+
+def mixed(x: T, y: T) -> T:
+    return (x * y).sum((2, 3))
+
+
+def test_long_rows_that_lie_in_both_directions_are_read_in_squares() -> None:
+    x = torch.empty(56, 256, 56, 56)
+    y = x.to(memory_format=torch.channels_last)
+    scheduled = schedule(trace(mixed, x, y)[0], ctx=ON_GPU)
+    (k,) = (k for k in scheduled.steps if isinstance(k, Kernel))
+    b = choose_blocks(scheduled.program, k, H200)
+    assert b.xblock == 64
+    assert b.looped(56 * 56)
+
+
+def test_points_of_few_long_rows_that_share_nothing_with_the_totals_have_a_kernel_of_their_own() -> None:
+    def fn(x: T, t: T) -> T:
+        return x + t.sum(1)[:, None]
+
+    x, t = torch.empty(448, 100_352), torch.empty(448, 32)
+    scheduled = schedule(trace(fn, x, t)[0], ctx=ON_GPU)
+    assert sum(isinstance(k, Kernel) for k in scheduled.steps) == 2
+    many = schedule(trace(fn, torch.empty(4480, 30_000), torch.empty(4480, 32))[0], ctx=ON_GPU)
+    assert sum(isinstance(k, Kernel) for k in many.steps) == 1
+
+
+def test_long_rows_are_not_stored_in_parts_of_sectors() -> None:
+    def fn(x: T) -> T:
+        y = F.instance_norm(x)
+        return y.contiguous(memory_format=torch.channels_last)
+
+    scheduled = schedule(trace(fn, torch.empty(32, 16, 176, 176))[0], ctx=ON_GPU)
+    kernels = [k for k in scheduled.steps if isinstance(k, Kernel)]
+    assert choose_blocks(scheduled.program, kernels[-1], H200).form is Form.TRANSPOSE
+
+
+def test_a_copy_between_short_loops_is_a_tile_of_both() -> None:
+    x = torch.empty(512, 144, 8, 8).to(memory_format=torch.channels_last)
+    (b,) = blocks_of(lambda x: x.permute(1, 2, 0, 3).contiguous(), x)
+    assert b.form is Form.TRANSPOSE
+    assert b.xblock * max(b.rblocks.values()) == 4096
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [(products, (2, 8, 40, 40)), (lambda x: x.log_softmax(2), (2, 3, 37, 45)), (lambda x: x.amax(2), (3, 5, 33, 9))],
+    ids=["both directions", "columns", "narrow columns"],
+)
+def test_odd_columns_and_mixed_layouts_are_equal_to_eager(fn: Callable[[T], T], shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    got = triton_run.compiled(fn, ctx=ON_GPU)(x)
+    assert not difference(got, fn(x), strides=False, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("fn", [normalised, heavy], ids=["normalised", "heavy"])

@@ -15,6 +15,8 @@ from altbackend.ir import value as va
 from altbackend.schedule.tiling.cpu.index_ranges import MOST_PIECES, decided
 from test.compare import compiled
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 PROGRAMS: dict[str, Callable[[T], T]] = {
     "zero padding": lambda x: F.pad(x, (3, 2)) * 2,

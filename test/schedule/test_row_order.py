@@ -19,6 +19,8 @@ from test import triton_run
 from test.compare import as_list, difference
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 LAST = torch.channels_last
 

@@ -13,6 +13,8 @@ from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.compare import as_list, check, difference, twin
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 GPU = ScheduleContext(H200)
 

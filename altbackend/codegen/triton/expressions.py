@@ -59,8 +59,8 @@ def combined(op: str, dtype: torch.dtype) -> str:
     return COMBINE_BOOL.get(op, COMBINE[op]) if dtype == torch.bool else COMBINE[op]
 
 
-def address(target: str, position: Index, shape: Shape | None) -> str:
-    """Return the address of an element; `shape`: broadcast the index to it."""
+def address(target: str, position: Index, shape: Shape | None, run: int = 0) -> str:
+    """Return the address of an element; `shape`: broadcast the index to it; `run`: see `contiguity.hidden_run`."""
     if shape:
         plain = isinstance(position, int) or not (
             ex.lookups(position) or any(v.key != "x" for v in ex.vars_of(position))
@@ -70,6 +70,8 @@ def address(target: str, position: Index, shape: Shape | None) -> str:
         )  # the position of a loop may be a plain number
         return f"{target} + tl.broadcast_to({text}, {shape_text(shape)})"
     text = index(position)
+    if run:
+        return f"{target} + tl.max_contiguous({text}, [{run}, 1])"
     return target if position == 0 else f"{target} + {text}" if text.isalnum() else f"{target} + ({text})"
 
 
@@ -152,8 +154,8 @@ def _constant(v: Value) -> str:
 
 
 def _load(v: Value) -> str:
-    target, position, shape, policy = v.attr
-    text = f"tl.load({address(target, position, shape)}"
+    target, position, shape, policy, run = v.attr
+    text = f"tl.load({address(target, position, shape, run)}"
     if v.args:
         integer = not v.dtype.is_floating_point or v.dtype in FLOAT8
         zero = "False" if v.dtype == torch.bool else "0" if integer else "0.0"

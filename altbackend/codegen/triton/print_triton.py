@@ -270,4 +270,4 @@ def _store(w: _TritonLines, s: TileStore) -> None:
     function = "store" if not s.op else f"atomic_{s.op}"
     mask = f", mask={_and(s.masks)}" if s.masks else ""
     relaxed = ', sem="relaxed"' if s.op else ""
-    w.add(f"tl.{function}({address(s.target, s.index, s.shape)}, {scalar(s.value)}{mask}{relaxed})")
+    w.add(f"tl.{function}({address(s.target, s.index, s.shape, s.run)}, {scalar(s.value)}{mask}{relaxed})")

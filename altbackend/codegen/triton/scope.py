@@ -21,6 +21,7 @@ from ...schedule.tiling.gpu.fast_math import FAST_MATH
 from ...schedule.tiling.gpu.sink_select import sink_selects
 from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, Param, name
+from .contiguity import hidden_run
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
@@ -401,9 +402,13 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
         axes = frozenset({"x", "r"})
     shape = shape_of(e, axes, row) if axes != _plain_axes(e, position) else None
     policy = "evict_first" if _is_only_read(e, axes) or _is_last_read(e, b, index) else ""
-    attributes = (e.param(b), position, shape, policy)
+    attributes = (e.param(b), position, shape, policy, _hidden_run(e, position))
     load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, attributes)
     return let(e, scope, load, axes)
+
+
+def _hidden_run(e: Emitter, position: Index) -> int:
+    return hidden_run(position, e.blocks.xblock) if e.blocks.rank == 2 else 0
 
 
 def _is_only_read(e: Emitter, axes: frozenset[str]) -> bool:
@@ -498,7 +503,8 @@ def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -
         x = ex.var("x", row_length(e, q))
         masks = tuple(dict.fromkeys((*masks, *((e.masks[x],) if x in e.masks else ()))))
     shape = shape_of(e, axes, row_length(e, q)) if axes != _plain_axes(e, position) else None
-    scope.body.append(TileStore(e.param(q.node.out), position, value, masks, shape, op))
+    run = _hidden_run(e, position)
+    scope.body.append(TileStore(e.param(q.node.out), position, value, masks, shape, op, run))
 
 
 def row_length(e: Emitter, q: MappedNode) -> Index:

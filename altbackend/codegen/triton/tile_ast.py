@@ -4,7 +4,7 @@ A tile has up to two axes. Axis `x` runs over rows or, without rows, over all el
 of a row. A scalar of the IR becomes a named tile that has the axes on which it depends. Values are `ir.value` trees
 whose operands are names. They have these operators beside those of the IR:
 
-    tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy)
+    tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy, run)
     tile_index  attr: index, as int64
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
@@ -84,7 +84,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class TileStore:
-    """`target[index] = value`, or the atomic `op` of both, where the masks hold."""
+    """`target[index] = value`, or the atomic `op` of both, where the masks hold. `run`: see `contiguity.hidden_run`."""
 
     target: str
     index: Index
@@ -92,6 +92,7 @@ class TileStore:
     masks: Masks
     shape: Shape | None
     op: str = ""
+    run: int = 0
 
 
 @dataclass(frozen=True)

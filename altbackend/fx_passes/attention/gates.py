@@ -35,6 +35,7 @@ FEWEST_KEYS = 65  # from which products in TF32 are faster, but for a whole tile
 TILE, MANY_KEYS = 64, 256  # keys of a tile of the fused kernel of float32; keys from which products are always faster
 FEW_KEYS = 32  # up to which separate kernels are faster: with 14 keys, half of the time in training
 MANY_FEATURES = 128  # from which they are two to three times faster
+FLASH_FEATURES, MASKED_FEATURES = 256, 128  # that FlashAttention takes, and cuDNN, which takes a mask
 MOST_SCORES = 1 << 30  # bytes that are stored for less than that
 
 
@@ -127,6 +128,8 @@ def refused_mask(form: Form, mask: Mask, ctx: Context) -> str:
         return "autocast changes the dtype of the mask"
     if device != "cpu" and training and (ctx.config.deterministic or torch.are_deterministic_algorithms_enabled()):
         return "the gradient of the fused kernel varies from run to run"
+    if device != "cpu" and training and ctx.config.attention != "on":
+        return _exceeds_kernels(form, MASKED_FEATURES)
     return ""
 
 
@@ -144,21 +147,40 @@ def _few_keys(form: Form) -> str:
 def _products_are_faster(form: Form) -> str:
     """Return why products in TF32 and a softmax beat the fused kernel of float32, which multiplies three times, or "".
 
-    Measured on an H100 from 40 to 8,192 keys of 32 to 256 features, in training up to 256 keys; the scores are stored,
-    as in eager. The fused kernel takes 1.2 to 2 times as long where its tiles are not full, and from 256 keys on.
+    Measured on an H100 from 40 to 8,192 keys of 32 to 384 features; the scores are stored, as in eager. The fused
+    kernel takes 1.2 to 2 times as long where its tiles are not full, and from 256 keys on. In training with more keys
+    it is faster for 64 features, and takes 1.8 to 3 times as long from 128 features on.
     """
     if dtype_of(form.scores) != torch.float32 or not torch_api.allows_tf32():
         return ""
     scores, (features,) = shape_of(form.scores), _features(form)[0]
     sizes = [n for n in scores if isinstance(n, int)]
-    if len(sizes) < len(scores) or sizes[-1] < FEWEST_KEYS or not isinstance(features, int):
+    if len(sizes) < len(scores) or not isinstance(features, int):
         return ""
-    if sizes[-1] < MANY_KEYS and sizes[-1] % TILE == 0:
+    trains, faster = value_of(form.result).requires_grad, "products in TF32 are faster than the fused kernel of float32"
+    if trains and features >= MANY_FEATURES:
+        return faster
+    full_tile = sizes[-1] < FEWEST_KEYS or (sizes[-1] < MANY_KEYS and sizes[-1] % TILE == 0)
+    if full_tile or (trains and sizes[-1] > MANY_KEYS):
         return ""
-    if value_of(form.result).requires_grad and sizes[-1] > MANY_KEYS:
+    return faster if 4 * math.prod(sizes) <= MOST_SCORES or features >= MANY_FEATURES else ""
+
+
+def _exceeds_kernels(form: Form, most: int) -> str:
+    """Return why separate kernels of 16 bits are faster, where FlashAttention and cuDNN take `most` features, or "".
+
+    The memory-efficient kernel takes the rest. With 320 and 384 features its forward and gradient take 1.9 to 3.4 times
+    as long as products and a softmax on an H100, and its forward alone 1.0 to 1.2 times. Inference keeps it where the
+    scores are large: it stores none.
+    """
+    (features,), scores = _features(form)[0], shape_of(form.scores)
+    if dtype_of(form.scores).itemsize != 2 or not isinstance(features, int) or features <= most:
         return ""
-    stored = 4 * math.prod(sizes) <= MOST_SCORES or features >= MANY_FEATURES
-    return "products in TF32 are faster than the fused kernel of float32" if stored else ""
+    sizes = [n for n in scores if isinstance(n, int)]
+    is_large = len(sizes) < len(scores) or 2 * math.prod(sizes) > MOST_SCORES
+    if is_large and not value_of(form.result).requires_grad:
+        return ""
+    return f"the fast kernels take at most {most} features"
 
 
 def slower(form: Form, ctx: Context) -> str:
@@ -167,7 +189,7 @@ def slower(form: Form, ctx: Context) -> str:
     if ctx.config.attention == "on" or (trains and not on_gpu):
         return ""
     if on_gpu:
-        return _few_keys(form) or _products_are_faster(form)
+        return _few_keys(form) or _products_are_faster(form) or _exceeds_kernels(form, FLASH_FEATURES)
     return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))
 
 

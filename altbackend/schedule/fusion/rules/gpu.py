@@ -21,6 +21,7 @@ from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
 from ...rows import (
     ROWS_OF_COLUMNS,
     SECTOR,
+    TILED_ROW,
     estimate,
     exceeds,
     is_along_rows,
@@ -175,6 +176,25 @@ def _enough_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return None
 
 
+def _long_points_share(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse points of few long rows that read no tensor which the kernel's totals read too.
+
+    Together they save a launch; the totals are a few numbers. Apart, the points run on the whole device.
+    """
+    rows = proposal.group.rows
+    if rows == 1 or not isinstance(rows, int) or rows >= _gpu(fusion).parallelism:
+        return None
+    totals = [q for q in proposal.mapped if q.kind is not Kind.POINT]
+    for q in proposal.mapped:
+        if not totals or q.kind is not Kind.POINT or total_points(q) < LARGE or not is_long(q.points, _gpu(fusion)):
+            continue
+        read = {b for b, index in va.loads(q.value) if {*q.inner} <= ex.vars_of(index)}
+        others = {b for m in proposal.mapped if m is not q for b, _ in va.loads(m.value) if m.points == q.points}
+        if read.isdisjoint(others) and not any(m.node.out in read for m in proposal.mapped):
+            return Refusal(f"{q.node.out} reads nothing that the totals read, and {rows} rows are few")
+    return None
+
+
 def _is_uneven(fusion: Fusion, rows: int, rows_of_program: int, q: MappedNode) -> bool:
     """Return whether programs of long rows keep less than EVEN of the device busy to the end.
 
@@ -219,8 +239,9 @@ def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
         stored = frozenset([q.node.out])
         others = list(accesses_of(fusion.program, [m for m in proposal.mapped if m is not q], frozenset()))
         own = list(accesses_of(fusion.program, [q], stored))
-        together = _fewest_sectors(list(accesses_of(fusion.program, proposal.mapped, stored)), q.row)
-        apart = _fewest_sectors(others, q.row) + sum(a.fewest for a in own)
+        tile_rows = _rows_of_tile(proposal)
+        together = _fewest_sectors(list(accesses_of(fusion.program, proposal.mapped, stored)), q.row, tile_rows)
+        apart = _fewest_sectors(others, q.row, tile_rows) + sum(a.fewest for a in own)
         if together > APART * apart:
             return Refusal(f"{q.node.out} would be stored in parts of sectors")
     return None
@@ -260,9 +281,15 @@ def _is_stored(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool:
     return q.node.out in fusion.deps.escaping or not readers <= set(proposal.group.members)
 
 
-def _fewest_sectors(accesses: Sequence[Access], row: Atom) -> float:
+def _rows_of_tile(proposal: Proposal) -> int:
+    """Return the most rows that a tile holds: one of rows that are longer than TILED_ROW and contiguous."""
+    longest = max(estimate(q.points) for q in proposal.mapped)
+    return ROWS_OF_COLUMNS if longest <= TILED_ROW or rows_are_neighbours(proposal.mapped) else 1
+
+
+def _fewest_sectors(accesses: Sequence[Access], row: Atom, tile_rows: int) -> float:
     numbers: list[Index | None] = [None, *numberings(accesses, row)]
-    return min(sectors_of(accesses, row, ROWS_OF_COLUMNS, number) for number in numbers)
+    return min(sectors_of(accesses, row, tile_rows, number) for number in numbers)
 
 
 def _whole_sectors(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -336,6 +363,7 @@ GPU = Table(
         Rule("totals over rows need rows, not columns", _totals_of_columns),
         Rule("sums of neighbours are no totals over long columns", _rows_of_long_columns),
         Rule("rows fill the device", _enough_rows),
+        Rule("few long rows share data with their totals", _long_points_share),
         Rule("nodes are contiguous in the same direction", _same_direction),
         Rule("long rows are read in whole sectors", _whole_sectors),
         Rule("points are stored in whole sectors", _whole_stores),

@@ -34,6 +34,7 @@ WINDOW = 4  # reads of one tensor at constant distances, from which a kernel's t
 WINDOW_BYTES, WINDOW_WARPS = 8, 8
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
+SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
 COSTLY_ROW = 16  # float additions: as long as two elements of a thread take
 VECTOR = 16  # bytes of the widest load
 VECTOR_ELEMENTS = 8  # of 16 bits in one load
@@ -120,9 +121,14 @@ def _transposed_loops(k: Kernel) -> tuple[Atom, ...] | None:
             read = _contiguous_loop(index, inner)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
-            if all(isinstance(v.args[1], int) and v.args[1] >= SMALL_SQUARE // 2 for v in (read, stored)):
+            if all(_is_side(ex.size_of(v)) for v in (read, stored)):
                 return (*(v for v in inner if v is not read and v is not stored), read, stored)
     return None
+
+
+def _is_side(n: Index) -> bool:
+    """Return whether a loop is a side of tiles that beat elements in the order of the stores."""
+    return isinstance(n, int) and (n >= SMALL_SQUARE // 2 or n == SHORT_SIDE)
 
 
 def _contiguous_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
@@ -136,8 +142,9 @@ def _transpose(p: Program, k: Kernel, loops: tuple[Atom, ...], device: Gpu) -> B
     side = SQUARE if large else SMALL_SQUARE
     width = ex.size_of(loops[-1])
     columns = min(side, power_of_two(width)) if isinstance(width, int) else side
+    rows = side if columns > SHORT_SIDE else side * side // columns
     # as many warps as a square has: with 32 columns 8 warps took 0.21 ms where 4 took 0.31
-    return _two_loops(p, k, loops, (side, columns), warps_of(side * side))
+    return _two_loops(p, k, loops, (rows, columns), warps_of(side * side))
 
 
 def _two_loops(p: Program, k: Kernel, loops: tuple[Atom, ...], sides: tuple[int, int], warps: int) -> Blocks:

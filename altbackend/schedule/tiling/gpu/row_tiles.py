@@ -58,7 +58,9 @@ SPARE = 1.2  # times the estimate: the compiler took at most 1.21 times as many 
 # Times the registers of a thread: with an estimate of 1.5 of them kernels of norms over 512 columns do not spill, since
 # values are computed one after the other; with 2.1 one spills 114 registers.
 SPILL = 1.6
+ADDRESS = 1.5  # registers of an element that no wide load brings: its address and mask
 MOST_REGISTERS = 255  # of a thread
+QUAD = 4  # elements of a wide load of float32
 MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
 
 
@@ -77,13 +79,33 @@ class _Rows:
 
     @cached_property
     def columns(self) -> bool:
-        """Return whether memory is contiguous from row to row."""
-        return rows_are_neighbours(self.members, self.kernel.stored)
+        """Return whether memory is contiguous from row to row, or long rows are read in both directions.
+
+        A program then takes several rows, and blocks of them that are as wide as high, so that it reads whole sectors
+        of both. With one row it would read an element of each sector: sums over plain gradients times channels-last
+        images of 56x256x56x56 took 563 us.
+        """
+        if rows_are_neighbours(self.members, self.kernel.stored):
+            return True
+        both = some_rows_are_neighbours(self.members, self.kernel.stored)
+        return both and all(q.kind in (Kind.POINT, Kind.IN_ROW) for q in self.members) and self._is_longer(TILED_ROW)
+
+    def _is_longer(self, most: int) -> bool:
+        return all(n == 1 or not isinstance(n, int) or n > most for n in self.lengths)
 
     @cached_property
     def persistent(self) -> bool:
         """Return whether programs total over rows."""
         return any(q.kind is Kind.CROSS_ROW for q in self.members)
+
+    @cached_property
+    def reads_single_elements(self) -> bool:
+        """Return whether rows that are neighbours cannot be read several at a time, since columns begin anywhere."""
+        reads = [(q, i) for q in self.members for _, i in va.loads(q.value) if q.row in ex.vars_of(i)]
+        return self.columns and any(
+            any(n % QUAD for n in ex.divisors(i, q.row)) or any(_is_odd(ex.coefficient(i, v)) for v in q.inner)
+            for q, i in reads
+        )
 
     def is_wide(self, xblock: int) -> bool:
         extent = ex.mul(self.kernel.rows, longest(self.lengths))
@@ -93,6 +115,10 @@ class _Rows:
         """Return whether one pass reads more than the cache holds."""
         size = ex.mul(self.kernel.rows, *self.lengths[:1])
         return isinstance(size, int) and size * 4 > self.device.streaming_bytes
+
+
+def _is_odd(stride: Index | None) -> bool:
+    return isinstance(stride, int) and stride % QUAD != 0
 
 
 def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
@@ -167,7 +193,7 @@ def _registers_needed(r: _Rows, elements: int) -> float:
     """
     if r.persistent:
         return SPARE * (OTHER_REGISTERS + elements * _tiles_of_thread(r))
-    return elements * _tiles_of_thread(r) / SPILL
+    return elements * (_tiles_of_thread(r) + ADDRESS * r.reads_single_elements) / SPILL
 
 
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:

@@ -1,0 +1,75 @@
+"""When products and a softmax are faster than the fused kernels of a GPU. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from altbackend.compat import torch_api
+from altbackend.fx_passes.attention import gates
+from altbackend.fx_passes.attention.operators import value_of
+from test.fx_passes.test_attention import captured
+
+T = torch.Tensor
+HALF = torch.bfloat16
+
+
+def plain(q: T, k: T, v: T) -> T:
+    return (q @ k.transpose(-2, -1) * 0.1).softmax(-1) @ v
+
+
+def causal(q: T, k: T, v: T) -> T:
+    hidden = torch.ones(q.shape[-2], k.shape[-2], device=q.device).triu(1).bool()
+    return (q @ k.transpose(-2, -1) * 0.1).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+def relative(q: T, k: T, v: T) -> T:
+    rows, columns = (torch.arange(x.shape[-2], device=q.device) for x in (q, k))
+    bias = (columns[None, :] - rows[:, None]).to(q.dtype) * 0.1
+    return (q @ k.transpose(-2, -1) * 0.1 + bias).softmax(-1) @ v
+
+
+class WithGradient:
+    """A traced value on a GPU, which a build for CPUs lets no gradient flow through."""
+
+    def __init__(self, value: T, trains: bool) -> None:
+        self.value, self.requires_grad = value, trains
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.value, name)
+
+
+@pytest.mark.parametrize(("fn", "dtype", "keys", "features", "trains", "fused"), [
+    (plain, torch.float32, 512, 64, True, True),
+    (plain, torch.float32, 512, 128, True, False),  # in TF32
+    (plain, torch.float32, 64, 384, True, False),
+    (plain, torch.float32, 64, 384, False, True),  # whole tiles
+    (plain, HALF, 512, 256, True, True),
+    (plain, HALF, 512, 320, True, False),
+    (plain, HALF, 512, 320, False, False),
+    (causal, HALF, 128, 192, True, True),  # a flag, not a mask
+    (relative, HALF, 128, 192, True, False),  # a mask: neither FlashAttention nor cuDNN
+    (relative, HALF, 128, 192, False, True),
+    (relative, HALF, 128, 128, True, True),
+])  # fmt: skip
+def test_kernels(
+    fn: Callable[[T, T, T], T], dtype: torch.dtype, keys: int, features: int, trains: bool, fused: bool
+) -> None:
+    inputs = [torch.randn(1, 2, keys, features).to(dtype) for _ in range(3)]
+    with (
+        patch.object(torch_api, "allows_tf32", lambda: True),
+        patch.object(gates, "value_of", lambda n: WithGradient(value_of(n), trains)),
+    ):
+        backend = captured(fn, inputs, on="cuda", attention="auto")
+    assert backend.fused == fused, backend.kept()
+
+
+def test_large_scores_are_not_stored_in_inference() -> None:
+    inputs = [torch.zeros(1, 1, 40_000, 320, dtype=HALF, device="meta") for _ in range(3)]
+    with patch.object(torch_api, "allows_tf32", lambda: True):
+        backend = captured(plain, inputs, on="cuda", attention="auto")
+    assert backend.fused == 1, backend.kept()

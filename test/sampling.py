@@ -1,0 +1,36 @@
+"""Run a part of the cases of tests that have many alike.
+
+A module says `pytestmark = pytest.mark.sample(3)`: of every three cases of a test, one runs, and at least one of each
+test. The choice depends on the cases' names alone. `--all-cases` runs all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+ALL_CASES = "--all-cases"
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the cases that are not in the sample."""
+    if config.getoption(ALL_CASES) or any("::" in argument for argument in config.args):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            groups.setdefault(item.nodeid.split("[")[0], []).append(item)
+    left = {id(item) for group in groups.values() for item in _outside(group)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
+    items[:] = [item for item in items if id(item) not in left]
+
+
+def _outside(cases: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
+    """Return all cases of a test but one in so many, those whose names have the least checksums."""
+    mark = cases[0].get_closest_marker("sample")
+    assert mark is not None
+    (every,) = mark.args
+    ordered = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
+    return ordered[-(-len(cases) // every) :]
