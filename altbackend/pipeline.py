@@ -48,6 +48,7 @@ from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
+from .schedule.scan_terms import separate_terms
 from .schedule.split_scans import split_scans
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
@@ -226,7 +227,7 @@ def schedule_graph(
     with trace.stage("schedule"):
         unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
         program = split.split_reductions(program, ctx.device, unsplit)
-        program = check(split_scans(program, ctx.device), cfg)
+        program = check(separate_terms(split_scans(program, ctx.device), ctx.device), cfg)
         deps = dependencies.analyse(program)
         groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)
         if cuda and (choose := products.chooser(cfg, ctx, program)) is not None:

@@ -28,6 +28,7 @@ from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
 from altbackend.schedule.products import epilogue
+from altbackend.schedule.scan_terms import separate_terms
 from altbackend.schedule.split_scans import split_scans
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -127,6 +128,7 @@ def schedule(
     if isinstance(device, Gpu):
         program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
         program = verify(split_scans(program, device))
+    program = verify(separate_terms(program, device))
     deps = dependencies.analyse(program)
     groups = fuse.fuse(program, deps, cfg, device, lambda *a: decisions.append(a))
     if choose is not None:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
+from . import onednn
 from .context import Context
 from .graph import aten, convolution_of, insert, is_call, only_user, propagate, val
 from .mixed_layouts import is_channels_last
@@ -23,10 +24,20 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Rewrite 1x1 convolutions whose pixels are rows; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or not _is_added(n)):
+        if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or _gains_on_cpu(n)):
             _rewrite(gm, n)
             count += 1
     return count
+
+
+def _gains_on_cpu(n: Node) -> bool:
+    """Return whether a product takes no longer than the convolution.
+
+    A dtype that oneDNN lacks on this processor has slow products: 35 ms for 12, for 64 channels of 28 x 28 pixels in
+    bfloat16 with AVX2.
+    """
+    dtype = val(n).dtype
+    return (dtype.itemsize > 2 or onednn.computes(dtype)) and not _is_added(n)
 
 
 def _is_added(n: Node) -> bool:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Origin, Program, Scatter
+from ..ir.loops import Origin, Program, Scan, Scatter
 from .access import reads_same_point, same_point, split_row
 from .deps import Deps
 from .device import Cpu, Device, Gpu
 from .fusion.group import Group
-from .loop_mapping import Kind, MappedNode
+from .loop_mapping import Kind, MappedNode, has_columns
 from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
+from .scan_terms import LEAST_FLOPS
 from .tiling.cpu.index_ranges import split_ranges
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
@@ -164,7 +165,8 @@ def _cuts_scan(q: MappedNode, chain: tuple[Index, ...]) -> bool:
 def _stage_numbers(p: Program, mapped: Sequence[MappedNode], on_gpu: bool) -> list[int]:
     """Return the stage of every node: after those that it reads, in the same one where it reads the same point.
 
-    A GPU's program computes a scan for a block of points at once, so that its readers need no loop of their own.
+    A GPU's program computes a scan for a block of points at once, so that its readers need no loop of their own. On a
+    CPU, costly terms of a scan have a loop of their own.
     """
     numbers: list[int] = []
     for n, reader in enumerate(mapped):
@@ -174,11 +176,19 @@ def _stage_numbers(p: Program, mapped: Sequence[MappedNode], on_gpu: bool) -> li
             if writer.node.out in names:
                 scanned = on_gpu and writer.kind is Kind.SCAN and reads_same_point(writer, reader, writer.node.out)
                 together = writer.inner == reader.inner and (scanned or same_point(writer, reader))
+                together = together and (on_gpu or not _runs_one_by_one(writer, reader))
                 number = max(number, s if together else s + 1)
             if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(writer.value)):
                 number = max(number, s)
         numbers.append(number)
     return numbers
+
+
+def _runs_one_by_one(writer: MappedNode, reader: MappedNode) -> bool:
+    """Return whether the reader is a scan along neighbours that would compute costly terms one by one."""
+    if writer.kind is not Kind.POINT or not isinstance(reader.node, Scan) or has_columns(reader.node):
+        return False
+    return va.flops(writer.value) >= LEAST_FLOPS
 
 
 def _stages(mapped: Sequence[MappedNode], numbers: Sequence[int]) -> tuple[Stage, ...]:

@@ -1,8 +1,9 @@
-"""Channels-last regions of a GPU: which convolutions gain, and that all readers of a region share one copy."""
+"""Channels-last regions: which convolutions gain, and that all readers of a region on a GPU share one copy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.fx import GraphModule
 
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import channels_last, housekeeping, mixed_layouts, output_layouts
+from altbackend.fx_passes import channels_last, housekeeping, mixed_layouts, onednn, output_layouts
 from altbackend.fx_passes.context import Context
 from test.fx_passes.test_cuda_inference import traced
 
@@ -71,6 +72,27 @@ def test_convolutions_that_gain(
     w = (torch.randn(channels, channels // groups, *[3] * rank) / 9).to(dtype)
     _, count = rearranged(convolution(transposed, rank, groups), x, w)
     assert bool(count) == moves
+
+
+@pytest.mark.parametrize(("groups", "moves"), [(1, True), (16, False)], ids=["whole", "depthwise"])
+def test_convolutions_that_gain_on_a_cpu(groups: int, moves: bool) -> None:
+    x, w = torch.randn(2, 16, 8, 8), torch.randn(16, 16 // groups, 3, 3)
+    gm = traced(lambda x, w: F.conv2d(x, w, groups=groups).relu(), x, w)
+    weight = gm.graph.find_nodes(op="placeholder")[1]
+    assert bool(channels_last.rearrange(gm, {weight}, "cpu")) == moves
+
+
+def test_depthwise_images_of_a_dtype_that_onednn_lacks_are_plain_inside_a_region() -> None:
+    def fn(x: T, w: T, v: T, u: T) -> T:
+        return F.conv2d(F.conv2d(F.conv2d(x, w), v, padding=1, groups=16).relu(), u).relu()
+
+    inputs = [torch.randn(s).bfloat16() for s in ((2, 16, 8, 8), (16, 16, 3, 3), (16, 1, 3, 3), (16, 16, 3, 3))]
+    gm = traced(fn, *inputs)
+    _, *weights = gm.graph.find_nodes(op="placeholder")
+    with patch.object(onednn, "computes", lambda dtype: dtype == torch.float32):
+        assert channels_last.rearrange(gm, set(weights), "cpu")
+    calls = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert [n.args[0].meta["val"].is_contiguous() for n in calls] == [False, True, False]
 
 
 def test_a_softmax_between_images_that_are_channels_last_stays_so() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from test.compare import check, check_gradients
+from test.graphs import schedule, trace
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "wide rows": lambda: torch.randn(3, 200),
@@ -72,3 +73,22 @@ def test_positions_of_extrema(layout: str) -> None:
     for y in (x, x.round(), x.round().to(torch.int32), torch.where(x > 1, float("nan"), x)):
         check(fn, y)
     check(lambda x: [(x * 2 + x.sum()).argmax(0), x.sin().max(x.dim() - 1)[1]], x)
+
+
+@pytest.mark.parametrize("shape", [(9, 70), (3, 5, 33)], ids=str)
+def test_scans_of_costly_terms(shape: tuple[int, ...]) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * torch.sigmoid(x)
+        return [y.cumsum(-1), y.exp().cumsum(0), (y + 1).cumprod(-1).log_softmax(-1), x.tanh().cummax(-1)[0]]
+
+    check(fn, torch.randn(shape))
+
+
+def test_costly_terms_of_a_scan_along_neighbours_have_a_loop_of_their_own() -> None:
+    def stages(fn: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        (k,) = schedule(trace(fn, torch.randn(64, 192))[0]).steps
+        return len(k.stages)
+
+    assert stages(lambda x: (x.sigmoid() * x).cumsum(1)) == 2
+    assert stages(lambda x: (x + 1).cumsum(1)) == 1
+    assert stages(lambda x: x.sigmoid().cumsum(0)) == 1  # columns side by side are a vector

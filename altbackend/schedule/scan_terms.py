@@ -1,0 +1,43 @@
+"""Compute what a scan along neighbours adds up in a loop of its own, which a CPU runs in vectors.
+
+A scan runs element by element. If its loop also computes the elements, it computes them one by one too. On a CPU with
+vectors of 8 numbers, `cumsum(x * sigmoid(x))` over rows of 192 elements then takes 3.8 times as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.loops import Buffer, Node, Pointwise, Program, Scan
+from .device import Cpu, Device
+from .loop_mapping import has_columns
+
+LEAST_FLOPS = 8  # float additions of an element from which on a loop more pays
+
+
+def separate_terms(p: Program, device: Device) -> Program:
+    """Return `p` with the costly terms of scans along neighbours in buffers. On a GPU, tiles hold them: no change."""
+    if not isinstance(device, Cpu) or not any(isinstance(n, Scan) and _is_costly(n) for n in p.nodes):
+        return p
+    buffers = dict(p.buffers)
+    nodes: list[Node] = []
+    for node in p.nodes:
+        nodes += _separated(node, buffers) if isinstance(node, Scan) and _is_costly(node) else [node]
+    return replace(p, buffers=buffers, nodes=tuple(nodes))
+
+
+def _is_costly(node: Scan) -> bool:
+    return va.flops(node.value) >= LEAST_FLOPS and not has_columns(node)
+
+
+def _separated(node: Scan, buffers: dict[str, Buffer]) -> list[Node]:
+    """Return the terms and their scan; enters the buffer of the terms in `buffers`."""
+    loops = tuple(sorted((*node.dims, *node.rdims), key=ex.rank_of))
+    sizes = tuple(ex.size_of(v) for v in loops)
+    index, name = ex.flatten(sizes, tuple(map(ex.ix, loops))), f"{node.out}_terms"
+    strides = tuple(ex.prod(sizes[k + 1 :]) for k in range(len(sizes)))
+    buffers[name] = Buffer(name, node.value.dtype, sizes, strides, buffers[node.out].device)
+    terms = Pointwise(name, loops, index, node.value, node.origins)
+    return [terms, replace(node, value=va.load(name, index, node.value.dtype))]
