@@ -92,3 +92,5 @@ def test_costly_terms_of_a_scan_along_neighbours_have_a_loop_of_their_own() -> N
     assert stages(lambda x: (x.sigmoid() * x).cumsum(1)) == 2
     assert stages(lambda x: (x + 1).cumsum(1)) == 1
     assert stages(lambda x: x.sigmoid().cumsum(0)) == 1  # columns side by side are a vector
+    long_row = schedule(trace(lambda x: x.sigmoid().cumsum(0), torch.randn(1 << 20))[0])
+    assert long_row.kernels == 2  # the terms run on all threads

@@ -33,11 +33,12 @@ def _equal_loops(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 
 def _parallel_reads(fusion: Fusion, edge: Edge) -> Refusal | None:
-    """Refuse reads at other points in a large kernel without rows: its loop could not run in parallel."""
-    if edge.at_same_point or edge.rows != 1 or edge.writer.kind is Kind.IN_ROW:
+    """Refuse reads at other points, or by a scan, in a large kernel without rows: no loop could run in parallel."""
+    scanned = edge.reader.kind is Kind.SCAN
+    if edge.rows != 1 or edge.writer.kind is Kind.IN_ROW or (edge.at_same_point and not scanned):
         return None
     if max(total_points(edge.writer), total_points(edge.reader)) >= fusion.single_row_limit:
-        where = f"{edge.buffer} is read at other points than it is written"
+        where = f"{edge.buffer} is read {'by a scan' if scanned else 'at other points than it is written'}"
         return Refusal(f"{where}: the fused kernel would run on one {fusion.worker}")
     return None
 
@@ -47,5 +48,5 @@ CPU = Table(
         Rule("scratch fits in the cache", _scratch_fits),
         Rule("a large pointwise kernel without rows is one loop", _equal_loops),
     ),
-    edges=(Rule("large kernels without rows read at the same point", _parallel_reads),),
+    edges=(Rule("large kernels without rows read at the same point, and scan nothing of theirs", _parallel_reads),),
 )

@@ -188,7 +188,8 @@ def _long_points_share(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     for q in proposal.mapped:
         if not totals or q.kind is not Kind.POINT or total_points(q) < LARGE or not is_long(q.points, _gpu(fusion)):
             continue
-        read = {b for b, index in va.loads(q.value) if {*q.inner} <= ex.vars_of(index)}
+        loops = {v for v in q.inner if ex.size_of(v) != 1}
+        read = {b for b, index in va.loads(q.value) if loops <= ex.vars_of(index)}
         others = {b for m in proposal.mapped if m is not q for b, _ in va.loads(m.value) if m.points == q.points}
         if read.isdisjoint(others) and not any(m.node.out in read for m in proposal.mapped):
             return Refusal(f"{q.node.out} reads nothing that the totals read, and {rows} rows are few")
