@@ -8,7 +8,8 @@
 `benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
 that a whole suite fits into minutes on a machine with many cores. A row begins with eager's, TorchInductor's and our
 milliseconds, medians of alternating calls, and TorchInductor's time over ours. The largest relative error, the peak
-memory beyond what is allocated before a call, and the seconds of a first call beside other compilations follow.
+memory beyond what is allocated before a call, and the seconds of a first call beside other compilations follow. A last
+line names the cases whose errors are far above TorchInductor's.
 `--frozen` adds both compilers with `freezing=True`. A case `timm:NAME` is any network of timm. On a GPU, float32 allows
 TF32. `--worst N` prints the N rows that are furthest behind.
 """
@@ -46,6 +47,7 @@ TIMM = "timm:"
 WARM_UPS = 3
 FEWEST_ROUNDS = 7
 SLOW = 1.05  # times eager's time
+WORSE, SMALL_ERROR = 10, 1e-3  # times TorchInductor's error, and the error below which neither counts as wrong
 
 
 def measure(asked: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _table(rows: Sequence[dict[str, Any]], pair: tuple[str, ...], worst: int | N
     head = f"{rival} ms | {ours} ms | {rival}/{ours} | errors | peak MB {rival}, {ours} | first s {rival}, {ours}"
     lines: list[tuple[float, str]] = []
     ratios: list[float] = []
-    slow = 0
+    slow, wrong = 0, list[str]()
     for r in sorted(rows, key=lambda r: str(r["case"])):
         ms = r.get("ms", {})
         if not {rival, ours} <= set(ms):
@@ -131,6 +133,8 @@ def _table(rows: Sequence[dict[str, Any]], pair: tuple[str, ...], worst: int | N
             continue
         ratios.append(ms[rival] / ms[ours])
         slow += ms[ours] > SLOW * ms["eager"]
+        if r["errors"][ours] > max(WORSE * r["errors"][rival], SMALL_ERROR):
+            wrong.append(r["case"])
         times = " | ".join(f"{ms[name]:.3f}" for name in ("eager", rival, ours))
         errors = ", ".join(f"{r['errors'][name]:.0e}" for name in (rival, ours))
         peaks = ", ".join(f"{r['peaks'][name] / 1e6:.0f}" for name in (rival, ours))
@@ -140,7 +144,8 @@ def _table(rows: Sequence[dict[str, Any]], pair: tuple[str, ...], worst: int | N
         lines = sorted(lines)[:worst]
     counts = ", ".join(f"{sum(x < limit for x in ratios)} below {limit}" for limit in (1.0, 0.9, 0.7))
     mean = f"geometric mean of {len(ratios)}: {geomean(ratios) or 0:.3f}; {counts}; {slow} slower than eager by 5 %"
-    return "\n".join([f"case | eager ms | {head}", *(line for _, line in lines), mean])
+    text = "\n".join([f"case | eager ms | {head}", *(line for _, line in lines), mean])
+    return f"{text}\nerrors are more than {WORSE} times those of {rival}: {', '.join(wrong)}" if wrong else text
 
 
 def _serve() -> None:

@@ -2,7 +2,8 @@
 
 Each layer of a dense block concatenates all results before it, so that copies grow with the square of its layers.
 A value that is only stored to be copied into its region of a concatenation is stored in that region at once, and all
-its readers read it there. In memory, a value of blocks of `inner` elements becomes every block of a larger stride:
+its readers read it there. A value that fusion hands on to its readers stays as it is. In memory, a value of blocks of
+`inner` elements becomes every block of a larger stride:
 
     position inner * o + r  ->  outer * o + r + offset,   0 <= r < inner
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Buffer, Extern, Loop, Node, Pointwise, Program, View, reads, writes
+from ..ir.loops import Buffer, Extern, Loop, Node, Pointwise, Program, View, loop_vars, reads, writes
 from ..ir.value import Value
 
 ALIGNED = 16  # bytes of the widest load: regions begin at multiples of it where the values did
@@ -51,7 +52,7 @@ def share_concatenations(p: Program) -> Program:
         if not isinstance(copy, Pointwise) or writers[copy.out] < 2:
             continue
         region = _region(sharing.buffers, copy)
-        if region is not None and sharing.is_free(k, region):
+        if region is not None and sharing.is_free(k, region) and not sharing.joins_readers(k, region):
             sharing.share(k, region)
     return sharing.program()
 
@@ -144,6 +145,18 @@ class _Sharing:
             if filled != self.buffers[name].numel:
                 return False
         return True
+
+    def joins_readers(self, copy: int, region: _Region) -> bool:
+        """Return whether one node writes the value and fusion may join nodes that read each of its elements once.
+
+        Fusion refuses readers of a buffer that several nodes write: values would pass through memory.
+        """
+        users = [n for k in self.touching[region.part] if k != copy and (n := self.nodes[k]) is not None]
+        if sum(region.part in writes(n) for n in users) > 1:
+            return False
+        readers = (n for n in users if region.part in reads(n) and not isinstance(n, Extern))
+        numel = self.buffers[region.part].numel
+        return any(ex.prod(map(ex.size_of, loop_vars(n))) == numel for n in readers)
 
     def share(self, copy: int, region: _Region) -> None:
         """Let all nodes that use the value use its region, without the copy; change nothing if one cannot."""

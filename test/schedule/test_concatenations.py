@@ -27,6 +27,21 @@ def dense(x: T, *weights: T) -> T:
     return x * 2
 
 
+def dense_block(x: T, *weights: T) -> T:
+    """Layers that keep all results, and concatenate them for each library call."""
+    results = [torch.tanh(x)]
+    for w in weights:
+        results.append(torch.relu(torch.cat(results, 1)) @ w)
+    return torch.cat(results, 1) * 2
+
+
+def branches(x: T) -> T:
+    """Values that are read once more than the concatenation copies them."""
+    a = torch.tanh(x)
+    b = torch.sigmoid(a)
+    return torch.cat([a, b, torch.relu(b)], 1)
+
+
 def images(x: T) -> list[T]:
     y = torch.cat([x.sin(), x.cos()], 1)
     z = torch.cat([y, y.mean(1, keepdim=True).expand_as(x)], 1)
@@ -55,6 +70,8 @@ def weights(*sizes: tuple[int, int]) -> list[T]:
 
 CASES: dict[str, tuple[Callable[..., Any], list[T], int]] = {  # the buffers that are gone
     "dense": (dense, [torch.randn(6, 8), *weights((8, 4), (12, 4), (16, 4))], 2),
+    "dense block": (dense_block, [torch.randn(6, 8), *weights(*((8 + 4 * k, 4) for k in range(12)))], 0),
+    "branches": (branches, [torch.randn(6, 8)], 0),
     "images": (images, [torch.randn(2, 8, 5, 6)], 0),
     "channels last": (images, [torch.randn(2, 8, 5, 6).to(memory_format=LAST)], 0),
     "read afterwards": (read_afterwards, [torch.randn(6, 8), torch.randn(8, 8)], 0),
@@ -108,3 +125,10 @@ def test_a_value_that_a_library_call_reads_is_copied(monkeypatch: pytest.MonkeyP
 
     before, after = lowered(fn, [torch.randn(6, 8), torch.randn(16, 8)], monkeypatch)
     assert before is after
+
+
+def test_values_that_fusion_hands_on_stay() -> None:
+    """Stored in the concatenation, they would be read back by a kernel of its own for each of their readers."""
+    steps: list[Any] = []
+    triton_run.compiled(branches, seen=steps)(torch.randn(6, 8))
+    assert len(steps) == 1

@@ -48,6 +48,19 @@ def _overwrites(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return None
 
 
+def _parts(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse a kernel that writes a part of a buffer after it reads another part, since values go by their buffer.
+
+    The part that it reads comes from another kernel: `_one_writer` refuses reads of parts that the kernel wrote.
+    """
+    shared = {q.node.out for q in proposal.mapped if len(fusion.deps.writers[q.node.out]) > 1}
+    for reader in proposal.mapped:
+        for b in shared.intersection(b for b, _ in va.loads(reader.value)):
+            if any(q.node.out == b for q in proposal.mapped if q is not reader):
+                return Refusal(f"the kernel reads other parts of {b} than it writes")
+    return None
+
+
 def _overwrite(fusion: Fusion, node: MappedNode, other: MappedNode) -> Refusal | None:
     buffers, out, other_out = fusion.program.buffers, node.node.out, other.node.out
     in_place = buffers[out].kind != "temp"
@@ -96,6 +109,7 @@ COMMON = Table(
     mapping=(
         Rule("large reductions need rows", _single_row),
         Rule("no read of an overwritten input", _overwrites),
+        Rule("no part is read where another is written", _parts),
     ),
     edges=(
         Rule("values are complete when read", _complete),
