@@ -110,7 +110,7 @@ def test_openmp_runtime_is_looked_for_where_torch_keeps_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("version", "ok", "required"),
-    [("2.10.1", False, True), ("2.11.0+cpu", True, False), ("2.13.0", True, False), ("2.14.0a0", False, False)],
+    [("2.10.1", False, True), ("2.11.0+cpu", True, False), ("2.15.0", True, False), ("2.16.0a0", False, False)],
 )
 def test_torch_versions(version: str, ok: bool, required: bool) -> None:
     check = doctor.check_torch(version)

@@ -102,8 +102,8 @@ def check_options(environ: Mapping[str, str]) -> tuple[Check, Config]:
 def check_torch(version: str) -> Check:
     """Check that torch has one of the versions that this release is tested with."""
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    fix = "install torch 2.11, 2.12 or 2.13; others may work but are not tested"
-    return Check("torch", (2, 11) <= release < (2, 14), version, fix, required=release < (2, 11))
+    fix = "install a torch from 2.11 to 2.15; others may work but are not tested"
+    return Check("torch", (2, 11) <= release < (2, 16), version, fix, required=release < (2, 11))
 
 
 def check_compiler(cxx: str, compiler: str | None) -> Check:

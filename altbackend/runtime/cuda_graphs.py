@@ -281,7 +281,7 @@ def _result(x: object, args: Args, fresh: list[torch.Tensor]) -> object:
         case Copied(number, (sizes, strides, offset)):
             return view(fresh[number], sizes, strides, offset)
         case Left(t):
-            return view(t, t.size(), t.stride(), 0)
+            return view(t, tuple(t.size()), t.stride(), 0)  # torch 2.15 takes no torch.Size
         case Input(number, (sizes, strides, offset)):
             a = args[number]
             if offset == 0 and a.size() == sizes and a.stride() == strides:

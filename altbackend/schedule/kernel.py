@@ -13,10 +13,10 @@ from .access import reads_same_point, same_point, split_row
 from .deps import Deps
 from .device import Cpu, Device, Gpu
 from .fusion.group import Group
-from .loop_mapping import Kind, MappedNode, has_columns
+from .loop_mapping import Kind, MappedNode
 from .loop_refinement import common_refinement, split_loops
 from .products.matmul import Matmul
-from .scan_terms import LEAST_FLOPS
+from .scan_terms import runs_one_by_one
 from .tiling.cpu.index_ranges import split_ranges
 from .tiling.cpu.row_counters import with_row_counters
 from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
@@ -175,20 +175,18 @@ def _stage_numbers(p: Program, mapped: Sequence[MappedNode], on_gpu: bool) -> li
         for writer, s in zip(mapped[:n], numbers, strict=True):
             if writer.node.out in names:
                 scanned = on_gpu and writer.kind is Kind.SCAN and reads_same_point(writer, reader, writer.node.out)
-                together = writer.inner == reader.inner and (scanned or same_point(writer, reader))
-                together = together and (on_gpu or not _runs_one_by_one(writer, reader))
-                number = max(number, s if together else s + 1)
+                apart = writer.inner != reader.inner or not (scanned or same_point(writer, reader))
+                apart = apart or (not on_gpu and _has_own_loop(writer, reader))
+                number = max(number, s + 1 if apart else s)
             if p.buffers[out].kind != "temp" and any(b == out for b, _ in va.loads(writer.value)):
                 number = max(number, s)
         numbers.append(number)
     return numbers
 
 
-def _runs_one_by_one(writer: MappedNode, reader: MappedNode) -> bool:
-    """Return whether the reader is a scan along neighbours that would compute costly terms one by one."""
-    if writer.kind is not Kind.POINT or not isinstance(reader.node, Scan) or has_columns(reader.node):
-        return False
-    return va.flops(writer.value) >= LEAST_FLOPS
+def _has_own_loop(writer: MappedNode, reader: MappedNode) -> bool:
+    """Return whether the writer computes terms of a scan that the scan's loop would compute one by one."""
+    return writer.kind is Kind.POINT and isinstance(reader.node, Scan) and runs_one_by_one(reader.node, writer.value)
 
 
 def _stages(mapped: Sequence[MappedNode], numbers: Sequence[int]) -> tuple[Stage, ...]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.loops import Buffer, Node, Pointwise, Program, Scan
+from ..ir.value import Value
 from .device import Cpu, Device
 from .loop_mapping import has_columns
 
@@ -19,17 +20,18 @@ LEAST_FLOPS = 8  # float additions of an element from which on a loop more pays
 
 def separate_terms(p: Program, device: Device) -> Program:
     """Return `p` with the costly terms of scans along neighbours in buffers. On a GPU, tiles hold them: no change."""
-    if not isinstance(device, Cpu) or not any(isinstance(n, Scan) and _is_costly(n) for n in p.nodes):
+    if not isinstance(device, Cpu) or not any(isinstance(n, Scan) and runs_one_by_one(n, n.value) for n in p.nodes):
         return p
     buffers = dict(p.buffers)
     nodes: list[Node] = []
     for node in p.nodes:
-        nodes += _separated(node, buffers) if isinstance(node, Scan) and _is_costly(node) else [node]
+        nodes += _separated(node, buffers) if isinstance(node, Scan) and runs_one_by_one(node, node.value) else [node]
     return replace(p, buffers=buffers, nodes=tuple(nodes))
 
 
-def _is_costly(node: Scan) -> bool:
-    return va.flops(node.value) >= LEAST_FLOPS and not has_columns(node)
+def runs_one_by_one(scan: Scan, terms: Value) -> bool:
+    """Return whether a scan along neighbours would compute costly `terms` element by element."""
+    return not has_columns(scan) and va.flops(terms) >= LEAST_FLOPS
 
 
 def _separated(node: Scan, buffers: dict[str, Buffer]) -> list[Node]:

@@ -216,3 +216,16 @@ def test_trees_and_numbers(loaded: AotModel) -> None:
 def test_arguments_that_do_not_fit(loaded: AotModel, args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(BadCall, match=message):
         loaded(*args)
+
+
+@pytest.mark.parametrize("constants", ["embedded", "external"])
+def test_a_container_tells_whether_it_brings_its_weights(constants: str) -> None:
+    """Torch's loader asks for it from version 2.15 on."""
+    dll = ctypes.CDLL(altbackend.aot_compile(batched(), options={"aot_constants": constants}))
+    container, brings = ctypes.c_void_p(), ctypes.c_bool()
+    assert dll.AOTInductorModelContainerCreateWithDevice(ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None) == 0
+    assert dll.AOTInductorModelContainerDidCallLoadConstants(container, ctypes.byref(brings)) == 0
+    assert brings.value == (constants == "embedded")
+    assert dll.AOTInductorModelContainerSetUseStreamAffinity(container, False) == 0
+    assert dll.AOTInductorModelContainerSetUseStreamAffinity(container, True) == 1
+    assert dll.AOTInductorModelContainerDelete(container) == 0

@@ -103,7 +103,7 @@ class _Rows:
         """Return whether rows that are neighbours cannot be read several at a time, since columns begin anywhere."""
         reads = [(q, i) for q in self.members for _, i in va.loads(q.value) if q.row in ex.vars_of(i)]
         return self.columns and any(
-            any(n % QUAD for n in ex.divisors(i, q.row)) or any(_is_odd(ex.coefficient(i, v)) for v in q.inner)
+            any(n % QUAD for n in ex.divisors(i, q.row)) or any(_is_unaligned(ex.coefficient(i, v)) for v in q.inner)
             for q, i in reads
         )
 
@@ -117,7 +117,8 @@ class _Rows:
         return isinstance(size, int) and size * 4 > self.device.streaming_bytes
 
 
-def _is_odd(stride: Index | None) -> bool:
+def _is_unaligned(stride: Index | None) -> bool:
+    """Return whether wide loads of float32 cannot begin at every multiple of `stride`."""
     return isinstance(stride, int) and stride % QUAD != 0
 
 

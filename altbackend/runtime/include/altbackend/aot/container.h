@@ -11,8 +11,11 @@ class Container {
     choose_device(device ? device : "no device");
     check_cpu();
     on_device(current(), [&](const Place&) { active_ = initial_weights(device_); });
-    if (active_->is_bound()) fold(*active_);
+    brings_weights = active_->is_bound();
+    if (brings_weights) fold(*active_);
   }
+
+  bool brings_weights = false;  // whether creation took all weights from the library, not from the caller
 
   // Runs the model. The handles of `inputs` are taken over, whether the call succeeds or not.
   // On a GPU, the call is enqueued on `stream`, null for the default one.

@@ -76,6 +76,7 @@ ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerCreateWithExternalConstants)
     given(result) = nullptr;
     auto container = std::make_unique<Container>(device);
     container->update(alt::aot::Pairs{pairs, count}, false, false, true);
+    container->brings_weights = false;
     *result = container.release();
   });
 }
@@ -191,6 +192,15 @@ ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerSwapConstantBuffer)(Containe
 }
 ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerFreeInactiveConstantBuffer)(Container* c) {
   return guarded([&] { given(c).free_inactive(); });
+}
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerDidCallLoadConstants)(Container* c, bool* result) {
+  return guarded([&] { given(result) = given(c).brings_weights; });
+}
+// A container has no model instances between which streams could be shared out.
+ALT_EXPORT ALTBACKEND_NAME(AOTInductorModelContainerSetUseStreamAffinity)(Container*, bool use) {
+  return guarded([&] {
+    if (use) alt::aot::fail("the library runs any number of calls at once on any streams: stream affinity has no meaning for it");
+  });
 }
 ALT_EXPORT ALTBACKEND_NAME(AOTInductorGetLastError)(const char** text) {
   if (!text) return 1;
