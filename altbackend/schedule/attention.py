@@ -17,6 +17,10 @@ LARGEST = 256
 # float32 numbers that a thread may keep in tiles, of 255 registers; the rest is for addresses and operands. From
 # capability 9.0 on, tensor cores read their operands from shared memory.
 PER_THREAD, PER_THREAD_FROM_90 = 160, 200
+# Gradients of 64 by 64 scores of 16 bits, from capability 9.0 on: one group of four warps computes a product of 64
+# rows. On an H100 with 128 elements of a head, eight warps take 1.8 times as long, three stages 1.13 times: with two,
+# a multiprocessor holds two programs. The compiler spills little of an estimate of 224.
+PER_THREAD_OF_GROUP, GROUP_WARPS, GROUP_STAGES = 224, 4, 2
 # Without tensor cores, a thread holds its part of whole operands, along all elements of a head.
 EXACT_SIDE, EXACT_WARPS = 32, 8
 SPARE = 4 << 10  # bytes of shared memory for reductions and changes of layout
@@ -83,12 +87,22 @@ def backward_tiles(p: Program, form: Attention, device: Gpu, exact: bool, by_key
     chosen = _of_user(form, start, "bwd_", names)
     if chosen is not None and backward_bytes(p, form, chosen, by_keys) <= device.shared_memory:
         return chosen
-    t = start if by_keys else _within_queries(form, start)
-    while max(t.rows, t.columns) > LEAST and _per_thread(_backward_numbers(t, by_keys), t.warps) > PER_THREAD:
+    one_group = _one_group(p, form, device, start, exact)
+    room = PER_THREAD if one_group is start else PER_THREAD_OF_GROUP
+    t = one_group if by_keys else _within_queries(form, one_group)
+    while max(t.rows, t.columns) > LEAST and _per_thread(_backward_numbers(t, by_keys), t.warps) > room:
         outer, inner = (t.columns, t.rows) if by_keys else (t.rows, t.columns)
         outer, inner = (outer, inner // 2) if inner > 2 * LEAST or outer <= LEAST else (outer // 2, inner)
         t = replace(t, columns=outer, rows=inner) if by_keys else replace(t, rows=outer, columns=inner)
     return _fitting(t, lambda x: backward_bytes(p, form, x, by_keys), device)
+
+
+def _one_group(p: Program, form: Attention, device: Gpu, t: Tiles, exact: bool) -> Tiles:
+    """Return the tiles for one group of warps where its registers hold the sums of either kind of gradient."""
+    if exact or device.capability < 90 or p.buffers[form.query.buffer].dtype.itemsize > 2 or t.warps <= GROUP_WARPS:
+        return t
+    few = replace(t, warps=GROUP_WARPS, stages=GROUP_STAGES)
+    return few if _per_thread(_backward_numbers(few, by_keys=True), GROUP_WARPS) <= PER_THREAD_OF_GROUP else t
 
 
 def _backward_numbers(t: Tiles, by_keys: bool) -> int:

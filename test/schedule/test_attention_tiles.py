@@ -73,3 +73,13 @@ def test_splits() -> None:
         splits = splits_of(form, forward_tiles(p, form, H200, exact=False), H200)
         assert least <= splits <= most
         assert splits & (splits - 1) == 0
+
+
+@pytest.mark.parametrize("by_keys", [True, False])
+def test_gradients_of_128_elements_run_on_one_group_of_warps(by_keys: bool) -> None:
+    """The tensor cores of capability 9.0 take 64 rows from four warps; those before it take 16 from each."""
+    p, form = call(4096, 128, torch.bfloat16)
+    assert backward_tiles(p, form, H200, False, by_keys) == Tiles(64, 64, 4, 2, 128, 128)
+    assert backward_tiles(p, form, A100, False, by_keys).warps == 8
+    assert backward_tiles(*call(4096, 256, torch.bfloat16), H200, False, by_keys).warps == 8
+    assert backward_tiles(*call(4096, 128, torch.float32), H200, False, by_keys).warps == 8
