@@ -169,23 +169,26 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int 
     const alt::Share range = alt::share(4, thread, omp_get_num_threads());
     const int64_t begin = range.begin, end = range.end;
     alignas(64) float w0[8];
+    alignas(64) float v0[8];
     for (int64_t o = begin; o < end; ++o) {
       float r2 = -__builtin_inff();
-      #pragma omp simd reduction(alt_max: r2)
+      #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
         const float t1 = p0[8 * o + i0];
-        r2 = alt::maximum(r2, t1);
+        v0[i0] = t1;
       }
+      r2 = alt::maximum(r2, alt::row_max(v0, 8));
       const float t3 = r2;
       float r7 = 0.0f;
-      #pragma omp simd reduction(+: r7)
+      #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
         const float t4 = p0[8 * o + i0];
         const float t5 = (t4 - t3);
         const float t6 = alt::exp(t5);
         w0[i0] = t6;
-        r7 = r7 + t6;
+        v0[i0] = t6;
       }
+      r7 = r7 + alt::row_sum(v0, 8);
       const float t8 = r7;
       const float t10 = alt::divisor_scale(t8);
       const float t11 = (t8 * t10);
@@ -303,13 +306,15 @@ static void kernel0(const float* __restrict p0, int64_t* __restrict p1, const in
     const int thread = omp_get_thread_num();
     const alt::Share range = alt::share(4, thread, omp_get_num_threads());
     const int64_t begin = range.begin, end = range.end;
+    alignas(64) float v0[8];
     for (int64_t o = begin; o < end; ++o) {
       float r1 = -__builtin_inff();
-      #pragma omp simd reduction(alt_max: r1)
+      #pragma omp simd
       for (int64_t i0 = 0; i0 < 8; ++i0) {
         const float t0 = p0[8 * o + i0];
-        r1 = alt::maximum(r1, t0);
+        v0[i0] = t0;
       }
+      r1 = alt::maximum(r1, alt::row_max(v0, 8));
       const float t2 = r1;
       int32_t r10 = int32_t(2147483647);
       #pragma omp simd reduction(alt_min: r10)
@@ -414,6 +419,7 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
     const int thread = omp_get_thread_num();
     const alt::Share range = alt::share(s97, thread, omp_get_num_threads());
     const int64_t begin = range.begin, end = range.end;
+    alignas(64) float v0[256];
     if (s98 < 32) {
       #pragma omp simd
       for (int64_t o = begin; o < end; ++o) {
@@ -436,11 +442,12 @@ static void kernel0(const float* __restrict p0, float* __restrict p1, const int6
         for (int64_t block = 0; block < s98; block += 256) {
           const int64_t block_end = alt::min64(block + 256, s98);
           float r2 = 0.0f;
-          #pragma omp simd reduction(+: r2)
+          #pragma omp simd
           for (int64_t i0 = block; i0 < block_end; ++i0) {
             const float t0 = p0[i0 + o * s98];
-            r2 = r2 + t0;
+            v0[-block + i0] = t0;
           }
+          r2 = r2 + alt::row_sum(v0, -block + block_end);
           r1 = r1 + alt::cast<double>(r2);
         }
         const float t3 = alt::cast<float>(r1);

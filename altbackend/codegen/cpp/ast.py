@@ -58,7 +58,7 @@ class Loop:
     """`for var in [begin, end)`; `simd`: iterations are independent but for `sums` (op, name) reductions.
 
     `step` > 1 makes a blocked loop whose body contains the loop over the block. `limit`: iterations of a last block,
-    which may have fewer than `var`.
+    which may have fewer than `var`. `vector`: run so many iterations at a time, the last ones over some done before.
     """
 
     var: Atom
@@ -69,6 +69,7 @@ class Loop:
     sums: tuple[tuple[str, str], ...] = ()
     step: int = 1
     limit: Index | None = None
+    vector: int = 0
 
 
 PARALLEL, CLOSE = "parallel {", "} parallel"  # lines of a template that open and close such a block

@@ -13,9 +13,11 @@ from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
 from .narrow_strides import with_dense_rows
 from .reductions import COLUMN_BLOCK, across_rows, scan, within_row
+from .row_totals import with_row_totals
 from .scalars import bind, bound_index, in_range
 from .scope import Emitter, Scope, known_at_most, scratch
 from .short_rows import with_short_rows
+from .whole_vectors import with_whole_vectors
 
 ANY_CPU = ScheduleContext(Cpu(1))
 _SCATTER_OPS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
@@ -52,7 +54,8 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         checks=e.checks,
         row_counters=k.row_counters,
     )
-    return with_dense_rows(with_short_rows(function)), tuple(e.params)
+    in_rows = with_row_totals(with_dense_rows(with_short_rows(function)))
+    return with_whole_vectors(in_rows, ctx.device.vector_lanes), tuple(e.params)
 
 
 def _stage(e: Emitter, stage: Stage) -> None:

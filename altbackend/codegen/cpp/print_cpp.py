@@ -299,7 +299,13 @@ def _loop(w: CppLines, s: Stmt) -> None:
         return
     v = s.var.key
     end = s.end or index(ex.size_of(s.var))
-    if s.step > 1:
+    if s.vector:
+        first = f"{v}_first"
+        w.open(f"for (int64_t vector = {s.begin}; vector < {end}; vector += {s.vector})")
+        w.add(f"const int64_t {first} = alt::min64(vector, {end} - {s.vector});")
+        w.add("#pragma omp simd")
+        w.open(_for(v, first, f"{first} + {s.vector}"))
+    elif s.step > 1:
         w.open(f"for (int64_t block = {s.begin}; block < {end}; block += {s.step})")
         w.add(f"const int64_t block_end = alt::min64(block + {s.step}, {end});")
     else:
@@ -309,6 +315,8 @@ def _loop(w: CppLines, s: Stmt) -> None:
         w.open(_for(v, s.begin, end))
     block(w, s.body)
     w.close()
+    if s.vector:
+        w.close()
 
 
 def literal(number: float, dtype: torch.dtype) -> str:
@@ -372,6 +380,9 @@ def scalar(v: Value) -> str:
             name = "index_from_zero" if code & va.FROM_ZERO else "wrap_index"
             errors = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
             return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{errors})"
+        case "row_total":
+            op, row, count = v.attr
+            return f"alt::row_{op}({row}, {index(count)})"
         case "nonzero":
             return f"alt::nonzero({scalar(v.args[0])}, error)"
         case "divisor_scale" | "divide_by" | "or_zero" | "blend":

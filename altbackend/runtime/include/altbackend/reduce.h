@@ -29,6 +29,42 @@ template <class T> ALT_FN Indexed<T> argmin_combine(Indexed<T> a, Indexed<T> b) 
   return {take_b ? b.value : a.value, take_b ? b.index : a.index};
 }
 
+// Totals of the first n elements of a row in memory, in four vectors and a tree. Vectors of 32 bytes read what wider
+// or narrower vectors have just stored without waiting for the cache.
+namespace detail {
+struct Sum {
+  template <class V> ALT_FN V combined(V a, V b) { return a + b; }
+};
+struct Max {
+  template <class V> ALT_FN V combined(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
+};
+struct Min {
+  template <class V> ALT_FN V combined(V a, V b) { return ((a < b) | (a != a)) ? a : b; }
+};
+template <class F, class T> ALT_FN T row_total(const T* row, int64_t n, T identity) {
+  constexpr int width = 32 / sizeof(T);
+  typedef T Vector __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
+  const Vector start = Vector{} + identity;
+  Vector total[4] = {start, start, start, start};
+  const auto at = [&](int64_t k) { return *reinterpret_cast<const Vector*>(row + k); };
+  int64_t k = 0;
+  for (; k + 4 * width <= n; k += 4 * width)
+    for (int j = 0; j < 4; ++j) total[j] = F::combined(total[j], at(k + j * width));
+  for (; k + width <= n; k += width) total[0] = F::combined(total[0], at(k));
+  const Vector all = F::combined(F::combined(total[0], total[1]), F::combined(total[2], total[3]));
+  T lanes[width];
+  for (int j = 0; j < width; ++j) lanes[j] = all[j];
+  for (int half = width / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) lanes[j] = F::combined(lanes[j], lanes[j + half]);
+  T result = lanes[0];
+  for (; k < n; ++k) result = F::combined(result, row[k]);
+  return result;
+}
+}  // namespace detail
+template <class T> ALT_FN T row_sum(const T* row, int64_t n) { return detail::row_total<detail::Sum>(row, n, T(0)); }
+template <class T> ALT_FN T row_max(const T* row, int64_t n) { return detail::row_total<detail::Max>(row, n, alt::lowest_of<T>()); }
+template <class T> ALT_FN T row_min(const T* row, int64_t n) { return detail::row_total<detail::Min>(row, n, alt::highest_of<T>()); }
+
 // Count, mean and sum of squared deviations (B. Welford, 1962; combined as in T. Chan, G. Golub, R. LeVeque, 1979).
 template <class T> struct Welford {
   T mean = T(0), m2 = T(0), weight = T(0);

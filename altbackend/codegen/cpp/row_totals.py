@@ -1,0 +1,106 @@
+"""Store the terms of short totals in a row, and total the row in a tree of vectors.
+
+A vector loop with an OpenMP reduction adds the lanes of its accumulators one after the other. For 32 float32 numbers
+in one vector register of 16 that takes 16 dependent additions, longer than all the rest of a short row: a layer norm
+over 32 elements took 57 ns a row, and 22 with its terms in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.expr import Index
+from ...ir.value import Value
+from .ast import Declare, Function, Loop, Stmt, Store, Update
+
+MOST_TERMS = 1024  # of a row, from which on the additions of lanes are few beside the loop
+DTYPES = (torch.float32, torch.float64)
+OPS = ("sum", "max", "min")
+
+
+@dataclass
+class _Rows:
+    """The rows of terms that a function declares, by dtype; loops one after the other share them."""
+
+    declared: dict[tuple[torch.dtype, int], Declare] = field(default_factory=dict)
+
+    def declare(self, dtype: torch.dtype, number: int, size: int) -> str:
+        """Return the name of row `number` of a loop, with at least `size` elements."""
+        key = dtype, number
+        old = self.declared.get(key)
+        label = old.name if old else f"v{len(self.declared)}"
+        most = max(size, old.numel if old and isinstance(old.numel, int) else 0)
+        self.declared[key] = Declare(label, dtype, None, most)
+        return label
+
+
+def with_row_totals(f: Function) -> Function:
+    """Return `f` with the terms of short totals in rows of memory."""
+    if f.flat is not None:
+        return f
+    rows = _Rows()
+    body = _statements(f.body, rows, 0)
+    return replace(f, body=body, scratch=(*f.scratch, *rows.declared.values())) if rows.declared else f
+
+
+def _statements(body: Sequence[Stmt], rows: _Rows, block: int) -> tuple[Stmt, ...]:
+    """Return the statements with totals of rows. `block`: iterations of the blocked loop around them, 0 without."""
+    out: list[Stmt] = []
+    for s in body:
+        if not isinstance(s, Loop):
+            out.append(s)
+        elif s.sums:
+            out += _totals(s, rows, block)
+        else:
+            out.append(replace(s, body=_statements(s.body, rows, s.step if s.step > 1 else 0)))
+    return tuple(out)
+
+
+def _totals(s: Loop, rows: _Rows, block: int) -> list[Stmt]:
+    """Return a vector loop that stores its terms, and the totals after it; or the loop as it is."""
+    size, first, count = _extent(s, block)
+    if not 0 < size <= MOST_TERMS or not all(_suits(s, op, acc) for op, acc in s.sums):
+        return [s]
+    names = {acc for _, acc in s.sums}
+    body: list[Stmt] = []
+    after: list[Stmt] = []
+    for x in s.body:
+        if not isinstance(x, Update) or x.target not in names:
+            body.append(x)
+            continue
+        row = rows.declare(x.value.dtype, len(after), size)
+        body.append(Store(row, ex.sub(ex.ix(s.var), first), x.value))
+        after.append(Update(x.target, None, x.op, row_total(x.op, row, count, x.value.dtype)))
+    return [replace(s, body=tuple(body), sums=()), *after]
+
+
+def _extent(s: Loop, block: int) -> tuple[int, Index, Index]:
+    """Return the most iterations of a loop, its first value, and how many there are; 0 iterations: not known."""
+    n = ex.size_of(s.var)
+    if s.limit is not None or s.step != 1 or not s.simd:
+        return 0, 0, 0
+    if (s.begin, s.end) == ("0", ""):
+        return (n, 0, n) if isinstance(n, int) else (0, 0, 0)
+    if (s.begin, s.end) != ("block", "block_end") or not block:
+        return 0, 0, 0
+    first, end = (ex.ix(ex.var(text, n)) for text in (s.begin, s.end))
+    return block, first, ex.sub(end, first)
+
+
+def _suits(s: Loop, op: str, acc: str) -> bool:
+    """Return whether a reduction of the loop is one update of a scalar by floats."""
+    updates = [x for x in s.body if isinstance(x, Update) and x.target == acc]
+    if op not in OPS or len(updates) != 1:
+        return False
+    (update,) = updates
+    return update.index is None and not update.guards and update.value.dtype in DTYPES
+
+
+def row_total(op: str, row: str, count: Index, dtype: torch.dtype) -> Value:
+    """Return the total of the first `count` elements of a row."""
+    return va.make("row_total", (), dtype, (op, row, count))

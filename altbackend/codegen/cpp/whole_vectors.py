@@ -1,0 +1,76 @@
+"""Run short vector loops in whole vectors: the last one begins where it ends with the loop, over elements done before.
+
+A vector loop computes the iterations that fill no vector one by one. Of 24 elements those are 8, and an exponential
+and a logarithm of each took three times as long as of the other 16. Computed a second time, elements of a loop that
+reads nothing it writes have the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...ir import expr as ex
+from ...ir import value as va
+from ...ir.ops import OPS
+from ...ir.value import Value
+from .ast import Function, Let, Loop, Stmt, Store
+
+COSTLY = 8  # float additions of an iteration, from which a second computation of some costs less than single ones
+MOST_VECTORS = 16  # of a loop, beyond which what fills no vector counts little
+FEWEST_LANES = 8
+
+
+def with_whole_vectors(f: Function, lanes: int) -> Function:
+    """Return `f` with costly short vector loops in whole vectors of `lanes` float32 numbers."""
+    if f.flat is not None:
+        return f
+    shared = {p.name for p in f.params if p.shared and p.written}
+    return replace(f, body=_statements(f.body, lanes, shared))
+
+
+def _statements(body: Sequence[Stmt], lanes: int, shared: set[str]) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    for s in body:
+        if not isinstance(s, Loop):
+            out.append(s)
+        elif (width := _width(s, lanes)) and _repeats(s, shared):
+            out.append(replace(s, vector=width))
+        else:
+            out.append(replace(s, body=_statements(s.body, lanes, shared)))
+    return tuple(out)
+
+
+def _width(s: Loop, lanes: int) -> int:
+    """Return the iterations of the loop's vectors, where some fill none; else 0."""
+    n = ex.size_of(s.var)
+    if not (s.simd and not s.sums and s.step == 1 and s.limit is None and (s.begin, s.end) == ("0", "")):
+        return 0
+    values = [x.value for x in s.body if isinstance(x, (Let, Store))]
+    if not isinstance(n, int) or sum(_cost(v) for v in values) < COSTLY:
+        return 0
+    width = lanes * (2 if any(v.dtype.itemsize == 2 for v in values) else 1)
+    if n > width * MOST_VECTORS:
+        return 0
+    while width > n:
+        width //= 2
+    return width if width >= FEWEST_LANES and n % width else 0
+
+
+def _cost(v: Value) -> int:
+    return OPS[v.op].flops if v.op in OPS else 0
+
+
+def _repeats(s: Loop, shared: set[str]) -> bool:
+    """Return whether iterations may run twice: they read nothing that the loop writes, and update nothing.
+
+    Reads at a stride need iterations after a vector of the compiler's, which reads beyond its last element.
+    """
+    if not all(isinstance(x, (Let, Store)) for x in s.body):
+        return False
+    stores = [x for x in s.body if isinstance(x, Store)]
+    loads = [v for x in s.body if isinstance(x, (Let, Store)) for v in va.walk(x.value) if v.op == "load"]
+    if any(ex.coefficient(v.attr[1], s.var) not in (0, 1) for v in loads):
+        return False
+    whole = all(x.index is not None and not x.guards and ex.coefficient(x.index, s.var) == 1 for x in stores)
+    return whole and not {x.target for x in stores} & ({v.attr[0] for v in loads} | shared)
