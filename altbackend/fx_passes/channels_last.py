@@ -5,7 +5,6 @@ An operator between two convolutions keeps the layout, so the convolutions of a 
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Collection, Iterable
 
@@ -15,26 +14,18 @@ from torch.fx import GraphModule, Node
 from ..aten.name import operator_name, words
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
-from ..compat import torch_api
 from . import onednn
 from .context import Context
-from .depthwise import WIDEST
-from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, replace, update, val
+from .graph import KEEPS_LAYOUT, aten, insert, is_call, propagate, replace, val
 from .mixed_layouts import FORMATS, copy_operands, is_channels_last
 
-_LOW = (torch.bfloat16, torch.float16)
+LOW = (torch.bfloat16, torch.float16)
 _ALIGNED, _WIDEST_GROUP = 4, 64  # channels of a group for which the library has channels-last kernels
-_ALIGNED_BACKWARD = 8  # the same for gradients of 16 bits
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
     """Run convolutions of an inference graph channels-last; return the number of inputs that are copied into it."""
     return rearrange(gm, ctx.constant_nodes(gm), ctx.device)
-
-
-def run_joint(gm: GraphModule, ctx: Context) -> int:
-    """Run the convolutions of a joint graph channels-last."""
-    return int(rearrange_joint(gm))
 
 
 def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
@@ -47,7 +38,7 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     copies = 0
     if device == "gpu":
         _mark_any_layout(gm, convolutions)
-    plain = _read_plain_copies(gm, _reads_plain if device == "gpu" else _reads_plain_on_cpu)
+    plain = _read_plain_copies(gm, reads_plain if device == "gpu" else _reads_plain_on_cpu)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
         if _saved_bytes(members, constant, device) <= _copied_bytes(region, members, device):
@@ -61,7 +52,7 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     return copies + sum(not _drop_if_plain(n) for n in plain)
 
 
-def _reads_plain(n: Node) -> bool:
+def reads_plain(n: Node) -> bool:
     """Return whether the library has no channels-last kernel for a convolution or its gradient.
 
     It runs one convolution for each group of a volume: 260 calls for 128 channels. Of images in groups, it has
@@ -79,29 +70,13 @@ def _reads_plain(n: Node) -> bool:
     return width != 1 and not (width <= _WIDEST_GROUP and width % _ALIGNED == 0)
 
 
-def _trains_plain(n: Node) -> bool:
-    """Return whether the library's channels-last kernels for the gradients of a convolution are slower than plain ones.
-
-    So they are for depthwise windows of float32 beyond those of our kernels: 6.1 ms for 3.1 a step with 64 images of
-    96x56x56 and windows of 7x7, on an H100. In 16 bits, they are for groups of less than 16 bytes: 876 us for 348. Of
-    few channels of float32, the convolution itself is: 2.3 ms for 0.5 with 30 images of 8x505x505.
-    """
-    backward = n.target is aten.convolution_backward.default
-    x, w, groups = val(n.args[1 if backward else 0]), val(n.args[2 if backward else 1]), n.args[9 if backward else 8]
-    if groups == x.shape[1] == w.shape[0]:
-        return bool(x.dtype == torch.float32 and math.prod(w.shape[2:]) > WIDEST)
-    if groups == 1 and x.dim() == 4:
-        return bool(x.dtype == torch.float32 and max(x.shape[1], w.shape[0], w.shape[1]) <= FEW_FLOATS)
-    return bool(groups != 1 and x.dtype in _LOW and x.shape[1] // groups < _ALIGNED_BACKWARD)
-
-
 def _reads_plain_on_cpu(n: Node) -> bool:
     """Return whether a convolution is a depthwise one of a dtype that oneDNN lacks on this processor.
 
     torch's channels-last kernel for it takes six times as long as the one for plain images.
     """
     x = val(n.args[0])
-    return x.dim() in FORMATS and _is_depthwise(n) and not onednn.computes(x.dtype)
+    return x.dim() in FORMATS and is_depthwise(n) and not onednn.computes(x.dtype)
 
 
 def _read_plain_copies(gm: GraphModule, reads_plain: Callable[[Node], bool]) -> list[Node]:
@@ -149,7 +124,7 @@ def _mark_any_layout(gm: GraphModule, convolutions: set[Node]) -> None:
             if marked:
                 n.meta[KEEPS_LAYOUT] = True
                 images.update(n.all_input_nodes[:1])
-            if marked or _keeps_layout(n):
+            if marked or keeps_layout(n):
                 leading.add(n)
     propagate(gm, images)
 
@@ -192,7 +167,7 @@ def _regions(gm: GraphModule, convolutions: set[Node]) -> list[list[Node]]:
         return n
 
     for n in gm.graph.nodes:
-        if n in convolutions or _keeps_layout(n):
+        if n in convolutions or keeps_layout(n):
             leader[n] = n
             for a in n.all_input_nodes if n not in convolutions else n.all_input_nodes[:1]:
                 if a in leader:
@@ -210,10 +185,10 @@ _KEEPING = words(
 )
 
 
-def _keeps_layout(n: Node) -> bool:
+def keeps_layout(n: Node) -> bool:
     """Return whether a call on channels-last images gives channels-last images: it is pointwise, pools or joins."""
     if is_call(n, operator.getitem):
-        return isinstance(n.args[0], Node) and _keeps_layout(n.args[0])
+        return isinstance(n.args[0], Node) and keeps_layout(n.args[0])
     fake = val(n)
     first = fake[0] if isinstance(fake, (tuple, list)) and fake else fake
     if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *FORMATS):
@@ -245,10 +220,10 @@ def _gain_on_cpu(n: Node) -> int:
     The library reads plain images of depthwise convolutions as they lie. Channels-last, a lone one of 8x64x56x56 took
     4.7 ms for 2.7 on a CPU with AVX2, and 31.8 for 6.6 of 8x64x28x28 in bfloat16.
     """
-    return int(not _is_depthwise(n))
+    return int(not is_depthwise(n))
 
 
-def _is_depthwise(n: Node) -> bool:
+def is_depthwise(n: Node) -> bool:
     return bool(n.args[8] == val(n.args[0]).shape[1] != 1)
 
 
@@ -297,71 +272,25 @@ def _is_copied_on_gpu(n: Node, inside: set[Node], is_convolution: bool) -> bool:
     return reread and any(not is_reduction(u.target) and not is_normalisation(u.target) for u in outside)
 
 
-def rearrange_joint(gm: GraphModule) -> bool:
-    """Run all convolutions of a joint graph, forward and backward, channels-last; return whether the graph changed.
-
-    Applies only if all of them are of images or volumes with static shapes, in 16 bits or, where the library may use
-    TF32, in float32.
-    """
-    convs = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default, aten.convolution_backward.default)]
-    if not convs or not all(_suits_joint(n) for n in convs):
-        return False
-    plain = {n for n in convs if _reads_plain(n) or _trains_plain(n)}
-    fast = {n for n in convs if n not in plain}
-    copies = copy_operands(gm, [n for n in gm.graph.nodes if n in fast or _is_gradient(n) or _keeps_layout(n)], fast)
-    moved: dict[tuple[Node, torch.memory_format], Node] = {}
-    changed: set[Node] = set()
-    for n in list(gm.graph.nodes):
-        if is_call(n, aten.convolution.default, aten.convolution_backward.default):
-            for k in range(2 if n.target is aten.convolution.default else 3):
-                x = n.args[k]
-                assert isinstance(x, Node)
-                memory_format = torch.contiguous_format if n in plain else FORMATS[val(x).dim()]
-                if val(x).is_contiguous(memory_format=memory_format):
-                    continue
-                key = x, memory_format
-                if key not in moved:
-                    moved[key] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": memory_format})
-                    changed.add(moved[key])
-                n.update_arg(k, moved[key])
-        update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
-    return bool(moved) or copies > 0
-
-
-def _is_gradient(n: Node) -> bool:
-    """Return whether `n` is the gradient of the image of a convolution."""
-    if not is_call(n, operator.getitem) or not is_call(n.args[0], aten.convolution_backward.default):
-        return False
-    return bool(n.args[1] == 0)
-
-
-def _suits_joint(n: Node) -> bool:
-    backward = n.target is aten.convolution_backward.default
-    x, transposed = val(n.args[1 if backward else 0]), bool(n.args[7 if backward else 6])
-    fast = x.dtype in _LOW or (x.dtype == torch.float32 and torch_api.allows_tf32_convolutions())
-    whole = bool(n.args[9 if backward else 8] == 1)
-    return fast and _faster_on_gpu(x, transposed, whole) and all(isinstance(s, int) for s in x.shape)
-
-
 def _suits(n: Node, device: str) -> bool:
     x, w, transposed = val(n.args[0]), val(n.args[1]), bool(n.args[6])
-    if x.dtype not in (torch.float32, *_LOW) or x.dtype != w.dtype:
+    if x.dtype not in (torch.float32, *LOW) or x.dtype != w.dtype:
         return False
     if any(not isinstance(s, int) and s.node.hint is None for s in x.shape):  # data decides it
         return False
     if device == "gpu":
-        faster = not _reads_plain(n) and _faster_on_gpu(x, transposed, bool(n.args[8] == 1))
+        faster = not reads_plain(n) and faster_on_gpu(x, transposed, bool(n.args[8] == 1))
         return faster and all(isinstance(s, int) for s in x.shape)
     return x.dim() in FORMATS and not _reads_plain_on_cpu(n)
 
 
-def _faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
+def faster_on_gpu(x: torch.Tensor, transposed: bool, whole: bool) -> bool:
     """Return whether convolutions of an operand like `x` have a channels-last kernel that is faster.
 
     `whole`: the channels are one group. Volumes of float32 have such a kernel for transposed convolutions alone.
     Volumes in groups have none: on an H100 a depthwise one of bfloat16 took five times as long.
     """
-    return x.dim() == 4 or (x.dim() == 5 and whole and (transposed or x.dtype in _LOW))
+    return x.dim() == 4 or (x.dim() == 5 and whole and (transposed or x.dtype in LOW))
 
 
 def _rearrange_weight(gm: GraphModule, n: Node, constant: set[Node]) -> None:

@@ -10,6 +10,7 @@ from . import (
     binary_folding,
     block_masks,
     channels_last,
+    channels_last_joint,
     conv1d,
     conv_bias,
     conv_bn,
@@ -135,7 +136,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
     ),
-    Pass("record result layouts", P.JOINT, GPU, ANY, output_layouts.record),
+    Pass("record result layouts", P.JOINT, BOTH, ANY, output_layouts.record),
     Pass("few keys", P.JOINT, GPU, FAST, few_keys.run_joint, decision=_FEW_KEYS),
     Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),
     Pass(
@@ -144,14 +145,14 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("convolution biases", P.JOINT, GPU, FAST, conv_bias.run_joint, decision=_BIASES),
     Pass(
-        "channels last", P.JOINT, GPU, ANY, channels_last.run_joint, when=prefers_channels_last,
-        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "all are 4-D of 16 bits with static shapes"),
+        "channels last", P.JOINT, BOTH, ANY, channels_last_joint.run, when=prefers_channels_last,
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
     ),
     Pass(
         "depthwise gradients", P.JOINT, GPU, FAST, depthwise.run_joint,
         decision=(DecisionKind.LAYOUT, "depthwise gradients", "split", "{} convolutions: a kernel per gradient"),
     ),
-    Pass("restore result layouts", P.JOINT, GPU, ANY, output_layouts.restore_recorded),
+    Pass("restore result layouts", P.JOINT, BOTH, ANY, output_layouts.restore_recorded),
     Pass("dead code", P.JOINT, GPU, ANY, housekeeping.eliminate_dead_code),
     # --- the joint graph, or an inference graph
     Pass("user: joint, post", P.AFTER_JOINT, BOTH, ANY, user.joint_post, preserves=False),

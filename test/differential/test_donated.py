@@ -142,7 +142,8 @@ def plan_of_backward(monkeypatch: pytest.MonkeyPatch, folder: Path, marks: bool)
 
     monkeypatch.setattr(cpu_program, "plan", plan)
     torch._dynamo.reset()
-    compiled = torch.compile(convolutions(), backend="alt", options={"cache_dir": str(folder), "host": "python"})
+    options: dict[str, Any] = {"cache_dir": str(folder), "host": "python", "channels_last": False}
+    compiled = torch.compile(convolutions(), backend="alt", options=options)
     with torch._functorch.config.patch(donated_buffer=marks):
         compiled(torch.randn(2, 3, 32, 32, requires_grad=True)).sum().backward()
     return plans[-1]

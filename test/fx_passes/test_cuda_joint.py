@@ -16,7 +16,7 @@ from altbackend import backend
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.errors import FallbackWarning
-from altbackend.fx_passes import channels_last, output_layouts, pad_matmul, table, wide_products
+from altbackend.fx_passes import channels_last_joint, output_layouts, pad_matmul, table, wide_products
 from altbackend.fx_passes import joint as joint_passes
 from altbackend.fx_passes.context import Context
 from altbackend.ir.loops import Extern, writes
@@ -89,9 +89,10 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
         (torch.float32, True, True),
         (torch.float64, True, False),
     ):
+        cfg = resolve()
         wide = traced(joint(fn), *(x.to(dtype) for x in inputs))
         with torch.backends.cudnn.flags(allow_tf32=tf32):
-            assert channels_last.rearrange_joint(wide) == moved
+            assert channels_last_joint.run(wide, Context(cfg, Trace("joint", cfg), device="gpu")) == moved
 
 
 @pytest.mark.parametrize("width", [2, 4], ids=str)

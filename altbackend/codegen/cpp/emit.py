@@ -55,7 +55,8 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         row_counters=k.row_counters,
     )
     in_rows = with_row_totals(with_dense_rows(with_short_rows(function)))
-    return with_whole_vectors(in_rows, ctx.device.vector_lanes), tuple(e.params)
+    in_place = {e.params[b].name: e.params[a].name for a, b in k.in_place if a in e.params and b in e.params}
+    return with_whole_vectors(in_rows, ctx.device.vector_lanes, in_place), tuple(e.params)
 
 
 def _stage(e: Emitter, stage: Stage) -> None:

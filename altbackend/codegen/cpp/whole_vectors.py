@@ -7,7 +7,7 @@ reads nothing it writes have the same values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...ir import expr as ex
@@ -21,23 +21,23 @@ MOST_VECTORS = 16  # of a loop, beyond which what fills no vector counts little
 FEWEST_LANES = 8
 
 
-def with_whole_vectors(f: Function, lanes: int) -> Function:
-    """Return `f` with costly short vector loops in whole vectors of `lanes` float32 numbers."""
-    if f.flat is not None:
-        return f
-    shared = {p.name for p in f.params if p.shared and p.written}
-    return replace(f, body=_statements(f.body, lanes, shared))
+def with_whole_vectors(f: Function, lanes: int, in_place: Mapping[str, str]) -> Function:
+    """Return `f` with costly short vector loops in whole vectors of `lanes` float32 numbers.
+
+    `in_place`: the parameter whose memory a stored parameter may have been given.
+    """
+    return f if f.flat is not None else replace(f, body=_statements(f.body, lanes, in_place))
 
 
-def _statements(body: Sequence[Stmt], lanes: int, shared: set[str]) -> tuple[Stmt, ...]:
+def _statements(body: Sequence[Stmt], lanes: int, in_place: Mapping[str, str]) -> tuple[Stmt, ...]:
     out: list[Stmt] = []
     for s in body:
         if not isinstance(s, Loop):
             out.append(s)
-        elif (width := _width(s, lanes)) and _repeats(s, shared):
+        elif (width := _width(s, lanes)) and _repeats(s, in_place):
             out.append(replace(s, vector=width))
         else:
-            out.append(replace(s, body=_statements(s.body, lanes, shared)))
+            out.append(replace(s, body=_statements(s.body, lanes, in_place)))
     return tuple(out)
 
 
@@ -61,7 +61,7 @@ def _cost(v: Value) -> int:
     return OPS[v.op].flops if v.op in OPS else 0
 
 
-def _repeats(s: Loop, shared: set[str]) -> bool:
+def _repeats(s: Loop, in_place: Mapping[str, str]) -> bool:
     """Return whether iterations may run twice: they read nothing that the loop writes, and update nothing.
 
     Reads at a stride need iterations after a vector of the compiler's, which reads beyond its last element.
@@ -73,4 +73,5 @@ def _repeats(s: Loop, shared: set[str]) -> bool:
     if any(ex.coefficient(v.attr[1], s.var) not in (0, 1) for v in loads):
         return False
     whole = all(x.index is not None and not x.guards and ex.coefficient(x.index, s.var) == 1 for x in stores)
-    return whole and not {x.target for x in stores} & ({v.attr[0] for v in loads} | shared)
+    written = {x.target for x in stores}
+    return whole and (written | {in_place.get(t, t) for t in written}).isdisjoint(v.attr[0] for v in loads)

@@ -188,12 +188,12 @@ def batch_norm_training(
 INLINE = 24  # operations on a gradient that both passes of a backward may repeat instead of loading a stored gradient
 
 
-def _read_twice(ctx: Ctx, t: Tensor, acc: torch.dtype) -> Tensor:
-    """Return a gradient that two passes read: recomputed by each if that is cheap, as behind a ReLU, else stored."""
+def _read_twice(ctx: Ctx, t: Tensor, argument: int) -> Tensor:
+    """Return an operand that two passes read: recomputed by each if that is cheap, as behind a ReLU, else stored."""
     limit = INLINE if ctx.gpu else 4
     if va.flops(t.value) <= limit and len(va.loads(t.value)) <= (8 if ctx.gpu else 2):
         return t
-    return shared(ctx, t, t.dtype)
+    return shared(ctx, t, t.dtype, ctx.traced(argument))
 
 
 @lowers("native_batch_norm_backward.default")
@@ -217,7 +217,7 @@ def batch_norm_backward(
     fakes = ctx.results
     acc = compute_dtype(x.dtype)
     dims = _reduced(x)
-    grad, x = _read_twice(ctx, grad, acc), _read_twice(ctx, x, acc)
+    grad, x = _read_twice(ctx, grad, 0), _read_twice(ctx, x, 1)
     if train:
         mean, rstd = _of_channel(save_mean, x, acc), _of_channel(save_rstd, x, acc)
     else:

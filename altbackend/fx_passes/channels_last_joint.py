@@ -1,0 +1,137 @@
+"""Run the convolutions of a joint graph channels-last, forward and backward.
+
+Images between two convolutions stay channels-last. What a graph reads and returns keeps its layout.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..compat import torch_api
+from . import onednn
+from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, keeps_layout, reads_plain
+from .context import Context
+from .depthwise import WIDEST
+from .graph import aten, insert, is_call, update, val
+from .mixed_layouts import FORMATS, copy_operands
+
+_ALIGNED = 8  # channels of a group for which the library has channels-last kernels of gradients of 16 bits
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The image, the weight and the groups of a convolution or of its gradient."""
+
+    image: torch.Tensor
+    weight: torch.Tensor
+    groups: int
+    transposed: bool
+
+
+def operands(n: Node) -> Operands:
+    """Return the operands of a convolution or of its gradient, whose first argument is the gradient of the result."""
+    k = int(n.target is aten.convolution_backward.default)
+    groups = n.args[8 + k]
+    assert isinstance(groups, int)
+    return Operands(val(n.args[k]), val(n.args[1 + k]), groups, bool(n.args[6 + k]))
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Run the convolutions of a joint graph channels-last where that gains; return 1 if the graph changed."""
+    convolutions = [n for n in gm.graph.nodes if is_call(n, *_CONVOLUTIONS)]
+    if ctx.device == "gpu":
+        if not all(map(_suits_gpu, convolutions)):
+            return 0
+        plain = {n for n in convolutions if reads_plain(n) or _trains_plain(n)}
+    else:
+        convolutions = [n for n in convolutions if _suits_cpu(n)]
+        plain = set[Node]()
+        if not _gains_on_cpu(convolutions):
+            return 0
+    return int(bool(convolutions) and rearrange(gm, convolutions, plain))
+
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node]) -> bool:
+    """Give convolutions channels-last operands, those in `plain` plain ones; return whether the graph changed."""
+    fast = {n for n in convolutions if n not in plain}
+    copies = copy_operands(gm, [n for n in gm.graph.nodes if n in fast or _is_gradient(n) or keeps_layout(n)], fast)
+    members = set(convolutions)
+    moved: dict[tuple[Node, torch.memory_format], Node] = {}
+    changed: set[Node] = set()
+    for n in list(gm.graph.nodes):
+        if n in members:
+            for k in range(2 if n.target is aten.convolution.default else 3):
+                x = n.args[k]
+                assert isinstance(x, Node)
+                memory_format = torch.contiguous_format if n in plain else FORMATS[val(x).dim()]
+                if val(x).is_contiguous(memory_format=memory_format):
+                    continue
+                key = x, memory_format
+                if key not in moved:
+                    moved[key] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": memory_format})
+                    changed.add(moved[key])
+                n.update_arg(k, moved[key])
+        update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
+    return bool(moved) or copies > 0
+
+
+def _is_gradient(n: Node) -> bool:
+    """Return whether `n` is the gradient of the image of a convolution."""
+    if not is_call(n, operator.getitem) or not is_call(n.args[0], aten.convolution_backward.default):
+        return False
+    return bool(n.args[1] == 0)
+
+
+# --- GPU -------------------------------------------------------------------------------------------------------------
+
+
+def _suits_gpu(n: Node) -> bool:
+    """Return whether a convolution is one of images or volumes with static shapes, in 16 bits or in TF32."""
+    x = operands(n).image
+    fast = x.dtype in LOW or (x.dtype == torch.float32 and torch_api.allows_tf32_convolutions())
+    whole = operands(n).groups == 1
+    return fast and faster_on_gpu(x, operands(n).transposed, whole) and all(isinstance(s, int) for s in x.shape)
+
+
+def _trains_plain(n: Node) -> bool:
+    """Return whether the library's channels-last kernels for the gradients of a convolution are slower than plain ones.
+
+    So they are for depthwise windows of float32 beyond those of our kernels: 6.1 ms for 3.1 a step with 64 images of
+    96x56x56 and windows of 7x7, on an H100. In 16 bits, they are for groups of less than 16 bytes: 876 us for 348. Of
+    few channels of float32, the convolution itself is: 2.3 ms for 0.5 with 30 images of 8x505x505.
+    """
+    x, w, groups = operands(n).image, operands(n).weight, operands(n).groups
+    if groups == x.shape[1] == w.shape[0]:
+        return bool(x.dtype == torch.float32 and math.prod(w.shape[2:]) > WIDEST)
+    if groups == 1 and x.dim() == 4:
+        return bool(x.dtype == torch.float32 and max(x.shape[1], w.shape[0], w.shape[1]) <= FEW_FLOATS)
+    return bool(groups != 1 and x.dtype in LOW and x.shape[1] // groups < _ALIGNED)
+
+
+# --- CPU -------------------------------------------------------------------------------------------------------------
+
+
+def _suits_cpu(n: Node) -> bool:
+    """Return whether oneDNN computes a convolution of images of static shape, in both directions."""
+    x, w = operands(n).image, operands(n).weight
+    known = x.dim() == 4 and not operands(n).transposed and all(isinstance(s, int) for s in x.shape)
+    return known and x.dtype == w.dtype and x.dtype in (torch.float32, *LOW) and onednn.computes(x.dtype)
+
+
+def _gains_on_cpu(convolutions: list[Node]) -> bool:
+    """Return whether the library saves more than the copies of images at the border of the graph.
+
+    On two cores with AVX-512, a step of convolutions in groups takes 0.25 to 0.7 of the time of plain images, depthwise
+    ones 0.3 to 0.5, windows of one element 0.5 to 0.7, others 0.75 to 0.92. A lone one of the last kind gains less than
+    its copies take.
+    """
+    forward = [n for n in convolutions if n.target is aten.convolution.default]
+    return len(forward) > 1 or any(operands(n).groups != 1 for n in forward)
