@@ -39,6 +39,7 @@ from . import (
     wide_products,
     write_backs,
 )
+from .attention import layouts as attention_layouts
 from .attention import rewrite as attention
 from .attention import strides as attention_strides
 from .context import Context, Pass, Phase
@@ -237,6 +238,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
     # --- every graph, after all other passes
     Pass("quantised graphs", P.LAST, BOTH, ANY, quantised_report.run),
+    Pass(
+        "attention layouts", P.LAST, BOTH, ANY, attention_layouts.run,
+        decision=(DecisionKind.LAYOUT, "attentions", "contiguous heads", "{} operands copied"),
+    ),
     Pass("user: post_grad, post", P.LAST, BOTH, ANY, user.post_grad_post, preserves=False),
     Pass(
         "concatenated results", P.LAST, GPU, ANY, output_layouts.store_concatenations,
