@@ -36,7 +36,7 @@ MOST_FLOPS = 64  # float additions that two kernels compute rather than one stor
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (mean, sum of squared deviations), with keepdim, in two passes, because E[x^2] - mean^2 cancels.
 
-    On a CPU the sum for the mean is in float64; the mean is rounded to `acc`. On a GPU long rows are cut into pieces.
+    On a CPU the sum for the mean is in float64 for float32 numbers; the mean is rounded to `acc`. On a GPU long rows are cut into pieces.
     """
     return _of_pieces(ctx, x, dims, acc, corrected=False) or _moments_of_rows(ctx, x, dims, acc)
 
@@ -70,8 +70,11 @@ def is_cut(ctx: Ctx, x: Tensor, dims: tuple[int, ...]) -> bool:
 def _moments_of_rows(
     ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, ends: Ends | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (mean, sum of squared deviations) over `dims`, which `ends` may end early."""
-    wide = acc if ctx.gpu else torch.float64
+    """Return (mean, sum of squared deviations) over `dims`, which `ends` may end early.
+
+    Sums of 16-bit numbers need no float64: of up to 2^16 equal ones, float32 holds each partial sum exactly.
+    """
+    wide = acc if ctx.gpu or x.dtype.itemsize == 2 else torch.float64
     total = reduce(ctx, "sum", x, dims, wide, wide)
     n = as_number(count(x, dims) if ends is None else ends.count, wide)
     mu = Tensor(total.sizes, acc, va.cast(s.div(total.value, n), acc))
@@ -169,12 +172,12 @@ def deviation(x: Tensor, mu: Tensor, acc: torch.dtype) -> Value:
 def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return `moments` with the accuracy of a result; a normalisation only needs that of `moments`.
 
-    On a CPU they are computed in float64, as in eager. On a GPU the rounding error of the mean is corrected: with
+    On a CPU they are computed in float64, as in eager, but for numbers of 16 bits. On a GPU the rounding error of the mean is corrected: with
     d = x - mean, m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the
     Sample Variance", 1983, the corrected two-pass algorithm.
     """
     if not ctx.gpu:
-        return moments(ctx, x, dims, torch.float64)
+        return moments(ctx, x, dims, acc if x.dtype.itemsize == 2 else torch.float64)
     if (of_pieces := _of_pieces(ctx, x, dims, acc, corrected=True)) is not None:
         return of_pieces
     mu, m2 = moments(ctx, x, dims, acc)
