@@ -36,7 +36,8 @@ MOST_FLOPS = 64  # float additions that two kernels compute rather than one stor
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (mean, sum of squared deviations), with keepdim, in two passes, because E[x^2] - mean^2 cancels.
 
-    On a CPU the sum for the mean is in float64 for float32 numbers; the mean is rounded to `acc`. On a GPU long rows are cut into pieces.
+    On a CPU the sum for the mean is in float64 for float32 numbers; the mean is rounded to `acc`. On a GPU long rows
+    are cut into pieces.
     """
     return _of_pieces(ctx, x, dims, acc, corrected=False) or _moments_of_rows(ctx, x, dims, acc)
 
@@ -172,9 +173,9 @@ def deviation(x: Tensor, mu: Tensor, acc: torch.dtype) -> Value:
 def statistics(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return `moments` with the accuracy of a result; a normalisation only needs that of `moments`.
 
-    On a CPU they are computed in float64, as in eager, but for numbers of 16 bits. On a GPU the rounding error of the mean is corrected: with
-    d = x - mean, m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the
-    Sample Variance", 1983, the corrected two-pass algorithm.
+    On a CPU they are computed in float64, as in eager, but for numbers of 16 bits. On a GPU the rounding error of the
+    mean is corrected: with d = x - mean, m2 = sum d^2 - (sum d)^2 / n. Method: T. Chan, G. Golub, R. LeVeque,
+    "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm.
     """
     if not ctx.gpu:
         return moments(ctx, x, dims, acc if x.dtype.itemsize == 2 else torch.float64)
