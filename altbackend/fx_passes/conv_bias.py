@@ -5,6 +5,9 @@ activation that follows. The gradient of the bias, which the library sums in ano
 
 The library's kernel of plain depthwise images adds the bias before it rounds to 16 bits. There the bias stays: a sum of
 a rounded result and a bias has another sign in one of a thousand elements, which changes an activation's gradient.
+
+On a CPU the library adds every bias before it rounds, so that only gradients are split off. Its own sums over
+channels-last images of float32 had relative errors of 4e-5.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def run_joint(gm: GraphModule, ctx: Context) -> int:
-    """Split off the biases of a joint graph and their gradients."""
-    return split_joint_biases(gm)
+    """Split off the gradients of biases, and on a GPU the biases too; return the number of both."""
+    return split_gradients(gm) + (0 if ctx.device == "cpu" else split_biases(gm))
 
 
-def split_joint_biases(gm: GraphModule) -> int:
-    """Split off the biases of a joint graph and their gradients; return the number of both."""
-    count = split_biases(gm)
+def split_gradients(gm: GraphModule) -> int:
+    """Sum the gradients of biases outside of the convolutions' gradients; return their number."""
+    count = 0
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution_backward.default) or not n.args[10][2]:
             continue

@@ -144,9 +144,13 @@ PASSES: tuple[Pass, ...] = (
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
     ),
-    Pass("convolution biases", P.JOINT, GPU, FAST, conv_bias.run_joint, decision=_BIASES),
+    Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
     Pass(
-        "channels last", P.JOINT, BOTH, ANY, channels_last_joint.run, when=prefers_channels_last,
+        "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
+        decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
+    ),
+    Pass(
+        "channels last", P.JOINT, CPU, FAST, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
     ),
     Pass(

@@ -398,7 +398,7 @@ STEPS: dict[str, Step] = {
     "instance_norm": Step(N, _rank(3, 4), lambda p, s: F.instance_norm),
     "layer_norm": Step(N, _rank(2, 3), lambda p, s: nn.LayerNorm(s[-1])),
     "rms_norm": Step(N, _draw_dim, _rms),
-    "normalize": Step(N, lambda rng, s: (rng.randrange(len(s)), rng.choice((1, 2))), _l_norm),
+    "normalize": Step(N, lambda rng, s: (rng.randrange(len(s)), rng.choice((1, 2))) if s else None, _l_norm),
     "softmax": Step(N, _draw_dim, lambda p, s: lambda x: x.softmax(p[0])),
     "log_softmax": Step(N, _draw_dim, lambda p, s: lambda x: x.log_softmax(p[0])),
     "reduce": Step(R, _draw_dims, _reduce),

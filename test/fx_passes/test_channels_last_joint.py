@@ -96,3 +96,17 @@ def test_a_gradient_that_a_batch_norm_reads_twice_is_stored_as_it_lies() -> None
     images = [b for b in program.buffers.values() if b.kind == "temp" and len(b.sizes) == 4]
     assert images
     assert all(b.strides[1] == 1 for b in images)
+
+
+def test_gradients_of_biases_are_as_exact_as_eagers() -> None:
+    """The library's sums over channels-last images of float32 are not."""
+    x, w = torch.randn(24, 16, 40, 40), torch.randn(16, 4, 3, 3)
+    b = torch.randn(16, requires_grad=True)
+
+    def fn(b: T) -> T:
+        return F.leaky_relu(F.conv2d(x, w, b, padding=1, groups=4))
+
+    cotangent = torch.randn(24, 16, 40, 40)
+    (got,) = torch.autograd.grad(torch.compile(fn, backend="alt")(b), b, cotangent)
+    exact = torch.where(F.conv2d(x, w, b, padding=1, groups=4) > 0, cotangent, 0.01 * cotangent).double().sum((0, 2, 3))
+    assert float((got - exact).norm() / exact.norm()) < 2e-6
