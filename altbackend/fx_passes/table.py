@@ -70,6 +70,11 @@ def prefers_channels_last(ctx: Context) -> bool:
     return ctx.config.channels_last
 
 
+def trains_channels_last(ctx: Context) -> bool:
+    """Return whether that option is on and oneDNN computes the convolutions."""
+    return prefers_channels_last(ctx) and has_onednn(ctx)
+
+
 def freezes(ctx: Context) -> bool:
     """Return whether the results of calls on parameters are computed once."""
     return ctx.freezes
@@ -150,7 +155,7 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
     ),
     Pass(
-        "channels last", P.JOINT, CPU, FAST, channels_last_joint.run, when=prefers_channels_last,
+        "channels last", P.JOINT, CPU, FAST, channels_last_joint.run, when=trains_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
     ),
     Pass(
