@@ -16,6 +16,7 @@ child and is printed. Programs that torch itself cannot trace count as such.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import json
 import os
@@ -158,6 +159,7 @@ def worker(seed: int, first: int, count: int, cached: bool) -> None:
     `cached`: with the cache of graphs; then a program that disagrees is not shrunk, since it may only do so warm.
     """
     warnings.simplefilter("ignore")
+    faulthandler.enable()  # an abort at exit says what each thread did
     torch.set_num_threads(1)
     # graphs whose IR is verified come from no cache
     judge = functools.partial(disagreement, cache_graphs=cached, verify_ir=not cached)
