@@ -4,6 +4,9 @@ The gradient of a cross-entropy is subtracted from probabilities times its total
 the class of the label. Without a total to wait for, the kernel has no rows, and runs in any order over its points:
 
     sum over v of where(v == e, a, 0) = a     for a position e in the row, a and e without v
+
+Rows are those of neighbours in memory. Along others the position varies from neighbour to neighbour, and a loop on a
+CPU that checks it runs element by element: the exponentials beside it took 2.5 ms where a row of zeros takes 0.7.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ def _element_of(node: Reduction, rows: Mapping[str, Pointwise]) -> Pointwise | N
     if value.op != "load" or value.attr[0] not in rows:
         return None
     writer = rows[value.attr[0]]
+    if ex.coefficient(value.attr[1], node.rdims[0]) != 1:
+        return None
     env = _same_loops(writer, loop_vars(node), value.attr[1])
     element = None if env is None else _element(writer.value.substitute(env), node.rdims[0])
     if element is None:
