@@ -47,7 +47,6 @@ from .schedule.donated import with_donated
 from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
-from .schedule.one_hot_totals import without_one_hot_totals
 from .schedule.products import epilogue
 from .schedule.scan_terms import separate_terms
 from .schedule.split_scans import split_scans
@@ -218,7 +217,7 @@ def schedule_graph(
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):
         program, constants = lower_graph(gm, cfg, trace.decision)
-        program = check(with_donated(without_one_hot_totals(program), job.donated if cfg.reuse_memory else ()), cfg)
+        program = check(with_donated(program, job.donated if cfg.reuse_memory else ()), cfg)
         if cfg.reuse_memory:
             program = check(share_concatenations(program), cfg)
         if job.kind == "subgraph":

@@ -27,7 +27,6 @@ from altbackend.schedule.deps import Deps
 from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
-from altbackend.schedule.one_hot_totals import without_one_hot_totals
 from altbackend.schedule.products import epilogue
 from altbackend.schedule.scan_terms import separate_terms
 from altbackend.schedule.split_scans import split_scans
@@ -125,7 +124,7 @@ def schedule(
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), isinstance(device, Gpu))
-    program = verify(share_concatenations(verify(without_one_hot_totals(verify(program)))))
+    program = verify(share_concatenations(verify(program)))
     if isinstance(device, Gpu):
         program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
         program = verify(split_scans(program, device))

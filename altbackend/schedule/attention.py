@@ -18,8 +18,8 @@ LARGEST = 256
 # capability 9.0 on, tensor cores read their operands from shared memory.
 PER_THREAD, PER_THREAD_FROM_90 = 160, 200
 # Gradients of 64 by 64 scores of 16 bits, from capability 9.0 on: one group of four warps computes a product of 64
-# rows. On an H100 with 128 elements of a head, eight warps take 1.8 times as long, three stages 1.13 times: with two,
-# a multiprocessor holds two programs. The compiler spills little of an estimate of 224.
+# rows. On an H100 with 128 elements of a head, which need 224 numbers a thread, eight warps take 1.8 times as long, and
+# three stages 1.13 times.
 PER_THREAD_OF_GROUP, GROUP_WARPS, GROUP_STAGES = 224, 4, 2
 # Without tensor cores, a thread holds its part of whole operands, along all elements of a head.
 EXACT_SIDE, EXACT_WARPS = 32, 8

@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from ...ir import expr as ex
 from ...ir import value as va
-from ...ir.ops import OPS
-from ...ir.value import Value
 from .ast import Function, Let, Loop, Stmt, Store
 
 COSTLY = 8  # float additions of an iteration, from which a second computation of some costs less than single ones
@@ -47,7 +45,7 @@ def _width(s: Loop, lanes: int) -> int:
     if not (s.simd and not s.sums and s.step == 1 and s.limit is None and (s.begin, s.end) == ("0", "")):
         return 0
     values = [x.value for x in s.body if isinstance(x, (Let, Store))]
-    if not isinstance(n, int) or sum(_cost(v) for v in values) < COSTLY:
+    if not isinstance(n, int) or sum(map(va.flops, values)) < COSTLY:
         return 0
     width = lanes * (2 if any(v.dtype.itemsize == 2 for v in values) else 1)
     if n > width * MOST_VECTORS:
@@ -55,10 +53,6 @@ def _width(s: Loop, lanes: int) -> int:
     while width > n:
         width //= 2
     return width if width >= FEWEST_LANES and n % width else 0
-
-
-def _cost(v: Value) -> int:
-    return OPS[v.op].flops if v.op in OPS else 0
 
 
 def _repeats(s: Loop, in_place: Mapping[str, str]) -> bool:
