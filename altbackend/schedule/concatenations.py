@@ -52,7 +52,7 @@ def share_concatenations(p: Program) -> Program:
         if not isinstance(copy, Pointwise) or writers[copy.out] < 2:
             continue
         region = _region(sharing.buffers, copy)
-        if region is not None and sharing.is_free(k, region) and not sharing.joins_readers(k, region):
+        if region is not None and sharing.is_free(k, region) and not sharing.is_forwarded(k, region):
             sharing.share(k, region)
     return sharing.program()
 
@@ -146,8 +146,8 @@ class _Sharing:
                 return False
         return True
 
-    def joins_readers(self, copy: int, region: _Region) -> bool:
-        """Return whether one node writes the value and fusion may join nodes that read each of its elements once.
+    def is_forwarded(self, copy: int, region: _Region) -> bool:
+        """Return whether fusion may forward the value: one node writes it, and others read each element once.
 
         Fusion refuses readers of a buffer that several nodes write: values would pass through memory.
         """
