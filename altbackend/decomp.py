@@ -201,14 +201,15 @@ def _not_decomposed(mask: torch.Tensor, *others: torch.Tensor) -> bool:
 
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> object:
     """Decompose `masked_scatter`: element k under the mask takes source[number of earlier elements under the mask]."""
-    if _not_decomposed(mask, x, source):
+    if _not_decomposed(mask, x, source) or mask.dtype != torch.bool:  # which the library refuses
         return NotImplemented
     sizes = unannotated(torch.broadcast_shapes)(x.shape, mask.shape)
     x, mask = aten.expand(x, sizes), aten.expand(mask, sizes)
     if source.numel() == 0 or x.numel() == 0:
         return aten.clone(x, memory_format=torch.contiguous_format)  # the source may be empty if the mask is
     position = aten.clamp_min(_before(mask), 0)
-    values = aten.reshape(aten.index(aten.reshape(source, [-1]), [position]), sizes)
+    # a gather, since eager raises RuntimeError, not IndexError, for a source with too few elements
+    values = aten.reshape(aten.gather(aten.reshape(source, [-1]), 0, position), sizes)
     return aten.clone(aten.where(mask, values, x), memory_format=torch.contiguous_format)
 
 
@@ -251,6 +252,13 @@ def _smooth_l1_loss_backward(
     difference = aten.sub(x, target)
     steps = _SMOOTH_L1(grad, x, target, how, beta)
     return aten.where(aten.ne(difference, difference), difference, steps)
+
+
+def _binary_cross_entropy(x: torch.Tensor, target: object, weight: object = None, reduction: int = 1) -> object:
+    """Apply torch's decomposition behind the check that eager's kernel makes, and torch's decomposition drops."""
+    in_range = aten.all(aten.logical_and(aten.ge(x, 0), aten.le(x, 1)))
+    aten._assert_async.msg(in_range, "all elements of input should be between 0 and 1")
+    return _BCE(x, target, weight, reduction)
 
 
 def _frac(x: torch.Tensor) -> object:
@@ -297,9 +305,10 @@ def _group_norm_backward(
     return dx, dw, db
 
 
-_SMOOTH_L1, _GROUP_NORM, _NLL, _NLL_2D = (
+_BCE, _SMOOTH_L1, _GROUP_NORM, _NLL, _NLL_2D = (
     get_decompositions([op])[op.default]
     for op in (
+        aten.binary_cross_entropy,
         aten.smooth_l1_loss_backward,
         aten.native_group_norm_backward,
         aten.nll_loss_backward,
@@ -322,7 +331,8 @@ _OWN: dict[torch._ops.OpOverload, Callable[..., object]] = {
 }
 # Our own decompositions of pointwise operators, which numerics="eager" does not decompose.
 _OWN_POINTWISE: dict[torch._ops.OpOverload, Callable[..., object]] = {
-    aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
 }
 
 

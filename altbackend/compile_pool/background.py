@@ -1,64 +1,96 @@
-"""Work of daemon threads that interpreter exit waits for, once it has killed the compilers that the work needs.
+"""Daemon threads of the compiler, which interpreter exit ends once it has killed the compilers that they wait for.
 
 A daemon thread that asks for the interpreter's lock while the interpreter ends is unwound. If torch's or Triton's
-C++ code stands on its stack, the unwinding calls `std::terminate` and aborts the process.
+C++ code stands on its stack, the unwinding calls `std::terminate` and aborts the process. Exit therefore joins the
+threads: a thread that has done its work still runs a few lines.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Task = TypeVar("Task")
 
 
-class _Work:
-    """Counts the threads of this process that work now."""
+class _State:
+    """The threads of this process that exit joins, and the calls that make threads return that wait for tasks."""
 
     def __init__(self) -> None:
-        self.changed, self.count, self.ending = threading.Condition(), 0, False
+        self.ending = False
+        self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.stops: list[Callable[[], None]] = []
 
 
-_work = _Work()
+_state = _State()
 
 
-@contextlib.contextmanager
-def working() -> Iterator[None]:
-    """Have interpreter exit wait for this block. Raise OSError if the exit has begun."""
-    work = _work
-    with work.changed:
-        if work.ending:
-            raise OSError("the interpreter is ending")
-        work.count += 1
-    try:
-        yield
-    finally:
-        with work.changed:
-            work.count -= 1
-            work.changed.notify_all()
+class Tasks(Generic[Task]):
+    """A queue of tasks, and the daemon threads that serve it until interpreter exit."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[list[Task]] = queue.SimpleQueue()
+        self._count = 0
+        _state.stops.append(self._stop)
+
+    def serve(self, run: Callable[[list[Task]], None], name: str) -> None:
+        """Start one more thread, which calls `run` with a list of one task.
+
+        `run` takes the task out of the list, so that nothing else holds it.
+        """
+        self._count += 1
+        start(lambda: self._serve(run), name)
+
+    def put(self, task: Task) -> None:
+        """Add a task, which a thread takes."""
+        self._tasks.put([task])
+
+    def _serve(self, run: Callable[[list[Task]], None]) -> None:
+        while work := self._tasks.get():
+            run(work)
+
+    def _stop(self) -> None:
+        for _ in range(self._count):
+            self._tasks.put([])
+
+
+def start(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread, which interpreter exit joins."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _state.threads.add(thread)
+    thread.start()
+    return thread
 
 
 def is_ending() -> bool:
-    """Return whether interpreter exit has begun."""
-    return _work.ending
+    """Return whether interpreter exit has begun, so that no work may begin any more."""
+    return _state.ending
 
 
 def begin_exit() -> None:
     """Let no work begin any more."""
-    with _work.changed:
-        _work.ending = True
+    _state.ending = True
 
 
-def wait_until_idle(seconds: float) -> bool:
-    """Wait for the work that runs. Return whether all has ended in time."""
-    with _work.changed:
-        return _work.changed.wait_for(lambda: not _work.count, seconds)
+def join(seconds: float) -> bool:
+    """End the threads once they have done what they do now. Return whether all have ended in time."""
+    for stop in _state.stops:
+        stop()
+    end, threads = time.monotonic() + seconds, list(_state.threads)
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in threads)
 
 
 def _after_fork() -> None:
-    """Forget the work of the parent after a fork, which has none of its threads."""
-    global _work
-    _work = _Work()
+    """Forget the threads of the parent after a fork, which has none of them."""
+    global _state
+    _state = _State()
 
 
 os.register_at_fork(after_in_child=_after_fork)

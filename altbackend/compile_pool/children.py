@@ -24,7 +24,7 @@ from pathlib import Path
 from . import background
 
 EXIT_S = 0.5  # time for which interpreter exit waits for all killed children together
-IDLE_S = 10.0  # most that it then waits for the threads that used them, which a busy machine may run late
+JOIN_S = 10.0  # most that it then waits for the threads that used them, which a busy machine may run late
 MOST_SAID = 2000  # bytes of a child's last error output
 
 
@@ -237,7 +237,7 @@ def _at_exit() -> None:
     for child in own:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(end - time.monotonic(), 0))
-    background.wait_until_idle(IDLE_S)
+    background.join(JOIN_S)
 
 
 def _after_fork() -> None:

@@ -39,10 +39,10 @@ class Pool:
     def __init__(self, count: int, start: str = "subprocess") -> None:
         self.count, self.start, self.cold = count, start, False
         self.idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self.tasks: background.Tasks[tuple[Future[Any], Callable[[], Any]]] = background.Tasks()
         for n in range(count if start != "inline" else 0):
-            # not an executor: the interpreter waits for its threads at exit
-            threading.Thread(target=self._serve, name=f"altbackend-compile-{n}", daemon=True).start()
+            # not an executor: the interpreter waits at exit until its threads have done all tasks
+            self.tasks.serve(_in_background, f"altbackend-compile-{n}")
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
         """Return a future of the result of `task`, which a thread runs."""
@@ -117,10 +117,6 @@ class Pool:
                 worker.end()
         return Child(WORKER)
 
-    def _serve(self) -> None:
-        while True:
-            _in_background([self.tasks.get()])  # no name here holds the last result until the next task
-
 
 def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
     """Return a future of the result of `task`, run by its own thread: one that waits for builds must not be a pool's.
@@ -131,7 +127,8 @@ def run_in_thread(task: Callable[[], Result], cfg: Config) -> Future[Result]:
     if cfg.worker_start == "inline":
         _fulfil(future, task, Exception)
     else:
-        threading.Thread(target=_in_background, args=([(future, task)],), name="altbackend-build", daemon=True).start()
+        work = [(future, task)]
+        background.start(lambda: _in_background(work), "altbackend-build")
     return future
 
 
@@ -161,13 +158,11 @@ def _start_worker(compiles: bool) -> Child:
 
 
 def _in_background(work: list[tuple[Future[Result], Callable[[], Result]]]) -> None:
-    """Fulfil the one future in a list. Interpreter exit waits until its callbacks have ended and its task is freed."""
-    try:
-        with background.working():
-            _fulfil(*work.pop(), BaseException)
-    except OSError as cause:  # the exit has begun
-        for future, _ in work:
-            future.set_exception(cause)
+    """Fulfil the one future in a list, unless interpreter exit has begun. Nothing holds the task afterwards."""
+    if background.is_ending():
+        work.pop()[0].set_exception(OSError("the interpreter is ending"))
+    else:
+        _fulfil(*work.pop(), BaseException)
 
 
 def _fulfil(future: Future[Result], task: Callable[[], Result], caught: type[BaseException]) -> None:

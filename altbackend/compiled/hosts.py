@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -148,34 +147,33 @@ class _Builder:
 
     def reset(self) -> None:
         """Forget all tasks; a fork has no thread that serves them."""
-        self.tasks: queue.SimpleQueue[tuple[HostLoader, Callable[[BoxedCall], None]]] = queue.SimpleQueue()
+        self.tasks: background.Tasks[tuple[HostLoader, Callable[[BoxedCall], None]]] = background.Tasks()
         self.lock, self.waiting, self.idle = threading.Lock(), 0, threading.Event()
         self.idle.set()
-        self.thread: threading.Thread | None = None
+        self.started = False
 
     def submit(self, loader: HostLoader, use: Callable[[BoxedCall], None]) -> None:
         """Build a program and hand it to `use`. A build that fails leaves the program in Python."""
         with self.lock:
             self.waiting += 1
             self.idle.clear()
-            if self.thread is None:
-                self.thread = threading.Thread(target=self._serve, name="altbackend-host", daemon=True)
-                self.thread.start()
+            if not self.started:
+                self.started = True
+                self.tasks.serve(self._run, "altbackend-host")
         self.tasks.put((loader, use))
 
-    def _serve(self) -> None:
-        while True:
-            work = [self.tasks.get()]
-            with contextlib.suppress(OSError), background.working():
-                _build(work)  # frees what only the task holds, while interpreter exit waits
-            with self.lock:
-                self.waiting -= 1
-                if not self.waiting:
-                    self.idle.set()
+    def _run(self, work: list[tuple[HostLoader, Callable[[BoxedCall], None]]]) -> None:
+        _build(work)
+        with self.lock:
+            self.waiting -= 1
+            if not self.waiting:
+                self.idle.set()
 
 
 def _build(work: list[tuple[HostLoader, Callable[[BoxedCall], None]]]) -> None:
     loader, use = work.pop()
+    if background.is_ending():
+        return
     with contextlib.suppress(AltError, OSError):
         if (call := loader.build(low_priority=True)) is not None:
             use(call)

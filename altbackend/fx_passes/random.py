@@ -122,6 +122,8 @@ def _refusal(n: Node, device: torch.device) -> str:
         return f"it draws on the {out.device.type} in a graph of the {device.type}"
     if n.kwargs.get("generator") is not None:
         return "it has its own generator"
+    if not _is_valid(n):
+        return "its range is none, which the library reports"
     if n.target in _INTEGERS:
         low, high = _ends(n)
         if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= LARGEST_RANGE:
@@ -130,6 +132,16 @@ def _refusal(n: Node, device: torch.device) -> str:
     if out.dtype not in _FLOATS:
         return f"it draws {out.dtype}"
     return "" if not any(isinstance(a, torch.SymFloat) for a in map(val, n.args)) else "its range depends on sizes"
+
+
+def _is_valid(n: Node) -> bool:
+    """Return whether the numbers that bound a draw are in order, as far as they are static."""
+    first, second, *_ = (*n.args[1:], None, None)
+    low, high = n.kwargs.get("from", first), n.kwargs.get("to", second)
+    if n.target is aten.uniform.default and isinstance(low, (int, float)):
+        return low <= high if isinstance(high, (int, float)) else low <= 1
+    p = n.kwargs.get("p", first)
+    return not (n.target is aten.bernoulli.p and isinstance(p, (int, float))) or 0 <= p <= 1
 
 
 class _Draw:
@@ -151,6 +163,13 @@ class _Draw:
     def draw(self, target: Callable[..., torch.Tensor], shape: Argument, *args: Argument) -> Node:
         """Insert a function of the seed, from `runtime.philox`."""
         return self.call(target, self.seed, shape, *args)
+
+    def require_probabilities(self, p: Argument) -> None:
+        """Insert eager's check that all elements of a tensor are between 0 and 1."""
+        graph, n = self.gm.graph, self.node
+        low, high = (insert(graph, n, op, (p, limit)) for op, limit in ((aten.ge.Scalar, 0), (aten.le.Scalar, 1)))
+        valid = insert(graph, n, aten.all.default, (insert(graph, n, aten.logical_and.default, (low, high)),))
+        insert(graph, n, aten._assert_async.msg, (valid, "bernoulli expects all probabilities to be in [0, 1]"))
 
     def scaled(self, x: Node, factor: Argument, offset: Argument) -> Node:
         """Return x * factor + offset; factor and offset are numbers or tensors."""
@@ -187,6 +206,8 @@ def _normal_around_each(draw: _Draw) -> Node:
 def _bernoulli(draw: _Draw) -> Node:
     x = draw.node.args[0]
     p = draw.arg(1, "p", None) if draw.node.target is aten.bernoulli.p else x
+    if p is x:
+        draw.require_probabilities(x)
     u = draw.draw(draws.philox_uniform, x, torch.float32)
     return draw.cast(draw.call(aten.lt.Scalar if p is not x else aten.lt.Tensor, u, p))
 

@@ -247,6 +247,24 @@ def test_an_exit_waits_for_a_task_whose_compiler_it_has_killed() -> None:
     assert time.monotonic() - started < EXIT_S
 
 
+LEFT = """
+import atexit, threading
+atexit.register(lambda: print([t.name for t in threading.enumerate() if t.name.startswith("altbackend")], flush=True))
+from altbackend.compile_pool import background, workers  # its own work at exit comes before what is registered above
+from altbackend.config.resolve import resolve
+pool = workers.pool_of(resolve(None, {}))
+results = [pool.submit(lambda: 1) for _ in range(8)]
+workers.run_in_thread(lambda: [r.result() for r in results], resolve(None, {})).result()
+print(len(background._state.threads) > 0, flush=True)
+"""
+
+
+def test_an_exit_leaves_no_thread_that_waits_for_tasks() -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    made = subprocess.run([sys.executable, "-c", LEFT], env=env, capture_output=True, text=True, timeout=EXIT_S)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "True\n[]\n", "")
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     slow_compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,8 @@ def embedding(ctx: Ctx, weight: Tensor, indices: Tensor, *args: object) -> Tenso
 
 @lowers("index_select.default")
 def index_select(ctx: Ctx, x: Tensor, dim: int, indices: Tensor) -> Tensor:
+    if len(indices.sizes) > 1 or (not x.sizes and ex.prod(indices.sizes) != 1):
+        raise FallBack("indices of more than one dimension, or several for one element, which the library refuses")
     sizes, x = out_sizes(ctx), with_dim(x)
     dim %= len(x.sizes)
     p = list(points(sizes)) or [0]

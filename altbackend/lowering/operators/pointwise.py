@@ -278,6 +278,8 @@ def pow_scalar(ctx: Ctx, a: Tensor, b: Operand) -> Tensor:
             ctx, a, b
         )  # for float16, unlike other dtypes, eager takes no root here, which differs from pow at -0 and -infinity
     assert not isinstance(b, Tensor)
+    if b < 0 and not (a.dtype.is_floating_point or ctx.result.is_floating_point()):
+        raise FallBack("an integer to a negative power, which the library refuses")
     exponent = b
     return elementwise(ctx, lambda x: power(x, exponent), a)
 

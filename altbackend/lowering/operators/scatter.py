@@ -189,8 +189,17 @@ def _index_along(
     return src.sizes, p
 
 
+def _refuse_shapes(x: Tensor, indices: Tensor, src: Tensor) -> None:
+    """Raise FallBack for shapes that the library refuses although fake kernels accept them."""
+    if len(indices.sizes) > 1 or len(with_dim(x).sizes) != len(with_dim(src).sizes):
+        raise FallBack("indices or a source of another number of dimensions, which the library refuses")
+    if not x.sizes and any(n != 1 for n in src.sizes):
+        raise FallBack("more than one element for a tensor without dimensions, which the library refuses")
+
+
 @lowers("index_add.default")
 def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, alpha: s.Num = 1) -> Tensor:
+    _refuse_shapes(x, indices, src)
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
@@ -203,6 +212,7 @@ def index_add(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, *, al
 
 @lowers("index_copy.default")
 def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> Tensor:
+    _refuse_shapes(x, indices, src)
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
@@ -214,6 +224,7 @@ def index_copy(ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor) -> T
 def index_reduce(
     ctx: Ctx, x: Tensor, dim: int, indices: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
+    _refuse_shapes(x, indices, src)
     if 0 in src.sizes:
         return x
     x, src = with_dim(x), with_dim(src)
@@ -233,8 +244,8 @@ def index_put(
 ) -> Tensor:
     if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
         return _mask_put(x, indices, values, accumulate)
-    if len(indices) > len(x.sizes):
-        raise FallBack("more indices than dimensions, which the library refuses")
+    if len(indices) > len(x.sizes) or not indices:
+        raise FallBack("more indices than dimensions, or none, which the library refuses")
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x

@@ -67,4 +67,6 @@ def searchsorted(
 
 @lowers("bucketize.Tensor")
 def bucketize(ctx: Ctx, x: Tensor, edges: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    if len(edges.sizes) != 1:
+        raise FallBack("edges of other than one dimension, which the library refuses")
     return searchsorted(ctx, edges, x, out_int32=out_int32, right=right)
