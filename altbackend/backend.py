@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 
@@ -99,10 +98,10 @@ def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Non
         trace.write()
 
 
-def _watch(meta: Any, gm: torch.fx.GraphModule, inputs: Values) -> Watch:
+def _watch(meta: torch_api.ViewAndMutationMeta | None, gm: torch.fx.GraphModule, inputs: Values) -> Watch:
     """Return how the inputs of a traced graph must share memory. `meta` is AOTAutograd's metadata of the graph."""
     written = frozenset(k for k, info in enumerate(meta.input_info) if info.mutates_data) if meta else frozenset()
-    if written and len(meta.input_info) != len(inputs):  # views of one storage were merged into one input
+    if meta and written and len(meta.input_info) != len(inputs):  # views of one storage were merged into one input
         return Watch(frozenset(range(len(inputs))), relation=relation_of(inputs))
     return Watch(written, torch_api.static_inputs(gm))
 
@@ -143,7 +142,7 @@ def partition_with(cfg: Config, number: int) -> Function:
 
 
 def split_joint(
-    joint: torch.fx.GraphModule, inputs: object, kwargs: Mapping[str, Any], cfg: Config, trace: Trace
+    joint: torch.fx.GraphModule, inputs: object, kwargs: Mapping[str, object], cfg: Config, trace: Trace
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return (forward, backward) of a joint graph, split by this package's partitioner or else by torch's.
 
@@ -158,7 +157,9 @@ def split_joint(
             with trace.stage("partition"):
                 replaced = aot_autograd.written_afterwards(joint)
                 rules = partition.rules_of(cfg, joint)
-                return partition.split(joint, kwargs["num_fwd_outputs"], trace.decision, replaced, rules)
+                results = kwargs["num_fwd_outputs"]
+                assert isinstance(results, int)
+                return partition.split(joint, results, trace.decision, replaced, rules)
         except BadOptionValue:
             raise
         except Exception as cause:

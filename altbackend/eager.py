@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -96,10 +96,15 @@ def register(ops: Iterable[torch._ops.OpOverload]) -> None:
         _libraries.append(library)
 
 
+class _Kernel(Protocol):
+    @property
+    def call_boxed(self) -> Callable[..., object]: ...
+
+
 class _Operator:
     """The kernel that `register` installs for one operator."""
 
-    def __init__(self, op: torch._ops.OpOverload, original: Any) -> None:
+    def __init__(self, op: torch._ops.OpOverload, original: _Kernel) -> None:
         self.op, self.original = op, original
         self.what = f"{op._schema.name}.{op._overloadname}"
         returns = op._schema.returns
@@ -122,7 +127,7 @@ class _Operator:
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         _inside.busy = True
         try:
-            results: list[Any] = runner.run(tensors)
+            results: Sequence[object] = runner.run(tensors)
         finally:
             _inside.busy = False
         results = [_argument(p, args, kwargs) if p else r for p, r in zip(self.written, results, strict=True)]
@@ -245,7 +250,7 @@ class _Entry:
         return json.dumps(facts, indent=1)
 
 
-def _shown(form: Any) -> object:
+def _shown(form: Form) -> object:
     if len(form) == 3:
         return {"dtype": str(form[0]), "device": "cpu", "sizes": list(form[1]), "strides": list(form[2])}
     kind, value = form

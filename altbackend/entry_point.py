@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from .compiled.load import Job, bind
 from .config.options import Config
 from .config.resolve import notes, resolve
 from .debug.trace import DecisionKind, Trace
+from .disk_cache.json_object import JsonObject
 from .disk_cache.storage import open_store
 from .errors import AltError
 from .graph_cache import entry_files, traced
@@ -77,7 +77,7 @@ def _variants(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> Variants:
 
 
 def _part_loader(cfg: Config, number: int) -> traced.Load:
-    def load(code: Code, job_fields: Mapping[str, Any]) -> BoxedCall:
+    def load(code: Code, job_fields: JsonObject) -> BoxedCall:
         job = Job(job_fields["kind"], tuple(job_fields["static_inputs"]), job_fields["user_outputs"])
         trace = Trace(f"graph{number}_{job.kind}", cfg)
         call = bind(code, cfg, trace, job)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 
@@ -147,7 +146,8 @@ def _over_devices(gm: torch.fx.GraphModule, cfg: Config, trace: Trace, job: Job)
         call = by_library(part.module) if is_copy else compile_graph(part.module, cfg, own, Job("forward"))
         steps.append(multi_device.Step(call, part.inputs, part.outputs))
         trace.decision(DecisionKind.DEVICE, ", ".join(part.outputs), str(part.device or "between devices"), "")
-    returned: Any = gm.graph.output_node().args[0]
+    returned = gm.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list)), "a graph returns several values"
     results = [a.name if isinstance(a, torch.fx.Node) else (a,) for a in returned]
     trace.finish()
     inputs = [n.name for n in gm.graph.find_nodes(op="placeholder")]

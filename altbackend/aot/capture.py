@@ -158,7 +158,7 @@ def _leaves(
 
 
 def _attribute(gm: GraphModule, name: str) -> Any:
-    value: Any = gm
+    value: object = gm
     for part in name.split("."):
         value = getattr(value, part)
     return value
@@ -214,7 +214,7 @@ class _Interpreter(torch.fx.Interpreter):
         self.graph = export.without_guards(gm)
         self.weights = weights
 
-    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> object:
+    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         """Return the traced weight of an attribute."""
         return (
             self.weights[target]

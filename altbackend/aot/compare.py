@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -49,7 +48,8 @@ def _of_weights(program: ExportedProgram, model: AotModel) -> str:
 
 
 def _of_operators(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> str:
-    module: Any = program.module()
+    module = program.module()
+    assert isinstance(module, GraphModule)
     graph = module.graph
     for n in graph.find_nodes(op="call_module"):  # checks of inputs, which the library makes itself
         graph.erase_node(n)

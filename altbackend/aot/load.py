@@ -293,7 +293,7 @@ def _recompiled(path: Path, model: str) -> AotModel:
     return AotModel(Path(aot_compile(program)), f"{path}:{model}, compiled again")
 
 
-def _result(value: torch.Tensor | None, kind: str) -> Any:
+def _result(value: torch.Tensor | None, kind: str) -> torch.Tensor | float | None:
     if kind == "none":
         return None
     return value if kind == "tensor" or value is None else value.item()

@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -71,7 +71,7 @@ def _header(path: str, length: bytes, size: int, file: BinaryIO) -> tuple[int, J
     return count, header
 
 
-def _tensor(path: str, key: str, facts: Any, memory: mmap.mmap, begin: int, size: int) -> torch.Tensor:
+def _tensor(path: str, key: str, facts: JsonObject, memory: mmap.mmap, begin: int, size: int) -> torch.Tensor:
     try:
         dtype, shape, (first, last) = DTYPES[facts["dtype"]], [int(n) for n in facts["shape"]], facts["data_offsets"]
     except (KeyError, TypeError, ValueError) as cause:

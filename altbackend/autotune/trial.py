@@ -66,7 +66,7 @@ def _call(s: Extern) -> StepData:
     }
 
 
-def _argument(a: object) -> object:
+def _argument(a: View | float) -> ViewData | float:
     if not isinstance(a, View):
         return a
     sizes, strides, (offset,) = ex.numbers(a.sizes), ex.numbers(a.strides), ex.numbers([a.offset])

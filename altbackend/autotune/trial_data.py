@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 
 class ViewData(TypedDict):
@@ -28,7 +28,7 @@ class StepData(TypedDict, total=False):
     warps: int
     name: str
     operator: str
-    args: list[Any]
+    args: list[ViewData | float]
     kwargs: dict[str, object]
     out: str
 

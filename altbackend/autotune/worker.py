@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -50,8 +49,10 @@ def step(s: StepData, buffers: dict[str, torch.Tensor], device: torch.device) ->
 
 def library_call(s: StepData, buffers: dict[str, torch.Tensor]) -> Step:
     operator = getattr(torch.ops.aten, s["operator"]).out
-    args = [_view(cast(ViewData, a), buffers) if isinstance(a, dict) else a for a in s["args"]]
+    args = [_view(a, buffers) if isinstance(a, dict) else a for a in s["args"]]
     left, right = args[-2:]
+    assert isinstance(left, torch.Tensor), "a product ends with its operands"
+    assert isinstance(right, torch.Tensor), "a product ends with its operands"
     out = buffers[s["out"]].view(*left.shape[:-1], right.shape[-1])
     return lambda: operator(*args, **s["kwargs"], out=out)
 

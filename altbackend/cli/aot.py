@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import itertools
 import json
@@ -9,7 +10,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -20,6 +20,7 @@ from altbackend.aot.compile import aot_compile
 from altbackend.aot.load import aot_load, check_package, describe
 from altbackend.aot.package import PROGRAMS, aot_package
 from altbackend.config.resolve import resolve
+from altbackend.disk_cache.json_object import JsonObject
 from altbackend.errors import AltError, BadPackage
 from altbackend.fx_passes.check import differences
 
@@ -120,7 +121,7 @@ def _cloned(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [t.clone() for t in tensors]
 
 
-def _example(description: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+def _example(description: JsonObject) -> tuple[torch.Tensor, ...]:
     """Return random inputs; a dynamic size takes the least value that its range has, or 2."""
     ranges = description["ranges"]
     out = []
@@ -133,7 +134,7 @@ def _example(description: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     return tuple(out)
 
 
-def _show(name: str, facts: dict[str, Any]) -> None:
+def _show(name: str, facts: JsonObject) -> None:
     for number, (label, dtype, sizes, strides) in enumerate(facts["inputs"]):
         print(f"  input {number} {label}: {dtype} ({', '.join(sizes)}) by ({', '.join(strides)})")
     for leaf in facts["leaves"]:
@@ -154,7 +155,7 @@ def _show(name: str, facts: dict[str, Any]) -> None:
 class _Function(torch.nn.Module):
     """A function as a module."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()
         self.function = function
 
@@ -178,7 +179,7 @@ def _inputs(text: str) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object
     tensors, dynamic = [], []
     for item in text.split(","):
         shape_text, _, dtype = item.strip().partition(":")
-        sizes, named = [], dict[int, Any]()
+        sizes, named = [], dict[int, object]()
         for k, part in enumerate(p for p in shape_text.split("x") if p):
             digits = part.lstrip("abcdefghijklmnopqrstuvwyz")
             if not digits.isdigit():
@@ -209,7 +210,7 @@ def _typed(given: dict[str, str]) -> dict[str, object]:
     }
 
 
-def run(action: str, args: Any) -> int:
+def run(action: str, args: argparse.Namespace) -> int:
     """Run one action of the command; an error of ours is printed, not raised."""
     try:
         match action:

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -72,7 +72,7 @@ def backend_named(name: str) -> Callable[[nn.Module], Callable[..., torch.Tensor
     """
     if name != "alt":
         return lambda module: torch.compile(module, backend=name)
-    options: dict[str, Any] = {} if "ALTBACKEND_LOG" in os.environ else {"log": 1}
+    options: dict[str, str | int | bool | Callable[..., object]] = {} if "ALTBACKEND_LOG" in os.environ else {"log": 1}
     return lambda module: torch.compile(module, backend=altbackend.alt, options=options)
 
 

@@ -62,7 +62,7 @@ def run(source: str, points: int, steps: int, device: str, output: str) -> int:
     return 0
 
 
-def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int) -> Iterator[Any]:
+def curve(module: nn.Module, inputs: Args, budgets: Sequence[float], steps: int) -> Iterator[Point]:
     """Yield a point for each budget, from a copy of the module of its own."""
     reference: Sequence[Tensor] = ()
     for budget in budgets:

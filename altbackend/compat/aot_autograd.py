@@ -15,7 +15,7 @@ import torch._functorch.config as functorch
 import torch.fx.traceback
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters, flatten_graph_inputs
-from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch._functorch.aot_autograd import _aot_export_function, aot_module_simplified
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, min_cut_rematerialization_partition
 from torch._library.fake_class_registry import FakeScriptObject
@@ -63,7 +63,7 @@ def extract_halves(
         is_number = isinstance(val, (torch.SymInt, torch.SymFloat))
         apart = _TAKES_OBJECTS and not isinstance(val, BackwardState) and is_carried(val)
         (numbers if is_number else objects if apart else values).append(n)
-    more: tuple[Any, ...] = (objects,) if objects else ()
+    more: tuple[list[torch.fx.Node], ...] = (objects,) if objects else ()
     with _use_lazy_graph_module(True):  # the halves are not called, so their Python text is made only if it is printed
         return _extract_fwd_bwd_modules(joint, values, numbers, *more, num_fwd_outputs=num_fwd_outputs)
 
@@ -107,24 +107,28 @@ def region_budget(n: torch.fx.Node) -> object:
 _BUDGET_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "")
 
 
-def aot_autograd(*, bw_compiler: Callable[..., object] | None = None, **kwargs: object) -> Callable[..., Any]:
+def aot_autograd(
+    *,
+    fw_compiler: Callable[..., Callable[..., object]],
+    bw_compiler: Callable[..., Callable[..., object]] | None = None,
+    **kwargs: object,
+) -> Callable[..., Callable[..., Any]]:
     """Return a backend in which AOTAutograd traces a captured graph and calls the given compilers on its parts.
 
     `fw_compiler` replaces missing compilers. torch's helper of the same name imports another compiler for its debug
     log, which takes 0.08 s per process. Dynamo traces neither the backward's compiler nor its results.
     """
-    forward: Any = kwargs["fw_compiler"]
-    compilers = {"inference_compiler": forward, **kwargs}
+    compilers = {"inference_compiler": fw_compiler, "fw_compiler": fw_compiler, **kwargs}
 
     def compile_backward(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> object:
-        return untraced(untraced(bw_compiler or forward)(gm, inputs))
+        return untraced(untraced(bw_compiler or fw_compiler)(gm, inputs))
 
-    def build(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def build(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         if any(isinstance(x, (list, tuple, dict)) for x in inputs):
             return flatten_graph_inputs(gm, inputs, build)
         counters["aot_autograd"]["total"] += 1
-        trace: Callable[..., Any] = aot_module_simplified
-        call: Callable[..., Any] = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
+        trace: Callable[..., Callable[..., object]] = aot_module_simplified
+        call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
         counters["aot_autograd"]["ok"] += 1
         return call
 
@@ -185,7 +189,7 @@ def written_afterwards(joint: torch.fx.GraphModule) -> list[int]:
     return [k for k, n in enumerate(inputs) if n.meta.get("desc") in written]
 
 
-def merged_views(meta: Any, inputs: Sequence[object]) -> bool:
+def merged_views(meta: ViewAndMutationMeta | None, inputs: Sequence[object]) -> bool:
     """Return whether AOTAutograd merged overlapping inputs into one and rebuilds results as views of it.
 
     It rebuilds them with the view operators that lead from one of the separate inputs, which gives other views.
@@ -202,7 +206,9 @@ def new_tracing_context() -> Iterator[None]:
         yield
 
 
-def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
+def views_of_inputs(
+    gm: torch.fx.GraphModule, meta: ViewAndMutationMeta | None
+) -> dict[int, tuple[torch.fx.Node, torch.Tensor]]:
     """Return the results of a graph that AOTAutograd rebuilds from an input: by index, that input and the view.
 
     `meta` is AOTAutograd's metadata of a forward or inference graph, or None. Only views of the input's dtype
@@ -218,6 +224,7 @@ def views_of_inputs(gm: torch.fx.GraphModule, meta: Any) -> dict[int, tuple[torc
         steps = getattr(info.view_meta_sequence, "sequence", None)
         if info.output_type is not OutputType.alias_of_input or steps is None:
             continue
+        assert info.base_idx is not None, "such a result has an input"
         base = inputs[info.base_idx]
         base_value = base.meta["val"]
         view = torch._C._functionalization.apply_view_meta_sequence(base_value, steps)

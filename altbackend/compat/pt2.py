@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch.export.pt2_archive import _package
@@ -36,7 +36,7 @@ class Runner:
     """Runs a library through torch's own runner of the container interface, on "cpu" or on a GPU, "cuda:0"."""
 
     def __init__(self, library: Path, device: str = "cpu") -> None:
-        aoti: Any = torch._C._aoti
+        aoti: ModuleType = torch._C._aoti
         if device == "cpu":
             self.runner = aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         else:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sympy
 import torch
@@ -27,6 +27,11 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+if TYPE_CHECKING:  # importing AOTAutograd takes longer than a warm start
+    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta as MemoryFormatMeta
+    from torch._functorch._aot_autograd.schemas import OutputAliasInfo as OutputAliasInfo
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta as ViewAndMutationMeta
 
 Result = TypeVar("Result")
 
@@ -42,12 +47,12 @@ def untraced(fn: Callable[..., Result]) -> Callable[..., Result]:
     return disable(fn, reason="altbackend: compilers and what they return are not traced")
 
 
-def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., object]:
     """Return `function.apply` for calls outside of the transforms of torch.func.
 
     `apply` itself asks each input whether a transform that has ended wrapped it, which takes 0.5 us an input.
     """
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply: Callable[..., object] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 
@@ -278,7 +283,7 @@ def is_fake(t: torch.Tensor) -> bool:
     return isinstance(t, FakeTensor)
 
 
-def traced_metadata() -> Any:
+def traced_metadata() -> ViewAndMutationMeta | None:
     """Return AOTAutograd's metadata of the graph that is being compiled, or None."""
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
@@ -302,11 +307,12 @@ def take_donated_buffers(forward: torch.fx.GraphModule) -> tuple[int, ...]:
     meta.bw_donated_idxs = []
     if not listed:
         return ()
-    results: Any = forward.graph.output_node().args[0]
+    results = forward.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list)), "a forward returns several values"
     saved = results[meta.tensors_saved_for_backwards_slice]
-    kept = len(saved) - meta.num_tensors_saved_with_no_vc_check
+    kept = len(saved) - (meta.num_tensors_saved_with_no_vc_check or 0)
     storages = [_storage_number(n.meta.get("val")) if isinstance(n, torch.fx.Node) else None for n in saved]
-    first, users = meta.num_symints_saved_for_bw, Counter(storages)
+    first, users = meta.num_symints_saved_for_bw or 0, Counter(storages)
     alone = [storage is not None and users[storage] == 1 for storage in storages[:kept]]
     return tuple(k for k in listed if k - first < kept and alone[k - first])
 

@@ -15,7 +15,8 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 from altbackend.disk_cache.json_object import JsonObject
 
@@ -47,7 +48,7 @@ def _compile(job: JsonObject) -> JsonObject:
 
 
 @functools.cache
-def _triton() -> tuple[Any, Any, Any]:
+def _triton() -> tuple[ModuleType, Callable[..., object], Callable[..., object]]:
     """Return triton, its ASTSource and its GPUTarget. Only processes that compile import Triton.
 
     From then on this process's Triton avoids instructions that NVIDIA's assembler translates wrongly.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 # The halves are added without their top bits, so that no carry crosses; the top bits are added by exclusive or:
 #     sum = ((a & 0x7fff7fff) + (b & 0x7fff7fff)) ^ ((a ^ b) & 0x80008000)
@@ -29,7 +29,14 @@ def without_packed_adds(ptx: str) -> str:
     return _PACKED_ADD.sub(_WITHOUT_PACKING, ptx)
 
 
-def replace_packed_adds(backend: Any) -> None:
+class _Compiler(Protocol):
+    """The methods of Triton's compiler class that are replaced."""
+
+    make_ptx: Callable[..., str]
+    hash: Callable[..., str]
+
+
+def replace_packed_adds(backend: _Compiler) -> None:
     """Make Triton's compiler class `backend` pass the text of every kernel through `without_packed_adds`.
 
     The class's identity changes with it, so that Triton's cache keeps such kernels apart.

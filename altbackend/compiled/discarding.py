@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -15,21 +14,25 @@ from ..runtime.boxed import Function
 from ..runtime.discarded import Originals, discard
 
 
-def with_originals(call: Function, gm: GraphModule, inputs: Sequence[object], meta: Any, trace: Trace) -> Function:
+def with_originals(
+    call: Function, gm: GraphModule, inputs: Sequence[object], meta: torch_api.ViewAndMutationMeta | None, trace: Trace
+) -> Function:
     """Discard the parameters among the inputs of a captured graph; return the callable that holds their memory.
 
     `meta` is AOTAutograd's metadata of the graph. Must run while Dynamo compiles: its guards are then made for the
     discarded tensors, so the next call does not compile again.
     """
     reason = _refusal(gm, inputs, meta)
-    originals = {} if reason else _discarded(gm, inputs, meta)
+    originals = {} if reason or meta is None else _discarded(gm, inputs, meta)
     outcome = ("kept", reason) if reason else ("discarded", f"{len(originals)} tensors")
     trace.decision(DecisionKind.FREEZING, "parameters", *outcome)
     trace.write()
     return Originals(call, originals).run if originals else call
 
 
-def _discarded(gm: GraphModule, inputs: Sequence[object], meta: Any) -> dict[int, torch.Tensor]:
+def _discarded(
+    gm: GraphModule, inputs: Sequence[object], meta: torch_api.ViewAndMutationMeta
+) -> dict[int, torch.Tensor]:
     """Discard parameters and buffers; return the tensors of their memory by the numbers of their inputs."""
     originals: dict[int, torch.Tensor] = {}
     for k, n in enumerate(gm.graph.find_nodes(op="placeholder")):
@@ -41,7 +44,7 @@ def _discarded(gm: GraphModule, inputs: Sequence[object], meta: Any) -> dict[int
     return originals
 
 
-def _refusal(gm: GraphModule, inputs: Sequence[object], meta: Any) -> str:
+def _refusal(gm: GraphModule, inputs: Sequence[object], meta: torch_api.ViewAndMutationMeta | None) -> str:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "a graph of training reads them in its backward"
@@ -52,7 +55,7 @@ def _refusal(gm: GraphModule, inputs: Sequence[object], meta: Any) -> str:
     return ""
 
 
-def _discardable(n: Node, t: object, k: int, meta: Any) -> bool:
+def _discardable(n: Node, t: object, k: int, meta: torch_api.ViewAndMutationMeta) -> bool:
     """Return whether input `k` is a parameter, or a buffer of a module, that the graph neither writes nor returns."""
     if type(t) not in (torch.nn.Parameter, torch.Tensor) or not isinstance(t, torch.Tensor) or torch_api.is_fake(t):
         return False

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Affects = Literal["code", "runtime", "debug"]
-Passes = tuple[Callable[..., Any], ...]
+Passes = tuple[Callable[..., object], ...]
 
 
 @dataclass(frozen=True)

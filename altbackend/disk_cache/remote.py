@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from ..errors import BadOptionValue, SharedStoreUnusable, SharedStoreWarning
 
@@ -79,6 +79,19 @@ def shown(url: str) -> str:
     return scheme + mark + rest.rpartition("@")[2].partition("?")[0]
 
 
+class _Pool(Protocol):
+    def disconnect(self) -> None: ...
+
+
+class _Client(Protocol):
+    """A client of redis-py, as far as it is used here."""
+
+    connection_pool: _Pool
+
+    def get(self, name: str) -> object: ...
+    def set(self, name: str, value: bytes, *, ex: int) -> object: ...
+
+
 class Connection:
     """This process's calls to one server. A server that fails is left alone for a while, after one warning."""
 
@@ -89,7 +102,7 @@ class Connection:
         self.warned = False
         self.lock = threading.Lock()
 
-    def ask(self, kind: str, call: Callable[[Any], Result]) -> Result | None:
+    def ask(self, kind: str, call: Callable[[_Client], Result]) -> Result | None:
         """Return the result of `call` on the client, or None."""
         if time.monotonic() < self.resume[kind]:
             return None
@@ -111,7 +124,7 @@ class Connection:
             warnings.warn(str(SharedStoreUnusable(shown(self.url), reason)), SharedStoreWarning, stacklevel=2)
 
 
-def _client(url: str) -> tuple[Any, type[Exception]]:
+def _client(url: str) -> tuple[_Client, type[Exception]]:
     """Return a client, which connects at its first call, and the error type of refused commands."""
     try:
         import redis  # noqa: PLC0415 - an optional dependency, needed only here

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, map_aggregate
 
 from ..fx_passes.idioms import substitute
 from .module import Program, attribute, drop_unread, graph_module
@@ -105,9 +105,9 @@ def _insert(
             if m.op == "output":
                 break
             if m.op != "placeholder":
-                values[m] = gm.graph.node_copy(m, lambda a: values[a])
+                values[m] = copy = gm.graph.node_copy(m, lambda a: values[a])
                 if m.op in ("get_attr", "call_module"):
-                    values[m].target = f"{path}.{m.target}"
+                    copy.target = f"{path}.{m.target}"
     result = _mapped(inner.graph.output_node().args[0], values)
     if isinstance(result, Node):
         result.meta = {**n.meta, **result.meta}
@@ -115,7 +115,7 @@ def _insert(
     return True
 
 
-def _bound(inner: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, Any] | None:
+def _bound(inner: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, Argument] | None:
     """Return the value of each input of a graph; None if the arguments do not fit."""
     inputs = inner.graph.find_nodes(op="placeholder")
     names = [str(p.target) for p in inputs]
@@ -135,7 +135,7 @@ def _bound(inner: GraphModule, args: Sequence[object], kwargs: Mapping[str, obje
     return {p: bound.arguments[name] for name, p in zip(names, inputs, strict=True)}
 
 
-def _mapped(x: Any, values: Mapping[Node, Any]) -> Any:
+def _mapped(x: Argument, values: Mapping[Node, Argument]) -> Argument:
     return values[x] if isinstance(x, Node) else map_aggregate(x, lambda a: values[a] if isinstance(a, Node) else a)
 
 

@@ -76,7 +76,7 @@ def _replaced(n: Node, new: Node) -> Node:
     return new
 
 
-def _pair(sizes: Any) -> list[int]:
+def _pair(sizes: int | list[int] | tuple[int, ...]) -> list[int]:
     numbers: list[int] = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
     return numbers * 2 if len(numbers) == 1 else numbers
 

@@ -165,7 +165,7 @@ def _operation(name: str, c: Argument) -> torch._ops.OpOverload:
     return {"mul": aten.mul.Tensor, "div": aten.div.Tensor}[name]
 
 
-def _shifted(new: Callable[..., Node], product: Product, bias: Node | None, c: Any, factor: Any) -> Node:
+def _shifted(new: Callable[..., Node], product: Product, bias: Node | None, c: Any, factor: float) -> Node:
     """Return the bias with `factor` times the constant added: one value per channel."""
     fake = val(product.weight)
     dtype = torch.float32 if fake.dtype in _LOW else fake.dtype

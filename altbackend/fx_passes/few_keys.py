@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 from .context import Context
 from .graph import aten, insert, is_call, propagate, replace, val
@@ -131,7 +132,7 @@ def _padded(n: Node, bias: Node, queries: torch.Size, keys: int) -> Node:
 
 
 def _replace_gradient(
-    gm: GraphModule, old: Node, operands: tuple[Any, ...], parts: list[Node], more: dict[str, Any]
+    gm: GraphModule, old: Node, operands: tuple[Argument, ...], parts: list[Node], more: dict[str, Argument]
 ) -> Node:
     given = _named(old)
     incoming = given["grad_out"]

@@ -48,7 +48,7 @@ def convolution_of(n: Node) -> Convolution:
     return Convolution(*arguments)
 
 
-def function_of(n: Node) -> Callable[..., Any]:
+def function_of(n: Node) -> Callable[..., object]:
     """Return the function that a node calls."""
     assert callable(n.target), f"{n.format_node()} calls no function"
     return n.target

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..aten.name import words
@@ -41,7 +42,7 @@ class Site:
     loss: Node
     linear: Node
     steps: tuple[Node, ...]
-    arguments: dict[str, Any]
+    arguments: dict[str, Argument]
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -69,17 +70,19 @@ def _site(loss: Node) -> Site | str:
     if given.get("reduction", "mean") not in ("mean", "sum"):
         return "it is not reduced"
     logits, target = given["input"], given["target"]
-    if not all(isinstance(x, Node) and isinstance(_value(x), torch.Tensor) for x in (logits, target)):
+    known = all(isinstance(_value(x), torch.Tensor) for x in (logits, target))
+    if not known or not isinstance(logits, Node) or not isinstance(target, Node):
         return "its operands are unknown"
     if _value(logits).dim() != 2 or _value(target).dim() != 1 or _value(target).is_floating_point():
         return "it is not a loss of rows of logits and of class numbers"
     steps: list[Node] = []
-    n: Any = logits
+    n = logits
     while n.target not in _LINEAR:
-        if only_user(n) is None or not _keeps_rows(n):
+        source = _rows_before(n)
+        if only_user(n) is None or source is None:
             return "its logits are no result of a linear call alone"
         steps.append(n)
-        n = n.args[0]
+        n = source
     if only_user(n) is None:
         return "the logits have other readers"
     if any(
@@ -91,15 +94,22 @@ def _site(loss: Node) -> Site | str:
     return Site(loss, n, tuple(reversed(steps)), given)
 
 
-def _value(n: Any) -> Any:
+def _value(n: object) -> Any:
     return n.meta.get("example_value") if isinstance(n, Node) else n
 
 
-def _keeps_rows(n: Node) -> bool:
-    """Return whether a step chooses, casts or regroups rows of logits, and keeps each row whole and in order."""
+def _rows_before(n: Node) -> Node | None:
+    """Return what a step reads if it chooses, casts or regroups rows of logits and keeps each row whole and in order.
+
+    Return None for other steps.
+    """
     source = n.args[0] if n.args else None
+    return source if isinstance(source, Node) and _keeps_rows(n, source) else None
+
+
+def _keeps_rows(n: Node, source: Node) -> bool:
     before, after = _value(source), _value(n)
-    if not isinstance(source, Node) or not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return False
     if after.dim() == 0 or after.shape[-1] != before.shape[-1]:
         return False
@@ -133,8 +143,7 @@ def _between(linear: Node, loss: Node, steps: list[Node]) -> str:
 
 
 def _rewrite(site: Site, chunks: int, region: int) -> None:
-    graph: Any = site.loss.graph
-    loss = site.loss
+    loss, graph = site.loss, site.loss.graph
     names = ("input", "weight", "bias")
     operands = {**dict(zip(names, site.linear.args, strict=False)), **site.linear.kwargs}
     x, *weights = (operands.get(name) for name in names)
@@ -144,6 +153,7 @@ def _rewrite(site: Site, chunks: int, region: int) -> None:
                 x = graph.call_function(operator.getitem, (x, step.args[1]))
         rows = graph.call_method("reshape", (x, -1, graph.call_method("size", (x, -1))))
         target = site.arguments["target"]
+        assert isinstance(target, Node), "`_site` has checked it"
         parts, targets = (_split(rows, rows, chunks), _split(target, rows, chunks))
         sums = [
             _chunk(site, (part, *weights), t, region + k)
@@ -164,7 +174,7 @@ def _rewrite(site: Site, chunks: int, region: int) -> None:
 
 def _split(x: Node, rows: Node, chunks: int) -> list[Node]:
     """Return the chunks of a tensor that has as many rows as `rows`; the last takes what is left."""
-    graph: Any = x.graph
+    graph = x.graph
     count = graph.call_method("size", (rows, 0))
     each = graph.call_function(operator.floordiv, (count, chunks))
     last = graph.call_function(operator.sub, (count, graph.call_function(operator.mul, (each, chunks - 1))))
@@ -172,13 +182,13 @@ def _split(x: Node, rows: Node, chunks: int) -> list[Node]:
     return [graph.call_function(operator.getitem, (split, k)) for k in range(chunks)]
 
 
-def _chunk(site: Site, operands: Sequence[Any], target: Node, region: int) -> Node:
+def _chunk(site: Site, operands: Sequence[Argument], target: Node, region: int) -> Node:
     """Insert the sum of the losses of one chunk, in float32 or wider, as a region that the backward recomputes.
 
     `operands`: the chunk's rows, the weight and the bias of its linear call.
     """
-    graph: Any = target.graph
-    given: dict[str, Any] = {k: v for k, v in site.arguments.items() if k in ("ignore_index", "label_smoothing")}
+    graph = target.graph
+    given: dict[str, Argument] = {k: v for k, v in site.arguments.items() if k in ("ignore_index", "label_smoothing")}
     nodes: list[Node] = [graph.call_function(torch.nn.functional.linear, tuple(operands))]
     for step in site.steps:
         if step.op == "call_method" and step.target in _CASTS:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from ..aten.view import may_alias
 from .context import Context
@@ -43,7 +43,7 @@ class Unary:
     """An activation as oneDNN takes it: its name, its numbers and its algorithm."""
 
     name: str
-    scalars: tuple[Any, ...] = ()
+    scalars: tuple[Argument, ...] = ()
     algorithm: str = ""
 
 
@@ -66,7 +66,7 @@ def fuse(gm: GraphModule, unprofitable: frozenset[tuple[str, str]] = frozenset()
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
-def _arguments(n: Node, *defaults: object) -> tuple[object, ...] | None:
+def _arguments(n: Node, *defaults: float) -> tuple[Argument, ...] | None:
     """Return the arguments after the first, completed by `defaults`; None if some are named or no numbers."""
     given = n.args[1:]
     if n.kwargs or not all(isinstance(a, (int, float)) for a in given):
@@ -137,7 +137,9 @@ def _fuse_unary(gm: GraphModule, n: Node, kind: str, unprofitable: frozenset[tup
 
 # --- binary operators ------------------------------------------------------------------------------------------------
 
-_BINARY: Mapping[Any, str] = MappingProxyType({aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul"})
+_BINARY: Mapping[object, str] = MappingProxyType(
+    {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul"}
+)
 
 
 def _operand(n: Node | None, source: Node | None) -> Node | None:
@@ -205,7 +207,7 @@ def _add_to_convolution(gm: GraphModule, n: Node, user: Node, other: Node) -> in
         target = mkldnn._convolution_pointwise_.binary if dies else mkldnn._convolution_pointwise.binary
         operands = (image, x) if dies else (x, image)
         geometry = (weight, bias, padding, stride, dilation, groups)
-        post: tuple[Any, ...] = (_BINARY[user.target], 1.0, "relu" if relu is not None else None, [], "")
+        post: tuple[Argument, ...] = (_BINARY[user.target], 1.0, "relu" if relu is not None else None, [], "")
         new = gm.graph.call_function(target, (*operands, *geometry, *post))
     new.meta = dict(n.meta)
     result = insert(gm.graph, user, aten.squeeze.dim, (new, 2)) if sequence else new

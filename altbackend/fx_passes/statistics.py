@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -114,9 +113,9 @@ def _group_norm(gm: GraphModule, n: Node) -> bool:
     return _take_over(results[0], _normalised(after, n, of_channels(results[1]), of_channels(results[2])))
 
 
-def _results(gm: GraphModule, n: Node) -> dict[Any, Node] | None:
+def _results(gm: GraphModule, n: Node) -> dict[object, Node] | None:
     """Return the results of a normalisation: output, mean, inverse deviation. None if the statistics are rounded."""
-    results = {u.args[1]: u for u in n.users if u.target is operator.getitem}
+    results: dict[object, Node] = {u.args[1]: u for u in n.users if u.target is operator.getitem}
     out, mean = val(n)[:2]
     if 0 not in results or mean.dtype != _wide(out.dtype):
         return None

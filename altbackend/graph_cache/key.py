@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import sympy
 import torch
@@ -187,7 +186,7 @@ def sizes_of(values: Iterable[object]) -> dict[str, str]:
     return out
 
 
-def numbers_of(x: object) -> Iterator[Any]:
+def numbers_of(x: object) -> Iterator[torch.SymInt | torch.SymFloat | torch.SymBool]:
     """Yield the symbolic numbers of a traced value."""
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield x

@@ -152,7 +152,7 @@ class Recording:
         self.on_backward: Callable[[], None] | None = None
         self.graphs: dict[str, GraphRef] = {}
         self.conditions: str | None = None
-        self.meta: object = None
+        self.meta: torch_api.ViewAndMutationMeta | None = None
         self.backward = ""
         self._lock = threading.Lock()
 
@@ -167,10 +167,12 @@ class Recording:
             if kind == "backward":
                 if self.plan is None:
                     return None
+                assert self.meta is not None, "AOTAutograd gave no metadata of the forward"
                 self.plan = replace(self.plan, detached=wrapper_plan.detached(self.meta, gm))
                 self.backward = backward_text.write(gm, self.looked_up.gpu)
             else:
                 self.meta = torch_api.traced_metadata()
+                assert self.meta is not None, "AOTAutograd gave no metadata"
                 self.plan = wrapper_plan.plan_of(self.meta, gm, training=kind == "forward")
         except Exception as cause:  # torch's metadata may change between versions; then the graph is not cached
             self.plan = None

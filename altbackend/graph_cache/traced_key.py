@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from types import ModuleType
 
 import torch
 import torch._functorch.config as functorch
@@ -152,7 +152,7 @@ def _refuse_shared(values: Sequence[object]) -> None:
 
 def _settings() -> dict[str, str]:
     """Return torch's process-wide settings that tracing depends on."""
-    cuda: Any = torch.backends.cuda
+    cuda: ModuleType = torch.backends.cuda
     return {
         "gradients": f"{torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}",
         "autocast": str(

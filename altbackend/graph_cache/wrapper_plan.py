@@ -29,7 +29,7 @@ _REFUSED = {
 _PLAIN, _UNVIEWED, _INPUT, _VIEW = "non_alias", "unsafe_view_alias", "is_input", "alias_of_input"
 
 
-def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
+def plan_of(meta: torch_api.ViewAndMutationMeta, gm: GraphModule, training: bool) -> Plan:
     """Return the plan of an inference or forward graph from AOTAutograd's metadata, before its backward is known.
 
     Raise NotCacheable.
@@ -44,7 +44,7 @@ def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
         raise NotCacheable("the graph changes the geometry of an input")
     _refuse_subclasses(meta)
     plan = Plan(
-        tuple(info.base_idx if kind == _INPUT else -1 for kind, info in zip(kinds, meta.output_info, strict=True)),
+        tuple(_base(info) if kind == _INPUT else -1 for kind, info in zip(kinds, meta.output_info, strict=True)),
         tuple(tuple(sorted(info.dynamic_dims or ())) for info in meta.output_info),
         tuple(meta.mutated_graph_handled_indices_seen_by_autograd),
         views=tuple(_alias(k, info, gm) for k, info in enumerate(meta.output_info) if kinds[k] == _VIEW),
@@ -53,19 +53,24 @@ def plan_of(meta: Any, gm: GraphModule, training: bool) -> Plan:
     return _with_backward(plan, meta, kinds) if training else plan
 
 
-def _alias(k: int, info: Any, gm: GraphModule) -> Alias:
+def _alias(k: int, info: torch_api.OutputAliasInfo, gm: GraphModule) -> Alias:
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     results: Any = gm.graph.output_node().args[0]
-    view, base = results[k].meta["val"], inputs[info.base_idx].meta["val"]
+    view, base = results[k].meta["val"], inputs[_base(info)].meta["val"]
     steps = torch_api.view_steps(info)
     if steps is not None:
         if unknown := {name for name, _, _ in steps} - {*OPERATORS}:
             raise NotCacheable(f"the graph has a result that is a view by {' and '.join(sorted(unknown))}")
         steps_ = tuple(Step(name, _arguments(args), part) for name, args, part in steps)
-        return Alias(k, info.base_idx, bool(info.requires_grad), steps_)
+        return Alias(k, _base(info), bool(info.requires_grad), steps_)
     if view.dtype != base.dtype or any(x.is_conj() or x.is_neg() for x in (view, base)):
         raise NotCacheable("the graph has a result of symbolic sizes that is an input read as another dtype")
-    return Alias(k, info.base_idx, bool(info.requires_grad))
+    return Alias(k, _base(info), bool(info.requires_grad))
+
+
+def _base(info: torch_api.OutputAliasInfo) -> int:
+    assert info.base_idx is not None, "a result that is an input or a view of one"
+    return info.base_idx
 
 
 def _arguments(args: Sequence[object]) -> tuple[object, ...]:
@@ -89,7 +94,7 @@ def negative_inputs(gm: GraphModule) -> frozenset[int]:
     return frozenset(k for k, x in values if isinstance(x, torch.Tensor) and x.is_neg() and not x.is_complex())
 
 
-def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
+def detached(meta: torch_api.ViewAndMutationMeta, backward: GraphModule) -> tuple[int, ...]:
     """Return the indices of inputs that other calls computed and that a backward gives no gradient.
 
     Raise NotCacheable.
@@ -102,7 +107,7 @@ def detached(meta: Any, backward: GraphModule) -> tuple[int, ...]:
     return tuple(k for k, (info, g) in enumerate(pairs) if g is None and info.requires_grad and not info.is_leaf)
 
 
-def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
+def _with_backward(plan: Plan, meta: torch_api.ViewAndMutationMeta, kinds: list[str]) -> Plan:
     with_gradient = [
         k
         for k, info in enumerate(meta.output_info)
@@ -130,17 +135,18 @@ def _with_backward(plan: Plan, meta: Any, kinds: list[str]) -> Plan:
     )
 
 
-def _tangent(result: int, layout: Any) -> Tangent:
+def _tangent(result: int, layout: torch_api.MemoryFormatMeta | None) -> Tangent:
     if layout is None:
         raise NotCacheable("a gradient of unknown layout")
     if layout.memory_format is not None:
         return Tangent(result, str(layout.memory_format).removeprefix("torch."))
-    if any(type(n) is not int for n in (*layout.size, *layout.stride)):
+    size, stride = layout.size, layout.stride
+    if size is None or stride is None or any(type(n) is not int for n in (*size, *stride)):
         raise NotCacheable("a gradient whose strides vary")
-    return Tangent(result, "", tuple(layout.size), tuple(layout.stride))
+    return Tangent(result, "", tuple(size), tuple(stride))
 
 
-def _refuse_subclasses(meta: Any) -> None:
+def _refuse_subclasses(meta: torch_api.ViewAndMutationMeta) -> None:
     kinds = [*meta.subclass_inp_meta, *meta.subclass_fw_graph_out_meta, *(meta.subclass_tangent_meta or ())]
     if any(type(x).__name__ not in ("int", "PlainTensorMeta") for x in kinds):
         raise NotCacheable("the graph has a tensor subclass among its inputs or results")

@@ -19,7 +19,7 @@ from .loops import Extern, HostNumber, Loop, Program, Reduction, Scan, Scatter, 
 from .ops import OPS
 from .value import Value
 
-Env = Mapping[Atom, Any]
+Env = Mapping[Atom, torch.Tensor]
 
 
 class State:
@@ -67,7 +67,9 @@ class State:
         return flat.as_strided([self.size(s) for s in v.sizes], [self.size(s) for s in v.strides], begin)
 
 
-def run(program: Program, inputs: Sequence[Any], constants: Mapping[str, object] | None = None) -> list[Any]:
+def run(
+    program: Program, inputs: Sequence[torch.Tensor | int], constants: Mapping[str, object] | None = None
+) -> list[Any]:
     """Run `program` on `inputs` (tensors, or ints for symbols) and return its outputs; mutated inputs are written.
 
     `constants`: the tensor of each buffer of kind "const".
@@ -99,7 +101,7 @@ def _output(o: object, state: State) -> Any:
 
 def _run_loop(node: Loop, state: State) -> None:
     sizes = [state.size(ex.size_of(d)) for d in loop_vars(node)]
-    env: dict[Atom, Any] = {}
+    env: dict[Atom, torch.Tensor] = {}
     for k, d in enumerate(loop_vars(node)):
         shape = [1] * len(sizes)
         shape[k] = sizes[k]
@@ -188,20 +190,20 @@ def _concrete(x: object, state: State) -> Any:
     return [_concrete(y, state) for y in x] if isinstance(x, list) else x
 
 
-def evaluate_index(e: Index, env: Env, state: State) -> Any:
+def evaluate_index(e: Index, env: Env, state: State) -> torch.Tensor | int:
     """Return the value of an index expression: an int or an int64 tensor."""
     if isinstance(e, int):
         return e
-    total: Any = e.const
+    total: torch.Tensor | int = e.const
     for m, c in e.terms:
-        term: Any = c
+        term: torch.Tensor | int = c
         for a in m:
             term = term * _atom(a, env, state)
         total = total + term
     return total
 
 
-def _atom(a: Atom, env: Env, state: State) -> Any:
+def _atom(a: Atom, env: Env, state: State) -> torch.Tensor | int:
     match a:
         case ex.Var():
             return env[a]
@@ -220,18 +222,18 @@ def _atom(a: Atom, env: Env, state: State) -> Any:
             return pick(torch.as_tensor(x), torch.as_tensor(y))
 
 
-def evaluate(root: Value, env: Env, state: State) -> Any:
+def evaluate(root: Value, env: Env, state: State) -> torch.Tensor:
     """Return the value of a scalar tree at every point of the grid that `env` spans.
 
     Indices of loads are clamped to the buffer, since a masked load may be out of range; its result is then masked out.
     """
-    memo: dict[Value, Any] = {}
+    memo: dict[Value, torch.Tensor] = {}
     for v in va.walk(root):
         memo[v] = _evaluate_one(v, [memo[a] for a in v.args], env, state)
     return memo[root]
 
 
-def _evaluate_one(v: Value, args: list[Any], env: Env, state: State) -> Any:
+def _evaluate_one(v: Value, args: list[torch.Tensor], env: Env, state: State) -> torch.Tensor:
     match v.op:
         case "const":
             return torch.tensor(v.attr, dtype=v.dtype)
@@ -246,7 +248,8 @@ def _evaluate_one(v: Value, args: list[Any], env: Env, state: State) -> Any:
         case "cast":
             return args[0].to(v.dtype)
         case "masked":
-            return torch.where(*args)
+            condition, value, other = args
+            return torch.where(condition, value, other)
         case "wrap_index":
             size = state.size(v.attr)
             return torch.where(args[0] < 0, args[0] + size, args[0])

@@ -173,7 +173,7 @@ class Extern:
     outs: tuple[str | None, ...]
     target: Any
     args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
     multi: bool = False
     lists: tuple[tuple[int, int], ...] = ()
     out_variant: torch._ops.OpOverload | None = None

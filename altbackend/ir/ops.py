@@ -42,7 +42,7 @@ class OpSpec:
     name: str
     arity: int
     result: str
-    ref: Callable[..., object]
+    ref: Callable[..., torch.Tensor]
     cpp: str
     triton: str
     flops: int = 1
@@ -56,7 +56,7 @@ class OpSpec:
 def _row(
     name: str,
     arity: int,
-    ref: Callable[..., object],
+    ref: Callable[..., torch.Tensor],
     cpp: str = "",
     triton: str | None = None,
     result: str = SAME,

@@ -46,7 +46,7 @@ class Value:
     def __repr__(self) -> str:
         return show(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return make, (self.op, self.args, self.dtype, self.attr)
 
     def substitute(self, env: Mapping[Atom, Index]) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ _HAS_TEXT = (
 )
 
 
-def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Emit the library call of an FX node and return its results as tensors over new buffers.
 
     Raises Unsupported for an argument that the host program cannot compute.
@@ -276,7 +276,7 @@ def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index
     return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))
 
 
-def _tensor_args(args: object, kwargs: dict[str, object], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
+def _tensor_args(args: object, kwargs: Mapping[str, object], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:
     """Return pairs of a lowered tensor and its FX node, over both argument trees."""
     pairs: list[tuple[Tensor, torch.fx.Node]] = []
 
@@ -294,7 +294,7 @@ def _tensor_args(args: object, kwargs: dict[str, object], node: torch.fx.Node) -
     return pairs
 
 
-def _map(x: object, leaf: Callable[[Any], object]) -> Any:
+def _map(x: object, leaf: Callable[[object], object]) -> Any:
     if isinstance(x, tuple):
         return tuple(_map(y, leaf) for y in x)
     if isinstance(x, list):
@@ -303,7 +303,7 @@ def _map(x: object, leaf: Callable[[Any], object]) -> Any:
 
 
 def _schema_args(
-    target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]
+    target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
 ) -> list[tuple[torch._C.Argument, object]]:
     schema = getattr(target, "_schema", None)
     if schema is None:
@@ -318,18 +318,20 @@ def _buffers(x: object) -> list[str]:
     return [b for y in x for b in _buffers(y)] if isinstance(x, (tuple, list)) else []
 
 
-def _mutated(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _mutated(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> tuple[str, ...]:
     if target is _FUNCTIONALISED:  # it copies all its bases but those that re-inplacing has chosen
         named = dict(kwargs)
         copied = named.get("_only_clone_these_bases")
-        bases = [] if copied is None else [b for k, b in enumerate(named["_all_bases"]) if k not in copied]
-        return tuple(_buffers(bases))
+        bases = named.get("_all_bases")
+        if not isinstance(copied, (tuple, list)) or not isinstance(bases, (tuple, list)):
+            return ()
+        return tuple(_buffers([b for k, b in enumerate(bases) if k not in copied]))
     return tuple(
         b for a, x in _schema_args(target, args, kwargs) if a.alias_info and a.alias_info.is_write for b in _buffers(x)
     )
 
 
-def _aliased(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+def _aliased(target: object, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> tuple[str, ...]:
     """Return the buffers with which the results may share storage, by the alias annotations of the schema."""
     if not declares_alias(target):
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -248,12 +248,12 @@ def _lowered(ctx: Ctx, node: torch.fx.Node) -> object:
         raise internal_error("lowering", node, cause) from cause
 
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # lowered arguments of a call
+Arguments = tuple[tuple[Any, ...], Mapping[str, object]]  # lowered arguments of a call
 
 
 def _call(ctx: Ctx, node: torch.fx.Node) -> object:
     args: tuple[Any, ...] = torch.fx.node.map_arg(node.args, lambda n: ctx.env[n])
-    kwargs: dict[str, Any] = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
+    kwargs: Mapping[str, object] = torch.fx.node.map_arg(node.kwargs, lambda n: ctx.env[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -355,7 +355,7 @@ def _dtypes_ok(node: torch.fx.Node) -> bool:
     return all(v.dtype in SUPPORTED_DTYPES and v.layout == torch.strided for v in flat if isinstance(v, torch.Tensor))
 
 
-def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _scalar(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
     """Lower a call whose result is not a tensor: arithmetic on numbers, or a check."""
     val = node.meta.get("val")
     if node.target is torch.ops.aten._local_scalar_dense.default:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ Write = Callable[[Ctx, torch.fx.Node, Tensor, Tensor], Tensor]
 
 
 def lower(
-    ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, object], write: Write
+    ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, object], write: Write
 ) -> Tensor | None:
     """Lower an in-place call as the functional operator with a destination; return the written argument.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,15 +12,15 @@ from torch.fx import GraphModule, Node
 from ..ir import value as va
 from . import gpu
 from .context import Ctx
-from .registry import SUPPORTED_DTYPES, FallBack, lowering_of
+from .registry import SUPPORTED_DTYPES, FallBack, Lowering, lowering_of
 from .tensor import Tensor
 
-_aten: Any = torch.ops.aten
+_aten = torch.ops.aten
 # decompositions may leave these: the dtype and size are those of the result
 _FILLED = {_aten.new_ones.default: 1, _aten.ones.default: 1, _aten.new_zeros.default: 0, _aten.zeros.default: 0}
 
 
-def trees_of(ctx: Ctx, gm: GraphModule, inputs: Sequence[object], own: dict[object, Any]) -> list[object]:
+def trees_of(ctx: Ctx, gm: GraphModule, inputs: Sequence[object], own: Mapping[object, Lowering]) -> list[object]:
     """Return the results of a graph for lowered `inputs`: tensors without storage, indices, None.
 
     `own`: functions that lower operators in place of the registered ones. The dtypes of `inputs` count, not those that
@@ -76,7 +76,7 @@ def _constant(mode: FakeTensorMode, gm: GraphModule, n: Node) -> tuple[torch.Ten
     return fake, Tensor((), constant.dtype, va.const(constant.item(), constant.dtype))
 
 
-def _call(inner: Ctx, mode: FakeTensorMode, n: Node, fakes: dict[Node, Any], own: dict[object, Any]) -> None:
+def _call(inner: Ctx, mode: FakeTensorMode, n: Node, fakes: dict[Node, Any], own: Mapping[object, Lowering]) -> None:
     """Lower one call; the fake value is computed anew, since an input may have another dtype than was traced."""
     args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda m: inner.env[m])
     if n.target in own:

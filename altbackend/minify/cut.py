@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..fx_passes.graph import layout
+from ..repro.rebuild import JobFields
 from ..runtime.cuda_graphs import ALL
 
 
@@ -66,7 +66,7 @@ def _like(a: Node, b: Node) -> bool:
     return isinstance(y, torch.Tensor) and (layout(x), x.device) == (layout(y), y.device)
 
 
-def graph_of(gm: GraphModule, part: Part, job: Mapping[str, Any]) -> tuple[GraphModule, dict[str, object]]:
+def graph_of(gm: GraphModule, part: Part, job: JobFields) -> tuple[GraphModule, dict[str, object]]:
     """Return the part as a graph, and its compilation job. Inputs that nothing reads are left out."""
     needed, out = _needed(gm, part), Graph()
     copies: dict[str, Node] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def _raised(cause: Exception) -> Verdict:
     return Verdict("error", type(inner).__name__, message.partition("\n")[0][:500])
 
 
-def _compared(rebuilt: Rebuilt, call: Callable[[list[Any]], Sequence[object]]) -> Verdict:
+def _compared(rebuilt: Rebuilt, call: Callable[[list[object]], Sequence[object]]) -> Verdict:
     eager_args, args = rebuilt.real_inputs(), rebuilt.real_inputs()
     with torch.no_grad():
         try:

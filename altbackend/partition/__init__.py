@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch.fx import GraphModule, Node
 
@@ -63,7 +62,8 @@ __all__ = ["Rules", "rules_of", "split"]
 def saved_bytes(forward: GraphModule, num_fwd_outputs: int) -> int:
     """Return the bytes that a forward saves for its backward beyond its inputs and results, each storage once."""
     liveness = classify(forward, num_fwd_outputs)
-    returned: Any = forward.graph.output_node().args[0]
+    returned = forward.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list)), "a forward returns several values"
     results: list[object] = list(returned)
     alive = {liveness.storage[n] for n in results[:num_fwd_outputs] if isinstance(n, Node)}
     saved = {liveness.storage[n] for n in results[num_fwd_outputs:] if isinstance(n, Node)} - alive

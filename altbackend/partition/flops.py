@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 from torch.utils.flop_counter import flop_registry
 
 UNBACKED = 4096  # the size that stands for one that only data decides
@@ -23,7 +22,7 @@ def of_call(n: Node) -> int:
         return 0  # an estimate must not stop a compilation
 
 
-def size_hint(x: Any) -> int:
+def size_hint(x: int | torch.SymInt) -> int:
     """Return a size as a number: the hint of a symbolic size, 4096 for an unbacked one."""
     if isinstance(x, int):
         return x
@@ -31,7 +30,7 @@ def size_hint(x: Any) -> int:
     return int(example) if isinstance(example, int) else UNBACKED
 
 
-def _sized(val: object) -> Any:
+def _sized(val: Argument) -> Argument:
     """Return a traced value with numbers as sizes, so that a formula sets no conditions on symbols."""
     if isinstance(val, torch.Tensor):
         shape = [*map(size_hint, val.shape)]

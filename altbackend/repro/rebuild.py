@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,13 +22,26 @@ DEFAULT_BOUNDS = (0, 2)  # of random integers: the least, and one past the great
 Sizes = Sequence[int | torch.SymInt]
 
 
+class _JobKind(TypedDict):
+    kind: str
+
+
+class JobFields(_JobKind, total=False):
+    """The fields of a `compiled.load.Job`, as far as a file gives them."""
+
+    static_inputs: tuple[int, ...]
+    user_outputs: int
+    any_strides: bool
+    donated: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Rebuilt:
     """A graph from a file. `modules`: further modules that the file imports. `mode` traced the values."""
 
     gm: GraphModule
     options: Mapping[str, object]
-    job: Mapping[str, Any]
+    job: JobFields
     title: str
     modules: tuple[str, ...]
     mode: FakeTensorMode

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -151,7 +150,7 @@ def symbols(values: Sequence[object]) -> dict[str, int]:
     return hints
 
 
-def numbers_of(x: object) -> list[Any]:
+def numbers_of(x: object) -> list[torch.SymInt | torch.SymFloat | torch.SymBool]:
     """Return the symbolic numbers of an input."""
     numbers = (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) and x.layout == torch.strided else (x,)
     return [n for n in numbers if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool))]

@@ -163,7 +163,7 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calli
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
 
-        operators: Callable[..., Any] | None = None
+        operators: Callable[..., Sequence[object]] | None = None
 
         @staticmethod
         def forward(ctx: _Context, *args: object) -> object:
@@ -324,7 +324,7 @@ def _behind(plan: Plan) -> list[tuple[int, int]]:
     return [(view.result, view.base) for view in plan.views] + returned
 
 
-def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], list[object]] | None:
+def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, torch.Tensor]], list[object]] | None:
     """Return the function that puts inputs and their views among the results, and marks sizes that vary.
 
     Return None if results need neither.
@@ -334,7 +334,7 @@ def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, Any]], 
     if not dynamic and not _behind(plan):
         return None
 
-    def finished(results: list[object], inputs: dict[int, Any]) -> list[object]:
+    def finished(results: list[object], inputs: dict[int, torch.Tensor]) -> list[object]:
         for k, view, requires_grad in views:
             inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
         for k, base in inputs.items():

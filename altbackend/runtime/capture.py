@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from .boxed import BoxedCall, Values
 from .cuda import empty_cuda
 
 Replay = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class CudaCapture:
@@ -48,7 +49,7 @@ class CudaCapture:
         """Return memory like `t`'s from the general allocator, outside every pool."""
         return empty_cuda(tuple(t.size()), t.stride(), t.dtype)
 
-    def record(self, call: BoxedCall, args: list[object], pool: Any) -> tuple[Replay, Values]:
+    def record(self, call: BoxedCall, args: list[object], pool: object) -> tuple[Replay, Values]:
         """Record `call(args)` without running it. Return the function that replays it, and its results in the pool.
 
         Errors of the call and the driver are raised, and nothing stays recorded.
@@ -66,7 +67,7 @@ class CudaCapture:
         current.wait_stream(self.side)
         return functools.partial(self._replay, graph), outputs
 
-    def _smallest(self, pool: Any) -> torch.cuda.CUDAGraph:
+    def _smallest(self, pool: object) -> torch.cuda.CUDAGraph:
         """Return a graph of one kernel. Recording it also resets torch's generator after a failed recording."""
         graph, t = torch.cuda.CUDAGraph(), torch.empty(1, device=f"cuda:{self.device}")
         with torch.cuda.stream(self.side), without_gc():
@@ -81,7 +82,7 @@ class CudaCapture:
         self.last = current
 
 
-def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], Any], pool: Any) -> Any:
+def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], Result], pool: Any) -> Result:
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         result = work()

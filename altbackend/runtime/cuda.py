@@ -11,14 +11,14 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 
 from .boxed import Args, BoxedCall, Values
 from .host import wrong_sizes
 
-_guards: Any = torch._C._dynamo.guards
+_guards: ModuleType = torch._C._dynamo.guards
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", torch.empty_strided)
 

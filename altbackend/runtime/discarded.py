@@ -7,7 +7,6 @@ A parameter becomes a `DiscardedTensor` in place: it has its sizes and no memory
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -24,13 +23,15 @@ class DiscardedTensor(torch.Tensor):
     parameter_name: str
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: object, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         """Raise DiscardedParameter with the name of the first discarded tensor among the arguments."""
         leaves = torch.utils._pytree.arg_tree_leaves(*args, **(kwargs or {}))
         first = next(x for x in leaves if isinstance(x, DiscardedTensor))
         raise DiscardedParameter(first.parameter_name, str(func))
 
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **options: object) -> str:  # type: ignore[override]
         """Return the name and the sizes of the parameter."""
         return f"DiscardedTensor({self.parameter_name!r}, size={tuple(self.shape)}, dtype={self.dtype})"
 
@@ -47,7 +48,7 @@ class Originals:
         for t in tensors.values():
             setattr(t, _HOLDER, self)
 
-    def run(self, *args: object) -> Any:
+    def run(self, *args: object) -> object:
         """Call with the originals that are left."""
         given = list(args)
         for k, t in self.tensors.items():

@@ -6,16 +6,16 @@ import _ctypes
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 
 from .memory import plan
 
 # Both exist in every supported torch and cost a fraction of the Python-level calls.
-_guards: Any = torch._C._dynamo.guards
+_guards: ModuleType = torch._C._dynamo.guards
 empty_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
 view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 
@@ -179,7 +179,7 @@ def wrong_sizes(t: torch.Tensor, sizes: tuple[int, ...]) -> RuntimeError:
     )
 
 
-def check_error(error: Any, lines: Sequence[str]) -> None:
+def check_error(error: MutableSequence[int], lines: Sequence[str]) -> None:
     """Raise the error of eager for a kernel's error. `error` is (code, index, size); code 0 means no error.
 
     Raise IndexError (1) or RuntimeError (3) for an index out of range, RuntimeError (2) for a division by zero.

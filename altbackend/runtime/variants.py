@@ -146,7 +146,7 @@ def transformed(call: Call, variants: Variants) -> Call:
 
 
 def _has_tangent(args: Sequence[object]) -> bool:
-    unpack: Callable[..., Any] = forward_ad.unpack_dual
+    unpack: Callable[..., forward_ad.UnpackedDualTensor] = forward_ad.unpack_dual
     duals = (unpack(x) for x in args if isinstance(x, torch.Tensor) and not x.is_inference())
     return any(d.tangent is not None for d in duals)
 

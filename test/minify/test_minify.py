@@ -223,7 +223,7 @@ def test_given_and_passed_calls_are_not_made(tmp_path: Path) -> None:
     given = everything.with_inputs([sines[0].name])
     assert {n.name for n in calls(gm, everything)} - {n.name for n in calls(gm, given)} == {sines[0].name}
     passed = everything.bypassing(sines[1].name, sines[1].all_input_nodes[0].name)
-    made, job = graph_of(gm, passed, {"static_inputs": (1,), "user_outputs": 1})
+    made, job = graph_of(gm, passed, {"kind": "inference", "static_inputs": (1,), "user_outputs": 1})
     assert len(made.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == len(sines) - 1
     assert job["static_inputs"] == (1,)
     made.graph.lint()

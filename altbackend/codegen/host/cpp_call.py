@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, MutableMapping, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from .cpp_numbers import CTYPES, Kind, translate
 from .cpp_values import Values, dtype_text, int64, ints, named, quoted
 from .launch_plan import LaunchPlan, full_view
 
-Given = list[tuple[torch._C.Argument, Any]]  # each argument of a schema with its value
+Given = list[tuple[torch._C.Argument, object]]  # each argument of a schema with its value
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -22,7 +21,7 @@ class Builder:
         self.key = "example_value" if "example_value" in before.meta else "val"
         self.made: list[Node] = []
 
-    def call(self, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         """Insert a call and compute its traced value from those of its arguments."""
         values = [torch.fx.node.map_arg(x, value_of) for x in (args, kwargs)]
         mode = getattr(value_of(self.before), "fake_mode", None) or contextlib.nullcontext()
@@ -30,7 +29,7 @@ class Builder:
             value = target(*values[0], **values[1])  # type: ignore[arg-type]
         return self.with_value(value, target, *args, **kwargs)
 
-    def with_value(self, value: object, target: Callable[..., Any], *args: Argument, **kwargs: Argument) -> Node:
+    def with_value(self, value: object, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         """Insert a call whose traced value is known."""
         with self.graph.inserting_before(self.before):
             n = self.graph.call_function(target, args, kwargs)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..simplify import same_sizes
 from .einsum import explicit, output_order, scores_order
-from .operators import Operation, is_tensor, read, shape_of, value_of
+from .operators import Lead, Operation, is_tensor, read, shape_of, value_of
 
 LOWEST = -1e30  # below it, adding a score does not change the number in float32
 COLUMNS = (torch.float32, torch.float64, torch.bfloat16)
@@ -35,7 +34,7 @@ class Step:
     """
 
     kind: str
-    lead: tuple[Any, ...]
+    lead: Lead
     dtype: torch.dtype
     number: float = 1.0
     mask: Node | None = None
@@ -71,7 +70,7 @@ class _Scores:
     calls: tuple[Node, ...]
 
 
-Constant = Callable[[Node], Any]  # the value of a node that depends on no input, or None
+Constant = Callable[[Node], object]  # the value of a node that depends on no input, or None
 
 
 def form_of(last: Node, constant: Constant) -> Form | None:
@@ -110,7 +109,7 @@ def last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None
     return None
 
 
-def after_softmax(n: Any) -> tuple[Node, float, tuple[Node, ...]] | None:
+def after_softmax(n: object) -> tuple[Node, float, tuple[Node, ...]] | None:
     """Return (softmax, probability of dropout, calls behind the softmax) of attention weights."""
     dropout, calls = 0.0, list[Node]()
     while is_tensor(n):
@@ -142,11 +141,11 @@ def _keeps_rows(call: Operation, n: Node) -> bool:
     return same_sizes(after.shape, before.shape)
 
 
-def _over_last(dim: Any, source: Node) -> bool:
+def _over_last(dim: object, source: Node) -> bool:
     return isinstance(dim, int) and dim % value_of(source).dim() == value_of(source).dim() - 1
 
 
-def _scores(n: Any, constant: Constant) -> _Scores | None:
+def _scores(n: object, constant: Constant) -> _Scores | None:
     """Return what leads to scores, or None if they do not come from a product."""
     if not is_tensor(n) or value_of(n).dim() < 2 or not value_of(n).is_floating_point():
         return None
@@ -207,8 +206,8 @@ def _behind(inner: _Scores | None, n: Node, step: Step) -> _Scores | None:
     return None if inner is None else replace(inner, steps=(*inner.steps, step), calls=(*inner.calls, n))
 
 
-def _step(kind: str, n: Node, **more: Any) -> Step:
-    return Step(kind, shape_of(n)[:-2], value_of(n).dtype, **more)
+def _step(kind: str, n: Node, number: float = 1.0, mask: Node | None = None, keep: bool = False) -> Step:
+    return Step(kind, shape_of(n)[:-2], value_of(n).dtype, number, mask, keep)
 
 
 def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
@@ -233,7 +232,7 @@ def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
     return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
 
 
-def _is_column(x: Any, scores: Node, n: Node) -> bool:
+def _is_column(x: object, scores: Node, n: Node) -> bool:
     """Return whether a tensor has one column and no more rows than the scores: it can scale the query instead.
 
     Not in float16, where the scaled query may be out of range although the scores are not.
@@ -247,12 +246,12 @@ def _symbolic(x: object) -> bool:
     return isinstance(x, Node) and isinstance(value_of(x), (torch.SymFloat, torch.SymInt))
 
 
-def _number(x: Any, constant: Constant) -> float | None:
+def _number(x: object, constant: Constant) -> float | None:
     """Return a finite number: itself, or the value of a tensor with one element that is known beforehand."""
     if isinstance(x, Node) and is_tensor(x) and value_of(x).dim() == 0:
         known = constant(x)
         x = known.item() if isinstance(known, torch.Tensor) else None
-    return float(x) if type(x) in (int, float) and abs(x) < float("inf") else None
+    return float(x) if (type(x) is int or type(x) is float) and abs(x) < float("inf") else None
 
 
 def _masked(n: Node, call: Operation, constant: Constant) -> _Scores | None:
@@ -286,9 +285,9 @@ def _filled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
     return _behind(_scores(scores, constant), n, _step("fill", n, number=fill, mask=mask, keep=keep))
 
 
-def _fill_number(x: Any, constant: Constant) -> float | None:
+def _fill_number(x: object, constant: Constant) -> float | None:
     """Return a number that a mask writes, -inf included."""
     if isinstance(x, Node) and is_tensor(x) and value_of(x).numel() == 1:
         known = constant(x)
         x = known.item() if isinstance(known, torch.Tensor) else None
-    return float(x) if type(x) in (int, float) else None
+    return float(x) if type(x) is int or type(x) is float else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -86,7 +85,7 @@ def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
 
 
 def _finished(
-    build: Builder, form: Form, total: Node, scale: float, device: str, values: dict[Node, Any]
+    build: Builder, form: Form, total: Node, scale: float, device: str, values: dict[Node, object]
 ) -> Mask | str:
     known = attention_mask.known_value(total, values)
     meaning = attention_mask.meaning_of(known)
@@ -101,7 +100,7 @@ def _finished(
     return Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
 
 
-def _visible_everywhere(known: Any) -> bool:
+def _visible_everywhere(known: object) -> bool:
     """Return whether every row of a known mask has a column that is not hidden."""
     return isinstance(known, torch.Tensor) and bool((known.amax(-1) > torch.finfo(known.dtype).min / 2).all())
 
@@ -186,9 +185,9 @@ _TRANSPARENT: Mapping[object, Callable[[Node], object]] = {
 }
 
 
-def finite(n: Any) -> bool:
+def finite(n: object) -> bool:
     """Return whether a mask provably holds no -inf: a choice between finite numbers, or a view of such a mask."""
-    if type(n) in (int, float):
+    if type(n) is int or type(n) is float:
         return math.isfinite(n)
     if not is_tensor(n):
         return False

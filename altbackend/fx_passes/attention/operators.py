@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +99,7 @@ SPELLINGS = (
 _BY_TARGET: Mapping[object, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
 SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
 PRODUCTS = (*_PRODUCTS, torch.einsum)
+Lead = tuple[int | torch.SymInt, ...]  # the sizes before the last two, rows and columns
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def value_of(n: object) -> Any:
     return n.meta["example_value"] if "example_value" in n.meta else n.meta.get("val")
 
 
-def is_tensor(n: object) -> bool:
+def is_tensor(n: object) -> TypeGuard[Node]:
     """Return whether an argument is a node with a traced tensor."""
     return isinstance(n, Node) and isinstance(value_of(n), torch.Tensor)
 

@@ -11,9 +11,8 @@ from torch.fx import Node
 from ..simplify import same_sizes
 from .builder import Builder
 from .form import Form, Operand
+from .operators import Lead as Lead
 from .operators import aten, read, shape_of, value_of
-
-Lead = tuple[int | torch.SymInt, ...]
 
 
 def lead_of(form: Form) -> Lead | None:

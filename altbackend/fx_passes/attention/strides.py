@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument
 
 from ...compat import torch_api
 from ..context import Context
@@ -38,7 +39,7 @@ class Call:
     mask: Node | None
     dropout: float
     causal: bool
-    more: dict[str, Any]
+    more: dict[str, Argument]
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -76,7 +77,7 @@ def _rearrange(n: Node, ctx: Context) -> bool:
 
 def _read(n: Node) -> Call | None:
     """Return the arguments of a call; None if they are of other types or shapes than the pass knows."""
-    given: dict[str, Any] = dict(zip(_NAMES, n.args, strict=False)) | n.kwargs
+    given: dict[str, Argument] = dict(zip(_NAMES, n.args, strict=False)) | n.kwargs
     operands: list[Any] = [given.pop(name, None) for name in _NAMES[:3]]
     mask, dropout, causal = (
         given.pop(name, default) for name, default in zip(_NAMES[3:], (None, 0.0, False), strict=True)
@@ -162,7 +163,7 @@ def _narrowed(build: Builder, mask: Node, keys: int | torch.SymInt) -> Node:
 
 def _result(build: Builder, n: Node, call: Call) -> Node | None:
     """Insert the call, and return its result with the sizes and strides of the result of `n`."""
-    attend: Callable[..., Any] = _FUSED
+    attend: Callable[..., object] = _FUSED
     new = build.call(
         attend, *call.operands[:3], attn_mask=call.mask, dropout_p=call.dropout, is_causal=call.causal, **call.more
     )

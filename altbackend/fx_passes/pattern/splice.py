@@ -78,7 +78,7 @@ class Splice:
         copy.meta.update(n.meta)
         return copy
 
-    def _resolved(self, value: Any, copies: Mapping[Node, object]) -> Any:
+    def _resolved(self, value: object, copies: Mapping[Node, object]) -> Any:
         if isinstance(value, Node):
             return copies[value]
         if isinstance(value, torch.SymInt):
@@ -90,7 +90,7 @@ class Splice:
         return value
 
 
-def _value(traced: Node, copy: Node) -> Any:
+def _value(traced: Node, copy: Node) -> object:
     """Return the fake value of a copied call. Its arguments have the geometry of those that were traced."""
     known = (
         None

@@ -10,6 +10,7 @@ of floats rounds every term, so results differ from eager's by the rounding erro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx.node import Argument
 from ...compat.torch_api import exact_byte_products, multiplies_unsigned_bytes
 from ...debug.trace import DecisionKind
 from ..context import Context
-from ..graph import aten, insert, is_call, replace, val
+from ..graph import aten, function_of, insert, is_call, replace, val
 from .forms import Dequantised, Parameter, below_views, dequantised
 
 # A term is at most 255 * 255 in size, so the sum of so many is below 2^31.
@@ -130,7 +131,7 @@ class _Builder:
     def __init__(self, gm: GraphModule, before: Node) -> None:
         self.gm, self.before = gm, before
 
-    def __call__(self, target: Any, *args: Argument, **kwargs: Argument) -> Node:
+    def __call__(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(self.gm.graph, self.before, target, args, kwargs)
 
     def cast(self, x: Node, dtype: torch.dtype) -> Node:
@@ -143,7 +144,7 @@ def _rewrite(gm: GraphModule, p: Product) -> None:
     depth = val(w).shape[1]
     q = p.x.integers
     for view in reversed(p.views):
-        q = call(view.target, q, *view.args[1:])
+        q = call(function_of(view), q, *view.args[1:])
     unsigned = val(q).dtype == torch.uint8
     shift = SHIFT if unsigned and (val(q).device.type != "cpu" or not multiplies_unsigned_bytes()) else 0
     if shift:

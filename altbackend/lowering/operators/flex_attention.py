@@ -61,12 +61,12 @@ class _Call:
     mask: GraphModule
     block_mask: tuple[Any, ...]
     scale: float
-    options: dict[str, Any]
-    captured: tuple[Any, ...]
-    mask_captured: tuple[Any, ...]
+    options: dict[str, object]
+    captured: tuple[object, ...]
+    mask_captured: tuple[object, ...]
 
 
-def flex_attention(ctx: Ctx, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def flex_attention(ctx: Ctx, *args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Lower the forward: its results are out, logsumexp and, by version, the largest score of each row."""
     if kwargs or len(args) != 9:
         raise FallBack("arguments that this version of torch is not known to have")
@@ -76,7 +76,7 @@ def flex_attention(ctx: Ctx, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return _emit(ctx, form, call, ())
 
 
-def flex_attention_backward(ctx: Ctx, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def flex_attention_backward(ctx: Ctx, *args: Any, **kwargs: object) -> tuple[object, ...]:
     """Lower the gradients of query, key, value and of the captured tensors."""
     if kwargs or len(args) != 14:
         raise FallBack("arguments that this version of torch is not known to have")
@@ -179,7 +179,7 @@ def _blocks(ctx: Ctx, call: _Call, first: int) -> tuple[Blocks, ...]:
     return tuple(out)
 
 
-def _inputs(captured: tuple[Any, ...], *before: Tensor) -> list[object]:
+def _inputs(captured: tuple[object, ...], *before: Tensor) -> list[object]:
     if any(not isinstance(x, (Tensor, int, ex.Expr)) or isinstance(x, bool) for x in captured):
         raise FallBack("a captured value that is neither a tensor nor an integer")
     return [*before, *captured]
@@ -228,7 +228,7 @@ def _forward(ctx: Ctx, call: _Call, blocks: tuple[Blocks, ...]) -> Attention:
     )
 
 
-def _in_memory(ctx: Ctx, x: Any) -> Any:
+def _in_memory(ctx: Ctx, x: object) -> object:
     """Return a captured tensor in memory, where the kernels read it."""
     return ctx.realize(x) if isinstance(x, Tensor) and x.value.op != "const" else x
 
@@ -320,12 +320,13 @@ def _scatters() -> list[object]:
     return [] if packet is None else [packet.default]
 
 
-def _scatter(inner: Ctx, shape: Sequence[Any], indices: Sequence[Any], values: Tensor) -> _Scattered:
+def _scatter(inner: Ctx, shape: Sequence[int | torch.SymInt], indices: Sequence[object], values: Tensor) -> _Scattered:
     sizes = inner.shape(shape)
-    if len(indices) != len(sizes) or any(not isinstance(i, Tensor) or i.sizes for i in indices) or values.sizes:
+    points = [i for i in indices if isinstance(i, Tensor) and not i.sizes]
+    if not len(points) == len(indices) == len(sizes) or values.sizes:
         raise FallBack("the gradient of a captured tensor that is read by slices")
     rule = IndexRule(from_end=True)
-    at = [position(inner, i, (), n, rule) for i, n in zip(indices, sizes, strict=True)]
+    at = [position(inner, i, (), n, rule) for i, n in zip(points, sizes, strict=True)]
     return _Scattered(sizes, ex.flatten(sizes, at), va.cast(values.value, torch.float32), values.dtype)
 
 

@@ -206,7 +206,7 @@ def mean(ctx: Ctx, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype
 
 
 @lowers("prod.default", "prod.dim_int")
-def prod(ctx: Ctx, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def prod(ctx: Ctx, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     out = result_of(ctx)
     reduced_dims = norm_dims(dim, len(x.sizes))
     acc = compute_dtype(out.dtype)

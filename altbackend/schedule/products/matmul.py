@@ -20,9 +20,9 @@ from ..loop_mapping import Refusal
 LEAST = 16  # rows, columns and terms below which the tensor cores' tiles would be mostly empty
 BARRIERS = 64  # bytes of shared memory besides the tiles
 RESULTS = 32 << 10  # bytes through which a tile of results goes, part by part, to be stored in whole lines
-_aten: Any = torch.ops.aten
+_aten = torch.ops.aten
 # for each operator the positions of the added term (or None), the left and the right operand among the arguments
-_ARGUMENTS: dict[Any, tuple[int | None, int, int]] = {
+_ARGUMENTS: dict[object, tuple[int | None, int, int]] = {
     _aten.mm.default: (None, 0, 1),
     _aten.bmm.default: (None, 0, 1),
     _aten.addmm.default: (0, 1, 2),
@@ -217,11 +217,11 @@ def tiles_of(m: Matmul) -> tuple[Tiles, int, int]:
     return m.tiles, -(-m.rows // m.tiles.rows), -(-m.columns // m.tiles.columns)
 
 
-def _value(p: Program, node: Extern, added: Any, position: list[Index]) -> Value | Refusal:
+def _value(p: Program, node: Extern, added: object, position: list[Index]) -> Value | Refusal:
     """Return alpha * product + beta * term in float32: like the library, the kernel rounds once."""
     factors = dict(node.kwargs)
     alpha, beta = factors.pop("alpha", 1), factors.pop("beta", 1)
-    if factors or not all(isinstance(f, (int, float)) for f in (alpha, beta)):
+    if factors or not isinstance(alpha, (int, float)) or not isinstance(beta, (int, float)):
         return Refusal(f"arguments {', '.join(map(str, dict(node.kwargs)))}")
     product = PRODUCT if alpha == 1 else va.apply("mul", PRODUCT, va.const(alpha, torch.float32))
     if added is None or beta == 0:
