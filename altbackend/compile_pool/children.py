@@ -237,7 +237,9 @@ def _at_exit() -> None:
     for child in own:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(end - time.monotonic(), 0))
-    background.join(JOIN_S)
+    if background.join(JOIN_S):
+        for child in own:
+            child.close()
 
 
 def _after_fork() -> None:

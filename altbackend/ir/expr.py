@@ -148,6 +148,18 @@ def coefficient(e: Index, v: Atom) -> Index | None:
     return add(*parts)
 
 
+def without_lookups(e: Index) -> Index:
+    """Return `e` without its data-dependent parts, except those that are multiplied by a loop variable."""
+    if isinstance(e, int) or not lookups(e):
+        return e
+    rest: Index = e.const
+    for m, c in e.terms:
+        others = [a for a in m if not isinstance(a, Lookup)]
+        if len(others) == len(m) or any(vars_of(from_atom(a)) for a in others):
+            rest = add(rest, product(m, c))
+    return rest
+
+
 def divisors(e: Index, v: Atom) -> frozenset[int]:
     """Return the constants by which `e` divides the variable itself, for a quotient or a remainder."""
     if isinstance(e, int):

@@ -89,7 +89,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class Calling:
-    """What else a traced call depends on.
+    """The facts besides its graph that a traced call depends on.
 
     `lifted`: the tensors that the graph takes before the inputs. `autocast`: whether it was captured under autocast;
     it then contains its casts and runs without. `mark`: notes on a tensor which of its dimensions vary.

@@ -23,7 +23,8 @@ CACHED_MAPPINGS = 4096  # fusion tries a node with every kernel that it may join
 VECTOR = 8  # columns from which sums side by side pay
 LEAST_COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter holds together: whole cache lines
 MOST_BLOCKS = 64  # rows into which a loop over neighbouring elements is cut
-ENOUGH_ROWS = 16  # rows from which a scan or scatter needs no more of them
+MANY_RESULTS, FEW_ROWS = 1 << 15, 64  # of a sum over rows, whose float64 accumulators would fill a cache of 256 kB
+ENOUGH_ROWS = 16  # rows from which a scan, a scatter or a sum needs no more of them
 MOST_REORDERED = 6  # loops of a node whose orders are all tried
 UNKNOWN_STRIDE = 1 << 62  # sorts a loop without a constant stride as the slowest
 
@@ -183,7 +184,26 @@ def natural_rows(node: Loop, row_per_result: bool = False) -> list[Index | None]
         return [results]
     leading_reduced = _leading(order, frozenset(node.rdims))
     leading_parallel = _leading(order, frozenset(node.dims))
-    return [leading_reduced, results, 1] if leading_reduced != 1 else [leading_parallel, results, 1]
+    if leading_reduced == 1:
+        return [leading_parallel, results, 1]
+    return [*_rows_of_results(node, order, leading_reduced, results), leading_reduced, results, 1]
+
+
+def _rows_of_results(node: Reduction, order: Sequence[Atom], reduced: Index, results: Index) -> list[Index | None]:
+    """Return the rows of a sum of a few rows of many columns: parts of its results, which each thread completes.
+
+    Rows of the source would need accumulators of all results for each thread, beyond a cache.
+    """
+    columns = ex.size_of(order[-1])
+    if not all(isinstance(n, int) for n in (reduced, results, columns)):
+        return []
+    assert isinstance(reduced, int)
+    assert isinstance(results, int)
+    assert isinstance(columns, int)
+    if results < MANY_RESULTS or reduced > FEW_ROWS:
+        return []
+    rows = results // columns
+    return [rows] if rows >= ENOUGH_ROWS else []
 
 
 def _ordered_rows(node: Scan | Scatter) -> list[Index | None]:
@@ -252,7 +272,8 @@ def _reduction_orders(node: Reduction) -> list[list[Atom]]:
     if order[0] not in node.rdims:  # the slowest loop already gives rows of both source and results
         return [order, reduced_first, parallel_first, by_number]
     # sums of neighbouring columns side by side read contiguous memory
-    return [reduced_first, order, parallel_first, by_number]
+    columns_last = [*(v for v in order[:-1] if v in node.dims), *node.rdims, order[-1]]
+    return [reduced_first, order, columns_last, parallel_first, by_number]
 
 
 def _map_cut(node: Pointwise | Reduction, order: Sequence[Atom], rows: Index) -> MappedNode | Refusal | None:

@@ -60,7 +60,10 @@ def split_loops(q: MappedNode, chain: tuple[Index, ...]) -> MappedNode:
 
 
 def mergeable(q: MappedNode, k: int) -> bool:
-    """Return whether inner loops k and k+1 of `q` can run as one: every index is linear with matching strides."""
+    """Return whether inner loops k and k+1 of `q` can run as one: every index is linear with matching strides.
+
+    The values that decide a part of an index are in the trees, so that their own indices count.
+    """
     a, b = q.inner[k], q.inner[k + 1]
     if (a in q.reduced) != (b in q.reduced) or q.kind is Kind.SCAN:
         return False
@@ -68,7 +71,8 @@ def mergeable(q: MappedNode, k: int) -> bool:
     indices = [q.index, *(v.attr[1] for v in values if v.op == "load")]
     indices += [v.attr for v in values if v.op in ("index", "wrap_index")]
     for index in indices:
-        stride_a, stride_b = ex.coefficient(index, a), ex.coefficient(index, b)
+        plain = ex.without_lookups(index)
+        stride_a, stride_b = ex.coefficient(plain, a), ex.coefficient(plain, b)
         if stride_a is None or stride_b is None or stride_a != ex.mul(stride_b, ex.size_of(b)):
             return False
     return True

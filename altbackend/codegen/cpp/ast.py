@@ -72,9 +72,43 @@ class Loop:
     vector: int = 0
 
 
+@dataclass(frozen=True)
+class BlockRow:
+    """`name` points at this row's part of `block`, which holds `rows` rows of one element for each value of `var`.
+
+    The parts begin `pitch` elements apart. Positions in memory are linear in the row's number between multiples of
+    `period`, so that no block crosses one.
+    """
+
+    name: str
+    block: str
+    dtype: torch.dtype
+    var: Atom
+    rows: int
+    period: int
+    pitch: int
+
+
+@dataclass(frozen=True)
+class BlockRead:
+    """At the first row of a block, fill it with what its rows load by `source`: neighbours for neighbouring rows."""
+
+    row: BlockRow
+    source: Value
+
+
+@dataclass(frozen=True)
+class BlockWrite:
+    """At the last row of a block, copy it to `target`, where `index` is the position of this row's element at `var`."""
+
+    row: BlockRow
+    target: str
+    index: Index
+
+
 PARALLEL, CLOSE = "parallel {", "} parallel"  # lines of a template that open and close such a block
 
-Stmt = Let | Declare | Store | Update | Loop
+Stmt = Let | Declare | Store | Update | Loop | BlockRow | BlockRead | BlockWrite
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...ir import expr as ex
@@ -13,10 +15,12 @@ from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
 from .narrow_strides import with_dense_rows
 from .reductions import COLUMN_BLOCK, across_rows, scan, within_row
+from .row_blocks import with_row_blocks
 from .row_totals import with_row_totals
 from .scalars import bind, bound_index, in_range
 from .scope import Emitter, Scope, known_at_most, scratch
 from .short_rows import with_short_rows
+from .vector_checks import with_vector_checks
 from .whole_vectors import with_whole_vectors
 
 ANY_CPU = ScheduleContext(Cpu(1))
@@ -54,7 +58,7 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         checks=e.checks,
         row_counters=k.row_counters,
     )
-    in_rows = with_row_totals(with_dense_rows(with_short_rows(function)))
+    in_rows = with_row_totals(with_dense_rows(with_row_blocks(with_short_rows(function))))
     in_place = {e.params[b].name: e.params[a].name for a, b in k.in_place if a in e.params and b in e.params}
     return with_whole_vectors(in_rows, ctx.device.vector_lanes, in_place), tuple(e.params)
 
@@ -87,16 +91,18 @@ def _nest(e: Emitter, s: Scope, at: int) -> list[Stmt]:
             return [Loop(v, begin, end, (*opened, inner, *folded), step=COLUMN_BLOCK)]
         return [Loop(v, begin, end, tuple(body), limit=limit)]
     body = [*s.before[at + 1], *s.after[at + 1]]
+    vectors = not s.serial
+    whole = Loop(v, begin, end, tuple(body), simd=vectors, sums=tuple(s.sums), limit=limit)
     if not s.blocked:
-        return [Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit)]
+        return with_vector_checks(e, whole) if vectors else [whole]
     parts = [Declare(part, torch.float32, va.const(0.0, torch.float32)) for _, part in s.blocked]
     folds = [
         Update(total, None, "sum", va.make("cast", (name(part, torch.float32),), torch.float64))
         for total, part in s.blocked
     ]
     if known_at_most(ex.size_of(v), e.sum_block):
-        return [*parts, Loop(v, begin, end, tuple(body), simd=not s.serial, sums=tuple(s.sums), limit=limit), *folds]
-    inner = Loop(v, "block", "block_end", tuple(body), simd=not s.serial, sums=tuple(s.sums))
+        return [*parts, whole, *folds]
+    inner = replace(whole, begin="block", end="block_end", limit=None)
     return [Loop(v, begin, end, (*parts, inner, *folds), step=e.sum_block)]
 
 

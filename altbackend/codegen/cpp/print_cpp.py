@@ -15,7 +15,21 @@ from ...ir.ops import OPS
 from ...ir.value import Value
 from ..lines import Lines
 from ..polynomial import Spelling
-from .ast import CLOSE, PARALLEL, Declare, Function, Let, Loop, Partial, Stmt, Store, Update
+from .ast import (
+    CLOSE,
+    PARALLEL,
+    BlockRead,
+    BlockRow,
+    BlockWrite,
+    Declare,
+    Function,
+    Let,
+    Loop,
+    Partial,
+    Stmt,
+    Store,
+    Update,
+)
 from .short_rows import SHORT
 
 CTYPES: dict[torch.dtype, str] = {
@@ -33,6 +47,7 @@ CTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }
 _CLAUSE = {"sum": "+", "prod": "*", "max": "alt_max", "min": "alt_min", "any": "alt_any", "all": "alt_all"}
+_CLAUSE |= {"least": "min", "most": "max"}  # of integers, for which the compiler has its own
 _COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -41,6 +56,8 @@ _COMBINE = {
     "any": "{0} | {1}",
     "all": "{0} & {1}",
     "xor": "{0} ^ {1}",
+    "least": "({1} < {0} ? {1} : {0})",
+    "most": "({1} > {0} ? {1} : {0})",
     "logaddexp": "alt::logaddexp({0}, {1})",
 }
 STACK_SCRATCH = 1 << 17  # bytes of scratch that a kernel may allocate on a thread's stack
@@ -259,6 +276,42 @@ def _statement(w: CppLines, s: Stmt) -> None:
             w.add(f"{_guarded(s.guards)}{target} = {_COMBINE[s.op].format(target, scalar(s.value))};")
         case Loop():
             _loop(w, s)
+        case BlockRow():
+            w.add(f"{CTYPES[s.dtype]}* const {s.name} = {s.block} + {_row_in_block(s)} * {s.pitch};")
+        case BlockRead():
+            _block_read(w, s)
+        case BlockWrite():
+            _block_write(w, s)
+
+
+def _row_in_block(b: BlockRow) -> str:
+    """Return the number of this row in its block; a thread's first block may begin with a later row."""
+    return f"alt::min64(o % {b.period} % {b.rows}, o - begin)"
+
+
+def _block_read(w: CppLines, s: BlockRead) -> None:
+    b, v, n = s.row, s.row.var.key, index(ex.size_of(s.row.var))
+    source, at = s.source.attr
+    w.open(f"if (o % {b.period} % {b.rows} == 0 || o == begin)")
+    rest = f"alt::min64({b.rows} - o % {b.period} % {b.rows}, {b.period} - o % {b.period})"
+    w.add(f"const int64_t count = alt::min64({rest}, end - o);")
+    w.open(_for(v, "0", n))
+    w.add(f"const {CTYPES[b.dtype]}* const from = {source} + {index(at)};")
+    w.add(f"for (int64_t k = 0; k < count; ++k) {b.block}[k * {b.pitch} + {v}] = from[k];")
+    w.close()
+    w.close()
+
+
+def _block_write(w: CppLines, s: BlockWrite) -> None:
+    b, v, n = s.row, s.row.var.key, index(ex.size_of(s.row.var))
+    ends = f"o % {b.period} % {b.rows} == {b.rows - 1} || o % {b.period} == {b.period - 1} || o + 1 == end"
+    w.open(f"if ({ends})")
+    w.add(f"const int64_t last = {_row_in_block(b)};")
+    w.open(_for(v, "0", n))
+    w.add(f"{CTYPES[b.dtype]}* const to = {s.target} + {index(s.index)} - last;")
+    w.add(f"for (int64_t k = 0; k <= last; ++k) to[k] = {b.block}[k * {b.pitch} + {v}];")
+    w.close()
+    w.close()
 
 
 def _guarded(guards: tuple[Value, ...]) -> str:
@@ -367,7 +420,8 @@ def scalar(v: Value) -> str:
         case "const":
             return literal(v.attr, v.dtype)
         case "load":
-            return f"{v.attr[0]}[{index(v.attr[1])}]"
+            element = f"{v.attr[0]}[{index(v.attr[1])}]"
+            return f"alt::truth({element})" if v.dtype == torch.bool else element
         case "index":
             return f"int64_t({index(v.attr)})"
         case "cast":
@@ -380,6 +434,14 @@ def scalar(v: Value) -> str:
             name = "index_from_zero" if code & va.FROM_ZERO else "wrap_index"
             errors = "" if code == va.INDEX_ERROR else f", {code & ~va.FROM_ZERO}"
             return f"alt::{name}({scalar(v.args[0])}, {index(v.attr)}, error{errors})"
+        case "clamp_index":
+            from_zero = len(v.args) > 1 and int(v.args[1].attr) & va.FROM_ZERO
+            return f"alt::clamp_index{'_from_zero' if from_zero else ''}({scalar(v.args[0])}, {index(v.attr)})"
+        case "check_range":
+            code = int(v.args[2].attr) if len(v.args) > 2 else va.INDEX_ERROR
+            first = "0" if code & va.FROM_ZERO else f"-({index(v.attr)})"
+            ends = ", ".join(scalar(a) for a in v.args[:2])
+            return f"alt::check_range({ends}, {first}, {index(v.attr)}, error, {code & ~va.FROM_ZERO})"
         case "row_total":
             op, row, count = v.attr
             return f"alt::row_{op}({row}, {index(count)})"

@@ -81,7 +81,6 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
     if v.op in ("index", "wrap_index"):
         at, level = bound_index(e, s, v.attr)
         e.checks |= v.op == "wrap_index"
-        s.serial |= v.op == "wrap_index" and level == len(s.stage.inner) and bool(s.stage.inner)
         args = tuple(bind(e, s, a) for a in v.args)
         return va.make(v.op, args, v.dtype, at), max([level, *(level_of(e, s, a) for a in args)])
     args = tuple(bind(e, s, a) for a in v.args)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from ...ir import expr as ex
 from ...ir import value as va
 from .ast import Function, Let, Loop, Stmt, Store
@@ -47,7 +49,8 @@ def _width(s: Loop, lanes: int) -> int:
     values = [x.value for x in s.body if isinstance(x, (Let, Store))]
     if not isinstance(n, int) or sum(map(va.flops, values)) < COSTLY:
         return 0
-    width = lanes * (2 if any(v.dtype.itemsize == 2 for v in values) else 1)
+    narrowest = min(v.dtype.itemsize for v in values if v.op != "const" and (v.dtype != torch.bool or v.op == "load"))
+    width = lanes * max(4 // narrowest, 1)
     if n > width * MOST_VECTORS:
         return 0
     while width > n:

@@ -75,6 +75,9 @@ ALT_FN void report(int64_t* error, int64_t code, int64_t x, int64_t n) {
   }
 }
 
+// A boolean in memory, read as a byte: GCC 12 vectorises no loop that selects by, or converts, a loaded `bool`.
+ALT_FN bool truth(const bool& x) { return reinterpret_cast<const uint8_t&>(x) != 0; }
+
 // Maps -n <= x < n to 0 <= x < n; reports any other index and maps it to 0. Requires n > 0.
 ALT_FN int64_t wrap_index(int64_t x, int64_t n, int64_t* error, int64_t code = 1) {
   const int64_t i = x < 0 ? x + n : x;
@@ -92,6 +95,21 @@ ALT_FN int64_t index_from_zero(int64_t x, int64_t n, int64_t* error, int64_t cod
     return 0;
   }
   return x;
+}
+
+// The same without a report, in loops that vectors run; `check_range` reports their least and largest positions.
+ALT_FN int64_t clamp_index(int64_t x, int64_t n) {
+  const int64_t i = x < 0 ? x + n : x;
+  return uint64_t(i) < uint64_t(n) ? i : 0;
+}
+ALT_FN int64_t clamp_index_from_zero(int64_t x, int64_t n) { return uint64_t(x) < uint64_t(n) ? x : 0; }
+
+// Reports positions that are not in [first, n). A loop without iterations leaves least > most.
+ALT_FN int64_t check_range(int64_t least, int64_t most, int64_t first, int64_t n, int64_t* error, int64_t code) {
+  if (__builtin_expect(least <= most && (least < first || most >= n), 0)) {
+    report(error, code, least < first ? least : most, n);
+  }
+  return 0;
 }
 
 // An integer divisor; zero is reported and replaced by 1.

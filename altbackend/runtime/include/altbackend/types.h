@@ -66,6 +66,7 @@ ALT_FN float widen(bfloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
 ALT_FN float widen(half x) { return half_bits::decode(uint32_t(x)); }
 ALT_FN float widen(float8_e4m3fn x) { return e4m3fn_bits::decode(uint32_t(x)); }
 ALT_FN float widen(float8_e5m2 x) { return e5m2_bits::decode(uint32_t(x)); }
+ALT_FN int32_t widen(bool x) { return x ? 1 : 0; }  // g++ 12 vectorises no conversion of a bool to a float
 template <class T> ALT_FN T widen(T x) { return x; }
 
 // One conversion from a built-in type; `caster<To>::from`.

@@ -1,0 +1,78 @@
+"""Rows of a CPU kernel that lie across the memory they read or write are read and written in blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from test.compare import check, compiled
+
+T = torch.Tensor
+
+
+def norm_across(x: T) -> T:
+    """Rows along a dimension that is not the last in memory, with a plain result."""
+    y = x.transpose(1, 2)
+    return torch.nn.functional.layer_norm(y, y.shape[-1:]) + y.new_ones(y.shape[1:])
+
+
+def to_columns(x: T) -> T:
+    """Rows as memory lies, with the result turned over."""
+    return torch.softmax(x, -1).transpose(1, 2).contiguous()
+
+
+def both(x: T) -> tuple[T, T]:
+    y = x.transpose(1, 2)
+    total = y.contiguous().cumsum(-1) + torch.softmax(y.contiguous(), -1)
+    return total.transpose(1, 2).contiguous(), total
+
+
+def instance_norm(x: T) -> T:
+    return torch.nn.functional.instance_norm(x.unsqueeze(-1).to(memory_format=torch.channels_last)).contiguous()
+
+
+def few_rows_of_many_columns(x: T) -> T:
+    return x.reshape(3, -1, 40).repeat(1, 400, 1).abs().sum(0).transpose(0, 1) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(3, 40, 121), (2, 75, 33), (1, 1000, 16), (5, 8, 8), (2, 64, 1030), (1, 9, 7)], ids=str
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_values(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
+    x = torch.randn(sizes) if dtype.is_floating_point else torch.randint(-9, 9, sizes)
+    x = x.to(dtype)
+    count = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for fn in (norm_across, to_columns, both, instance_norm):
+            if dtype.is_floating_point:
+                check(fn, x)
+        check(lambda x: x.transpose(1, 2).contiguous().cumsum(-1).amax(-1), x)
+    finally:
+        torch.set_num_threads(count)
+
+
+def test_parts_of_a_larger_tensor() -> None:
+    """A row that begins inside of a storage, with neighbours that belong to others."""
+    x = torch.randn(4, 50, 90)[1:3, 4:44, 3:80]
+    check(norm_across, x)
+    check(to_columns, x)
+
+
+def test_sums_of_few_rows() -> None:
+    check(few_rows_of_many_columns, torch.randn(3, 40, 80))
+    check(lambda x: x.sum(0), torch.randn(4, 256, 256))
+    check(lambda x: (x.exp().sum(0), x * 2), torch.randn(4, 256, 256))
+    check(lambda x: x.sum((0, 2)).amax(0), torch.randn(4, 256, 3, 256))
+
+
+@pytest.mark.parametrize("fn", [both, to_columns])
+def test_blocks_are_used(fn: Callable[[T], T], tmp_path: Path) -> None:
+    compiled(fn, debug_dir=str(tmp_path), cache_graphs=False)(torch.randn(3, 40, 121))
+    text = "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+    assert "* const q0 = b0 + " in text
