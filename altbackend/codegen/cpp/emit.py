@@ -13,7 +13,7 @@ from ...schedule.device import Cpu, ScheduleContext
 from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
-from .narrow_strides import with_dense_rows
+from .dense_rows import with_dense_rows
 from .reductions import COLUMN_BLOCK, across_rows, scan, within_row
 from .row_blocks import with_row_blocks
 from .row_totals import with_row_totals

@@ -1,4 +1,4 @@
-"""16-bit and 8-bit elements at strides: results equal eager's, and the arithmetic runs in loops over neighbours."""
+"""Elements at strides: results equal eager's, and the arithmetic runs in loops over neighbours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.codegen.cpp.print_cpp import CTYPES
 from test.compare import compiled
 
 pytestmark = pytest.mark.sample(3)
@@ -25,7 +26,7 @@ PROGRAMS: dict[str, Callable[[T], T]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64], ids=str)
 @pytest.mark.parametrize("shape", [(2, 16, 32, 32), (1, 37, 19, 19), (3, 5, 9, 9)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_equal_eager(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -37,13 +38,16 @@ def test_programs_equal_eager(name: str, shape: tuple[int, ...], dtype: torch.dt
     torch.testing.assert_close(got, want)
 
 
-def test_a_strided_load_is_copied_first(tmp_path: Path) -> None:
-    x = torch.randn(2, 32, 16, 16).bfloat16()
-    run = compiled(PROGRAMS["channels-last result"], debug_dir=str(tmp_path), cache_graphs=False)
-    torch.testing.assert_close(run(x), PROGRAMS["channels-last result"](x))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_strided_load_is_copied_first(dtype: torch.dtype, tmp_path: Path) -> None:
+    def turned(x: T) -> T:
+        return (x.transpose(0, 1) * 2 + 1).contiguous()
+
+    x = torch.randn(128, 128).to(dtype)
+    torch.testing.assert_close(compiled(turned, debug_dir=str(tmp_path), cache_graphs=False)(x), turned(x))
     (source,) = tmp_path.glob("*/*kernels.cpp")
     text = source.read_text()
-    assert "alt::bfloat16 n0[" in text
+    assert f"{CTYPES[dtype]} n0[" in text
     assert text.index("n0[i") < text.index("#pragma omp simd")
 
 

@@ -1,8 +1,8 @@
-"""Copy narrow elements that a vector loop would read or write at a stride through a row of neighbours.
+"""Copy elements that a vector loop would read or write at a wide stride through a row of neighbours.
 
-Processors gather 32 and 64 bits, and compilers vectorise no loop that reads 16 or 8 bits at a wide stride. Copied one
-by one before the loop, or after it, they let the arithmetic run as vectors: a batch norm of bfloat16 that turns an
-image channels-last took six times as long.
+Compilers vectorise no loop that reads 16 or 8 bits at a wide stride, and gather 32 and 64 bits. Copied one by one
+before the loop, or after it, they let the arithmetic run as vectors: a batch norm of bfloat16 that turns an image
+channels-last took six times as long, and so did `silu` of float32 on a processor whose gathers are slow.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ...ir.ops import OPS
 from ...ir.value import Value
 from .ast import Declare, Function, Let, Loop, Stmt, Store
 
+WIDEST = 8  # bytes of an element; complex numbers stay
 FEWEST, MOST_BYTES = 8, 4096  # iterations, and bytes of the row
 SHORT_STRIDES = 4  # which vectors of neighbours contain
 
@@ -36,7 +37,7 @@ class _Rows:
 
 
 def with_dense_rows(f: Function) -> Function:
-    """Return `f` with narrow elements at wide strides copied outside of its vector loops."""
+    """Return `f` with elements at wide strides copied outside of its vector loops."""
     if f.flat is not None:
         return f
     rows = _Rows()
@@ -85,8 +86,9 @@ def _vector_loop(s: Loop, rows: _Rows) -> list[Stmt]:
 
 
 def _is_strided(x: Value, index: Index, v: Atom, n: int) -> bool:
-    """Return whether `x` is narrow and `index` a wide stride of `v`, which depends on no other scalar of the loop."""
-    if x.dtype.itemsize > 2 or n * x.dtype.itemsize > MOST_BYTES or ex.lookups(index) or v not in ex.vars_of(index):
+    """Return whether `index` is a wide stride of `v`, which depends on no other scalar of the loop."""
+    fits = x.dtype.itemsize <= WIDEST and n * x.dtype.itemsize <= MOST_BYTES
+    if not fits or ex.lookups(index) or v not in ex.vars_of(index):
         return False
     stride = ex.coefficient(index, v)
     return not (isinstance(stride, int) and abs(stride) <= SHORT_STRIDES)
