@@ -58,7 +58,7 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         checks=e.checks,
         row_counters=k.row_counters,
     )
-    in_rows = with_row_totals(with_dense_rows(with_row_blocks(with_short_rows(function))))
+    in_rows = with_row_totals(with_dense_rows(with_row_blocks(with_short_rows(function), ctx.device.l1)))
     in_place = {e.params[b].name: e.params[a].name for a, b in k.in_place if a in e.params and b in e.params}
     return with_whole_vectors(in_rows, ctx.device.vector_lanes, in_place), tuple(e.params)
 

@@ -7,6 +7,7 @@ copies the elements of all of its rows into a buffer, line by line; the last row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,8 @@ from ...ir.expr import Atom, Index
 from ...ir.value import Value
 from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store
 
-LINE, MOST_BYTES = 64, 1 << 17  # of a cache line, of a block: half of a small L2
+LINE, PAGE, MOST_BYTES = 64, 4096, 1 << 17  # of a cache line, of one way of L1, of a block: half of a small L2
+SHARE = 0.75  # of the lines of L1 that rows may use before they evict each other
 FEWEST_ROWS, FEWEST = 8, 8  # of a block, iterations of a loop
 SHORT_STRIDES = 4  # elements that vectors of neighbours contain
 
@@ -28,6 +30,8 @@ class _Blocks:
     row: Atom
     read: frozenset[str]
     written: frozenset[str]
+    l1: int
+    streams: int = 1
     declared: list[Declare] = field(default_factory=list)
     names: dict[tuple[Value, Atom], str] = field(default_factory=dict)
 
@@ -41,8 +45,11 @@ class _Blocks:
         return BlockRow(f"q{number}", f"b{number}", x.dtype, v, rows, period, pitch)
 
 
-def with_row_blocks(f: Function) -> Function:
-    """Return `f` with blocks for what its rows read and write across each other."""
+def with_row_blocks(f: Function, l1: int) -> Function:
+    """Return `f` with blocks for what its rows read and write across each other.
+
+    `l1`: bytes of the first cache. Rows whose lines fit into it need no blocks: neighbouring rows find them there.
+    """
     if f.flat is not None or f.short or f.row_counters or f.template:
         return f
     loops = [s for s in f.body if isinstance(s, Loop)]
@@ -52,9 +59,16 @@ def with_row_blocks(f: Function) -> Function:
         return f
     read = frozenset(v.attr[0] for v in values if v.op == "load")
     stored = frozenset(s.target for s in _inside(f.body) if not isinstance(s, (Let, Loop)) and hasattr(s, "target"))
-    blocks = _Blocks(found.pop(), read, stored)
+    row = found.pop()
+    blocks = _Blocks(row, read, stored, l1, _streams(loops, row))
     body = [part for s in f.body for part in (_loop(s, blocks) if isinstance(s, Loop) else [s])]
     return replace(f, body=tuple(body), scratch=(*f.scratch, *blocks.declared)) if blocks.declared else f
+
+
+def _streams(loops: Sequence[Loop], row: Atom) -> int:
+    """Return the number of different places that the loops read or write across rows."""
+    places = {(e, s.var) for s in loops for x in _inside([s]) for e in _indices(x) if _across(e, 4, s.var, row)[0]}
+    return max(len(places), 1)
 
 
 def _inside(body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -99,7 +113,7 @@ def _statements(
 def _read(x: Value, v: Atom, blocks: _Blocks, before: list[Stmt]) -> Value:
     source, index = x.attr
     rows, period = _across(index, x.dtype.itemsize, v, blocks.row)
-    if not rows or source in blocks.written:
+    if not rows or source in blocks.written or _stays(index, x.dtype.itemsize, v, blocks):
         return x
     if (x, v) not in blocks.names:
         row = blocks.declare(x, v, rows, period)
@@ -110,7 +124,7 @@ def _read(x: Value, v: Atom, blocks: _Blocks, before: list[Stmt]) -> Value:
 
 def _write(x: Store, index: Index, v: Atom, blocks: _Blocks, before: list[Stmt], after: list[Stmt]) -> Store:
     rows, period = _across(index, x.value.dtype.itemsize, v, blocks.row)
-    if not rows or x.target in blocks.read:
+    if not rows or x.target in blocks.read or _stays(index, x.value.dtype.itemsize, v, blocks):
         return x
     row = blocks.declare(x.value, v, rows, period)
     before.append(row)
@@ -130,6 +144,19 @@ def _across(index: Index, itemsize: int, v: Atom, row: Atom) -> tuple[int, int]:
     while rows * n * itemsize > MOST_BYTES:
         rows //= 2
     return (rows, period) if period >= FEWEST_ROWS and step == 1 and rows >= FEWEST_ROWS else (0, 0)
+
+
+def _stays(index: Index, itemsize: int, v: Atom, blocks: _Blocks) -> bool:
+    """Return whether the lines of a row are still in L1 when the next row needs them.
+
+    A line lies in the set (address / LINE) mod (PAGE / LINE), so that some strides use few of the sets.
+    """
+    n, stride = ex.size_of(v), ex.coefficient(index, v)
+    if not isinstance(n, int) or not isinstance(stride, int):
+        return False
+    apart, sets = abs(stride) * itemsize, PAGE // LINE
+    used = sets // math.gcd(sets, apart // LINE) if apart % LINE == 0 else sets
+    return n * blocks.streams <= SHARE * used * (blocks.l1 // PAGE)
 
 
 def _period(index: Index, row: Atom) -> int:
