@@ -14,6 +14,7 @@ from ...schedule.kernel import SCALAR, SCRATCH, Kernel, Stage, scratch_index
 from ...schedule.loop_mapping import Kind, MappedNode
 from .ast import Declare, Function, Loop, Stmt, Store, Update, name
 from .dense_rows import with_dense_rows
+from .lane_rows import with_rows_in_lanes
 from .reductions import COLUMN_BLOCK, across_rows, scan, within_row
 from .row_blocks import with_row_blocks
 from .row_totals import with_row_totals
@@ -58,6 +59,9 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
         checks=e.checks,
         row_counters=k.row_counters,
     )
+    side_by_side = with_rows_in_lanes(function, ctx.device.vector_lanes)
+    if side_by_side is not function:
+        return side_by_side, tuple(e.params)
     in_rows = with_row_totals(with_dense_rows(with_row_blocks(with_short_rows(function), ctx.device.l1)))
     in_place = {e.params[b].name: e.params[a].name for a, b in k.in_place if a in e.params and b in e.params}
     return with_whole_vectors(in_rows, ctx.device.vector_lanes, in_place), tuple(e.params)
