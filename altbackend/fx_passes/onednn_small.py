@@ -13,8 +13,8 @@ import torch
 
 # Multiplications up to which ATen is faster: a product of few rows reads its weights once, which oneDNN does better.
 SMALL_LINEAR, SMALL_LINEAR_BY_ROW, MANY_ROWS = 600_000, 170_000, 32
-# 512 rows and more share their start: 4,800 rows, 64 to 8 columns, take 81 us in ATen and 59 in oneDNN.
-SMALL_LINEAR_OF_ROWS, HUNDREDS = 2_200_000, 512
+# With so many rows, an early start gains less: 4,800 rows, 64 to 8 columns, take 81 us in ATen and 59 in oneDNN.
+SMALL_TALL_LINEAR, TALL = 2_200_000, 512
 SMALL_CONVOLUTION = 2_000_000
 SMALL_CONVOLUTION_3D = 200_000  # ATen's own kernel over volumes is slower
 _NATIVE_ELEMENTS = 20_480  # of an image that ATen itself leaves to its own kernels
@@ -26,7 +26,7 @@ def is_small_linear(x: torch.Tensor, wt: torch.Tensor) -> bool:
     if x.dtype != torch.float32 or rows is None or depth is None or width is None:
         return False
     most = SMALL_LINEAR + SMALL_LINEAR_BY_ROW * min(rows, MANY_ROWS)
-    return rows * depth * width <= (SMALL_LINEAR_OF_ROWS if rows >= HUNDREDS else most)
+    return rows * depth * width <= (SMALL_TALL_LINEAR if rows >= TALL else most)
 
 
 def is_small_convolution(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> bool:

@@ -123,7 +123,7 @@ def _refusal(n: Node, device: torch.device) -> str:
     if n.kwargs.get("generator") is not None:
         return "it has its own generator"
     if not _is_valid(n):
-        return "its range is none, which the library reports"
+        return "its range is empty, which the library reports"
     if n.target in _INTEGERS:
         low, high = _ends(n)
         if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= LARGEST_RANGE:

@@ -91,8 +91,8 @@ class Backward:
 class Calling:
     """The facts besides its graph that a traced call depends on.
 
-    `lifted`: the tensors that the graph takes before the inputs. `autocast`: whether it was captured under autocast;
-    it then contains its casts and runs without. `mark`: notes on a tensor which of its dimensions vary.
+    `lifted`: the tensors that the graph takes before the inputs. `autocast`: whether it was captured under autocast.
+    It then contains its casts and runs without autocast. `mark`: notes on a tensor which of its dimensions vary.
     """
 
     lifted: tuple[object, ...]

@@ -1,6 +1,6 @@
 """Parameters whose memory frozen code has taken over (option `freezing_discard_parameters`).
 
-A parameter becomes a `DiscardedTensor` in place: it has its sizes and no memory, and every use of it is an error.
+A parameter becomes a `DiscardedTensor` in place. It keeps its sizes but has no memory; every use of it is an error.
 `Originals` calls the compiled graph with the former tensors. It drops each one once no kernel reads it any more.
 """
 

@@ -1,9 +1,9 @@
 """Keep values in the concatenations that copy them.
 
 Each layer of a dense block concatenates all results before it, so that copies grow with the square of its layers.
-A value that is only stored to be copied into its region of a concatenation is stored in that region at once, and all
-its readers read it there. A value that fusion hands on to its readers stays as it is. In memory, a value of blocks of
-`inner` elements becomes every block of a larger stride:
+Some values are stored only to be copied into their region of a concatenation. Such a value is stored in that region at
+once, and all its readers read it there. A value that fusion hands on to its readers stays as it is. In memory, a value
+of blocks of `inner` elements becomes every block of a larger stride:
 
     position inner * o + r  ->  outer * o + r + offset,   0 <= r < inner
 """

@@ -1,7 +1,7 @@
 """The steps of a drawn program: layers and operators, each with its parameters as integers.
 
-A step is written `name 1 2 3` in the text of a program. `draw` chooses parameters for a tensor's shape and returns None
-where the step does not apply; `build` returns the function of the tensor, a module where it has weights.
+A step is written `name 1 2 3` in the text of a program. `draw` chooses parameters for a tensor's shape. It returns None
+where the step does not apply. `build` returns the function of the tensor, a module where it has weights.
 """
 
 from __future__ import annotations

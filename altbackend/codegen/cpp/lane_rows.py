@@ -17,6 +17,7 @@ from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.value import Value
 from .ast import Declare, Function, Let, Loop, Stmt, Store, Update, name
+from .positions import loads, row_variable
 
 LONGEST = 32  # elements of a row; rows of two vectors and more fill them, except in loops that run in order
 COSTLY = 8  # float additions of an element
@@ -54,8 +55,9 @@ class _Lanes:
 
 def with_rows_in_lanes(f: Function, lanes: int) -> Function:
     """Return `f` with `lanes` short rows side by side, if its rows are short and contiguous."""
-    row = _row_of(f)
-    rows = f.rows
+    if f.flat is not None or f.short or f.row_counters or f.template or f.partials or f.checks:
+        return f
+    row, rows = row_variable(f.body), f.rows
     if row is None or not isinstance(rows, int) or rows < FEWEST_GROUPS * lanes or not _suits(f, row, lanes):
         return f
     groups = -(-rows // lanes)
@@ -67,22 +69,6 @@ def with_rows_in_lanes(f: Function, lanes: int) -> Function:
     state = _Lanes(row, lane, lanes, number, arrays)
     body = _row_statements(f.body, state)
     return replace(f, rows=groups, body=(*state.read, *body, *state.written), scratch=tuple(state.scratch.values()))
-
-
-def _row_of(f: Function) -> Atom | None:
-    """Return the variable of the rows of a function of plain rows."""
-    if f.flat is not None or f.short or f.row_counters or f.template or f.partials or f.checks:
-        return None
-    found = {a for s in f.body for e in _indices(s) for a in ex.vars_of(e) if a.args[0] == "o"}
-    return found.pop() if len(found) == 1 else None
-
-
-def _indices(s: Stmt) -> list[Index]:
-    if isinstance(s, Loop):
-        return [e for x in s.body for e in _indices(x)]
-    value = getattr(s, "value", None)
-    found = [v.attr[1] for v in va.walk(value) if v.op == "load"] if value is not None else []
-    return [*found, s.index] if isinstance(s, (Store, Update)) and s.index is not None else found
 
 
 def _suits(f: Function, row: Atom, lanes: int) -> bool:
@@ -102,16 +88,13 @@ def _suits(f: Function, row: Atom, lanes: int) -> bool:
     outer = [x for x in f.body if not isinstance(x, Loop)]
     if not all(_is_plain(x, scratch) for x in (*inner, *outer)) or any(isinstance(x, Declare) for x in inner):
         return False
-    stored = {x.target for x in (*inner, *outer) if isinstance(x, Store)} - scratch
-    loads = [
-        v for x in (*inner, *outer) if isinstance(x, (Let, Store, Update)) for v in va.walk(x.value) if v.op == "load"
-    ]
-    if any(v.attr[0] in stored for v in loads):  # columns of what a row reads are copied before it is written
+    every = (*inner, *outer)
+    stored = {x.target for x in every if isinstance(x, Store)} - scratch
+    read = [v for x in every for v in loads(x)]
+    if any(v.attr[0] in stored for v in read):  # columns of what a row reads are copied before it is written
         return False
-    places = [v.attr[1] for v in loads if v.attr[0] not in scratch]
-    places += [
-        x.index for x in (*inner, *outer) if isinstance(x, Store) and x.target not in scratch and x.index is not None
-    ]
+    places = [v.attr[1] for v in read if v.attr[0] not in scratch]
+    places += [x.index for x in every if isinstance(x, Store) and x.target in stored and x.index is not None]
     return all(_is_linear(e, row) for e in places)
 
 

@@ -46,8 +46,16 @@ CTYPES: dict[torch.dtype, str] = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-_CLAUSE = {"sum": "+", "prod": "*", "max": "alt_max", "min": "alt_min", "any": "alt_any", "all": "alt_all"}
-_CLAUSE |= {"least": "min", "most": "max"}  # of integers, for which the compiler has its own
+_CLAUSE = {
+    "sum": "+",
+    "prod": "*",
+    "max": "alt_max",
+    "min": "alt_min",
+    "any": "alt_any",
+    "all": "alt_all",
+    "least": "min",  # of integers, for which the compiler has its own
+    "most": "max",
+}
 _COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",

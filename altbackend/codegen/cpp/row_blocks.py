@@ -8,14 +8,15 @@ copies the elements of all of its rows into a buffer, line by line; the last row
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.value import Value
-from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store
+from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, Update
+from .positions import inside, loads, positions, row_variable
 
 LINE, PAGE, MOST_BYTES = 64, 4096, 1 << 17  # of a cache line, of one way of L1, of a block: half of a small L2
 SHARE = 0.75  # of the lines of L1 that rows may use before they evict each other
@@ -52,14 +53,12 @@ def with_row_blocks(f: Function, l1: int) -> Function:
     """
     if f.flat is not None or f.short or f.row_counters or f.template:
         return f
-    loops = [s for s in f.body if isinstance(s, Loop)]
-    values = [v for s in _inside(f.body) if isinstance(s, (Let, Store)) for v in va.walk(s.value)]
-    found = {a for s in loops for x in _inside([s]) for e in _indices(x) for a in ex.vars_of(e) if a.args[0] == "o"}
-    if len(found) != 1:
+    row = row_variable(f.body)
+    if row is None:
         return f
-    read = frozenset(v.attr[0] for v in values if v.op == "load")
-    stored = frozenset(s.target for s in _inside(f.body) if not isinstance(s, (Let, Loop)) and hasattr(s, "target"))
-    row = found.pop()
+    loops = [s for s in f.body if isinstance(s, Loop)]
+    read = frozenset(v.attr[0] for s in inside(f.body) for v in loads(s))
+    stored = frozenset(s.target for s in inside(f.body) if isinstance(s, (Store, Update)))
     blocks = _Blocks(row, read, stored, l1, _streams(loops, row))
     body = [part for s in f.body for part in (_loop(s, blocks) if isinstance(s, Loop) else [s])]
     return replace(f, body=tuple(body), scratch=(*f.scratch, *blocks.declared)) if blocks.declared else f
@@ -67,20 +66,8 @@ def with_row_blocks(f: Function, l1: int) -> Function:
 
 def _streams(loops: Sequence[Loop], row: Atom) -> int:
     """Return the number of different places that the loops read or write across rows."""
-    places = {(e, s.var) for s in loops for x in _inside([s]) for e in _indices(x) if _across(e, 4, s.var, row)[0]}
+    places = {(e, s.var) for s in loops for x in inside(s.body) for e in positions(x) if _across(e, 4, s.var, row)[0]}
     return max(len(places), 1)
-
-
-def _inside(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            yield from _inside(s.body)
-
-
-def _indices(s: Stmt) -> list[Index]:
-    found = [s.index] if isinstance(s, Store) and s.index is not None else []
-    return found + [v.attr[1] for v in va.walk(s.value) if v.op == "load"] if isinstance(s, (Let, Store)) else []
 
 
 def _loop(s: Loop, blocks: _Blocks) -> list[Stmt]:

@@ -49,7 +49,8 @@ def _width(s: Loop, lanes: int) -> int:
     values = [x.value for x in s.body if isinstance(x, (Let, Store))]
     if not isinstance(n, int) or sum(map(va.flops, values)) < COSTLY:
         return 0
-    narrowest = min(v.dtype.itemsize for v in values if v.op != "const" and (v.dtype != torch.bool or v.op == "load"))
+    sizes = [v.dtype.itemsize for v in values if v.op != "const" and (v.dtype != torch.bool or v.op == "load")]
+    narrowest = min(sizes, default=4)  # booleans that are not in memory are bits of a mask
     width = lanes * max(4 // narrowest, 1)
     if n > width * MOST_VECTORS:
         return 0

@@ -23,8 +23,8 @@ from .view import out_sizes
 class IndexRule:
     """A rule for indices read from data.
 
-    `from_end`: negative indices count from the end. `checked`: an index out of range raises the error of `code` at run
-    time; a loop with such a check is not vectorised.
+    `from_end`: negative indices count from the end. `checked`: an index out of range raises an error at run time.
+    `code` selects the error.
     """
 
     from_end: bool = False

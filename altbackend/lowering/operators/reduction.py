@@ -136,7 +136,7 @@ def as_result_lies(ctx: Ctx, x: Tensor, dims: tuple[int, ...], like: torch.Tenso
     """Return `x` for an operation on rows along `dims` whose result has the sizes of `x`.
 
     On a GPU, an operand whose neighbours in memory lie along another dimension than those of the result is copied. If
-    rows lie along a third dimension, no tile of them reads and stores whole sectors: softmax over the height of a
+    rows lie along a third dimension, no tile of them reads and stores whole sectors. A softmax over the height of a
     channels-last image took three times as long as a transposing copy and a softmax. `like`: a fake tensor whose order
     of strides the result takes.
     """

@@ -36,8 +36,8 @@ class Tiles:
     """Tiles of `rows` x `columns` results, `depth` terms of the sums at a time, loaded `stages` turns ahead.
 
     `band`: rows of tiles that run together, since they share columns in the L2 cache. `persistent`: one program for
-    each multiprocessor, which computes several tiles. `descriptors`: the tensor memory unit reads the operands, by
-    descriptors that every program writes once to global memory.
+    each multiprocessor, which computes several tiles. `descriptors`: the tensor memory unit reads the operands.
+    Every program writes their descriptors once to global memory.
     """
 
     rows: int
@@ -67,8 +67,8 @@ class Operand:
 class Matmul:
     """`out[b, i, j]` = `value`, where PRODUCT is the sum over k of `left[b, i, k] * right[b, k, j]`.
 
-    `dtype`: of the operands. `dims`: loops over b, i and j, with those of extent 1 left out, by which `index` (the
-    position in `out`) and `value` (of `out`'s dtype) are written.
+    `dtype`: of the operands. `dims`: loops over b, i and j, without those of extent 1. They are the variables of
+    `index` (the position in `out`) and of `value` (of `out`'s dtype).
     """
 
     out: str

@@ -1,4 +1,4 @@
-"""How a program is written down: a function over named layers, and the sizes it runs at."""
+"""The form of a program: a function over named layers, and the sizes it runs at."""
 
 from __future__ import annotations
 
