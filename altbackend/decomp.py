@@ -261,6 +261,17 @@ def _binary_cross_entropy(x: torch.Tensor, target: object, weight: object = None
     return _BCE(x, target, weight, reduction)
 
 
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **place: object) -> object:
+    """Return the identity matrix [n, m] as a comparison of positions.
+
+    torch's decomposition compares `arange` of the narrowest unsigned dtype, which eager has no kernel for at 16 bits.
+    """
+    rows, columns = (
+        aten.arange.default(size, dtype=torch.int64, device=place.get("device")) for size in (n, n if m is None else m)
+    )
+    return aten.to.dtype(rows.unsqueeze(1) == columns, dtype or torch.get_default_dtype())
+
+
 def _frac(x: torch.Tensor) -> object:
     """Return x - trunc(x): exact, and +0 for whole numbers, where torch 2.11 decomposes into signed zeros."""
     return aten.sub(x, aten.trunc(x))
@@ -318,6 +329,8 @@ _BCE, _SMOOTH_L1, _GROUP_NORM, _NLL, _NLL_2D = (
 
 # Our own decompositions, which replace those of torch.
 _OWN: dict[torch._ops.OpOverload, Callable[..., object]] = {
+    aten.eye.default: _eye,
+    aten.eye.m: _eye,
     aten.frac.default: _frac,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,

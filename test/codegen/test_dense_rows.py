@@ -60,3 +60,33 @@ def test_in_place_results_are_read_first() -> None:
     mine = x.clone()
     torch.testing.assert_close(compiled(f)(mine, y), f(x, y))
     torch.testing.assert_close(mine, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int16], ids=str)
+@pytest.mark.parametrize("rows", [63, 64, 200])
+def test_recurrence_over_columns_reads_copies(rows: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    def f(x: T, y: T) -> T:
+        h = torch.zeros(x.shape[0])
+        for t in range(12):
+            h = h * 0.9 + x[:, t].float() * y[:, t]
+        return h
+
+    torch.manual_seed(0)
+    x, y = (torch.randn(rows, 40) > 0).to(dtype), torch.randn(rows, 40)
+    g = compiled(f, debug_dir=str(tmp_path), cache_graphs=False, dynamic=False)
+    torch.testing.assert_close(g(x, y), f(x, y))
+    (source,) = tmp_path.glob("*/*kernels.cpp")
+    assert "asm volatile" in source.read_text()
+
+
+def test_recurrence_over_columns_of_any_length() -> None:
+    def f(x: T, y: T) -> tuple[T, T]:
+        h = torch.zeros(x.shape[0])
+        for t in range(10):
+            h = torch.where(x[:, t], h.exp(), y[:, t])
+        return h, h.sum()
+
+    g = compiled(f, dynamic=True)
+    for rows in (70, 5, 129):
+        x, y = torch.randn(rows, 12) > 0, torch.randn(rows, 12)
+        torch.testing.assert_close(g(x, y), f(x, y), equal_nan=True)

@@ -59,6 +59,7 @@ class Loop:
 
     `step` > 1 makes a blocked loop whose body contains the loop over the block. `limit`: iterations of a last block,
     which may have fewer than `var`. `vector`: run so many iterations at a time, the last ones over some done before.
+    `scalar`: the compiler must not vectorise the loop.
     """
 
     var: Atom
@@ -70,6 +71,7 @@ class Loop:
     step: int = 1
     limit: Index | None = None
     vector: int = 0
+    scalar: bool = False
 
 
 @dataclass(frozen=True)

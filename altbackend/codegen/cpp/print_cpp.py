@@ -374,6 +374,8 @@ def _loop(w: CppLines, s: Stmt) -> None:
             clauses = "".join(f" reduction({_CLAUSE[op]}: {n})" for op, n in s.sums)
             w.add(f"#pragma omp simd{clauses}")
         w.open(_for(v, s.begin, end))
+    if s.scalar:
+        w.add('asm volatile("");')
     block(w, s.body)
     w.close()
     if s.vector:
