@@ -1,12 +1,15 @@
 """Compute small matrix products in generated kernels: sum_k a[i, k] b[k, j].
 
-A product of depth 1 is an outer product, which is pointwise. On a GPU, many rows (or many matrices) of little depth and
-width are bound by memory; a generated kernel reads them as fast as the library does, and fuses with its neighbours.
+A product of depth 1 is an outer product, which is pointwise. On a CPU, products with one column, and batches of
+products with one row, are bound by memory; the library takes 1.0 to 12 times as long as a generated kernel, oneDNN with
+a packed weight 1.0 to 2.4 times (64 to 100,000 rows, depths up to 1,024). With one row, a packed weight is as fast. On
+a GPU, many rows (or many matrices) of little depth and width are bound by memory; a generated kernel reads them as fast
+as the library does, and fuses with its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -23,46 +26,57 @@ MOST_TERMS, MOST_TERMS_OF_16_BITS = 64, 12
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
-    """Rewrite products of depth 1 and, on a GPU, those bound by memory; return their number."""
+    """Rewrite products of depth 1 and those bound by memory; return their number."""
     new = [_decompose(gm, n) for n in list(gm.graph.nodes) if _suits(n, ctx.device)]
     propagate(gm, new)
     return len(new)
 
 
 def _suits(n: Node, device: str) -> bool:
-    if not is_call(n, aten.mm.default, aten.bmm.default) or n.kwargs:
+    if not is_call(n, aten.mm.default, aten.bmm.default, aten.addmm.default) or n.kwargs:
         return False
-    a, b = (val(x) for x in n.args)
+    a, b = (val(x) for x in n.args[-2:])
     sizes = (*a.shape, b.shape[-1])
-    if not a.dtype.is_floating_point or a.dtype != b.dtype or not all(isinstance(s, int) for s in sizes[-3:]):
+    if not a.dtype.is_floating_point or a.dtype != b.dtype or not all(isinstance(s, int) for s in sizes[-2:]):
         return False
     rows, depth, width = sizes[-3:]
-    if depth == 1:
+    if depth == 1 and n.target is not aten.addmm.default:
         return True
-    if device != "gpu" or not 0 < depth <= FEW or not 0 < width <= FEW:
+    if device == "cpu":
+        return depth > 0 and (width == 1 or (len(sizes) == 4 and isinstance(rows, int) and rows == 1))
+    return n.target is not aten.addmm.default and isinstance(rows, int) and _bound_by_memory(sizes, a.dtype.itemsize)
+
+
+def _bound_by_memory(sizes: Sequence[int], itemsize: int) -> bool:
+    rows, depth, width = sizes[-3:]
+    if not 0 < depth <= FEW or not 0 < width <= FEW:
         return False
     batch = sizes[0] if len(sizes) == 4 else 1
-    most_terms = MOST_TERMS_OF_16_BITS if a.dtype.itemsize == 2 else MOST_TERMS
+    most_terms = MOST_TERMS_OF_16_BITS if itemsize == 2 else MOST_TERMS
     many_rows = rows >= MANY and depth * width <= most_terms
     return isinstance(batch, int) and (many_rows or (batch >= MANY and rows <= FEW))
 
 
 def _decompose(gm: GraphModule, n: Node) -> Node:
-    a, b = n.args
+    *bias, a, b = n.args
 
     def call(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         return insert(gm.graph, n, target, args, kwargs)
 
-    if val(a).shape[-1] == 1:
+    if val(a).shape[-1] == 1 and not bias:
         new = call(aten.mul.Tensor, a, b)  # (i, 1) * (1, j)
     else:
-        wide = {"dtype": torch.float32} if val(a).dtype in (torch.bfloat16, torch.float16) else {}
-        terms = call(aten.mul.Tensor, call(aten.unsqueeze.default, a, -1), call(aten.unsqueeze.default, b, -3))
-        if wide:  # as the library, add in float32 and round once
-            c, d = (call(aten._to_copy.default, x, **wide) for x in terms.args)
-            terms = call(aten.mul.Tensor, c, d)
-        new = call(aten.sum.dim_IntList, terms, [-2])
-        new = call(aten._to_copy.default, new, dtype=val(n).dtype) if wide else new
+        new = call(aten.sum.dim_IntList, _terms(call, a, b), [-2])
+        new = call(aten.add.Tensor, new, bias[0]) if bias else new
+        new = call(aten._to_copy.default, new, dtype=val(n).dtype) if val(n).dtype.itemsize == 2 else new
     n.replace_all_uses_with(new)
     gm.graph.erase_node(n)
     return new
+
+
+def _terms(call: Callable[..., Node], a: Argument, b: Argument) -> Node:
+    """Return a[i, k] b[k, j]; of 16 bits in float32, as the library, which adds so and rounds once."""
+    c, d = call(aten.unsqueeze.default, a, -1), call(aten.unsqueeze.default, b, -3)
+    if val(a).dtype.itemsize == 2:
+        c, d = (call(aten._to_copy.default, x, dtype=torch.float32) for x in (c, d))
+    return call(aten.mul.Tensor, c, d)

@@ -13,7 +13,7 @@ from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import permutations, simplify, small_products
 from altbackend.fx_passes.context import Context
-from test.compare import compiled, twin
+from test.compare import check_gradients, compiled, twin
 from test.graphs import trace
 
 T = torch.Tensor
@@ -37,6 +37,9 @@ def targets(gm: torch.fx.GraphModule) -> list[str]:
     [
         ("cpu", (5, 1), (1, 7)),
         ("cpu", (3, 5, 1), (3, 1, 7)),
+        ("cpu", (40, 30), (30, 1)),
+        ("cpu", (3, 5, 9), (3, 9, 1)),
+        ("cpu", (3, 1, 9), (3, 9, 7)),
         ("gpu", (8192, 3), (3, 4)),
         ("gpu", (8192, 2, 3), (8192, 3, 4)),
     ],
@@ -52,6 +55,29 @@ def test_small_products(device: str, a: tuple[int, ...], b: tuple[int, ...], dty
     assert not any("mm" in t for t in targets(gm))
     gm.recompile()
     torch.testing.assert_close(gm(x, y)[0], torch.matmul(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [(1,), (40, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("depth", [1, 700])
+def test_one_column_with_a_bias(depth: int, bias: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y, b = (torch.randn(size).to(dtype) for size in ((40, depth), (depth, 1), bias))
+    (gm,) = trace(torch.addmm, b, x, y)
+    assert [small_products.run(gm, context("gpu")), small_products.run(gm, context("cpu"))] == [0, 1]
+    gm.recompile()
+    (got,), want = gm(b, x, y), torch.addmm(b.double(), x.double(), y.double())
+    assert (got.dtype, got.stride()) == (dtype, torch.addmm(b, x, y).stride())
+    assert (got - want).abs().max() <= 4 * torch.finfo(dtype).eps * want.abs().max()
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(1, 5000), (300, 1), (300, 64), (2, 3)])
+def test_one_column_and_its_gradients(rows: int, depth: int) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(depth, 1)
+    x = torch.randn(rows, depth)
+    check_gradients(lambda x, w, b: torch.nn.functional.linear(x, w, b).tanh(), x, layer.weight, layer.bias)
+    check_gradients(lambda x, w: torch.matmul(x, w), torch.randn(4, rows, depth), torch.randn(4, depth, 1))
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

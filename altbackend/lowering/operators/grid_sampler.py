@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from .scatter import Updates, scatter
 
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
+FEW_CHANNELS = 3  # so many share too little for positions to be stored
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,35 @@ class Coordinate:
     slope: Value
     size: Index
 
-    def first(self) -> Value:
-        """Return the position of the pixel at or before."""
-        return s.unary("floor", self.at)
 
-    def part(self) -> Value:
-        """Return at - floor(at): the weight of the pixel after the first."""
-        return s.sub(self.at, self.first())
+@dataclass(frozen=True)
+class Pixel:
+    """A pixel along one dimension of `size` that a sample reads: its position, or -1 outside, and its weight."""
+
+    position: Value
+    weight: Value
+    size: Index
+
+    def index(self) -> Index:
+        """Return the position clamped to the dimension."""
+        i = va.apply("maximum", self.position, va.const(0, torch.int64))
+        i = va.apply("minimum", i, va.index(ex.sub(self.size, 1)))
+        return ex.lookup(i, 0, max(ex.bounds(self.size)[1] - 1, 0))
+
+    def inside(self) -> Value:
+        """Return whether the pixel is inside the image."""
+        return s.binary("ge", self.position, 0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The pixels that a sample reads along one dimension, and the derivative of its position by the grid's value."""
+
+    pixels: tuple[Pixel, ...]
+    slope: Value
+
+
+Axes = Callable[[tuple[Index, ...]], tuple[Axis, Axis]]
 
 
 def coordinate(g: Value, size: Index, padding: int, aligned: bool) -> Coordinate:
@@ -82,26 +106,63 @@ def _reflect(at: Value, low: Value, span: Value) -> tuple[Value, Value]:
     return s.where(no_span, 0.0, inside), s.where(no_span, 0.0, sign)
 
 
-def _pixel(v: Value, size: Index) -> tuple[Index, Value]:
-    """Return (index clamped to the dimension, condition that `v`, an integer as a float, is inside)."""
+def _pixel(v: Value, weight: Value, size: Index) -> Pixel:
+    """Return the pixel at `v`, an integer as a float."""
     inside = va.apply("logical_and", s.binary("ge", v, 0.0), s.binary("lt", v, as_number(size, v.dtype)))
-    i = va.apply("maximum", va.cast(v, torch.int64), va.const(0, torch.int64))
-    i = va.apply("minimum", i, va.index(ex.sub(size, 1)))
-    return ex.lookup(i, 0, max(ex.bounds(size)[1] - 1, 0)), inside
+    return Pixel(s.where(inside, va.cast(v, torch.int64), -1), weight, size)
 
 
-def _grid(x: Tensor, grid: Tensor, point: tuple[Index, ...], how: Sampling) -> list[Coordinate]:
-    """Return (row, column) of the sample at a point of the grid."""
+def _axis(a: Coordinate, mode: int) -> Axis:
+    """Return the pixel nearest to a position, or the two around it."""
+    if mode == NEAREST:
+        return Axis((_pixel(s.unary("round", a.at), va.const(1.0, a.at.dtype), a.size),), a.slope)
+    first = s.unary("floor", a.at)
+    part = s.sub(a.at, first)
+    around = ((first, s.sub(1.0, part)), (s.add(first, 1.0), part))
+    return Axis(tuple(_pixel(v, weight, a.size) for v, weight in around), a.slope)
+
+
+def _axes(ctx: Ctx, x: Tensor, grid: Tensor, how: Sampling) -> Axes:
+    """Return the function (image, row, column of the grid) -> its axes (rows, columns of the image).
+
+    The channels of an image share their axes. A CPU computes them once and stores them; a GPU computes them anew.
+    """
     acc = compute_dtype(x.dtype)
-    gx, gy = (va.cast(grid.at([*point, k]), acc) for k in (0, 1))
-    return [coordinate(g, n, how.padding, how.aligned) for g, n in ((gy, x.sizes[2]), (gx, x.sizes[3]))]
+
+    def computed(point: tuple[Index, ...]) -> tuple[Axis, Axis]:
+        gx, gy = (va.cast(grid.at([*point, k]), acc) for k in (0, 1))
+        y, z = (coordinate(g, n, how.padding, how.aligned) for g, n in ((gy, x.sizes[2]), (gx, x.sizes[3])))
+        return _axis(y, how.mode), _axis(z, how.mode)
+
+    few = isinstance(x.sizes[1], int) and x.sizes[1] < FEW_CHANNELS
+    return computed if ctx.gpu or few else _stored(ctx, grid.sizes[:3], computed)
 
 
-def _sample(x: Tensor, n: Index, c: Index, row: Value, column: Value) -> Value:
+def _stored(ctx: Ctx, sizes: Sequence[Index], computed: Axes) -> Axes:
+    """Return axes that are read from memory."""
+
+    def store(v: Value) -> Tensor:
+        return ctx.realize(Tensor(tuple(sizes), v.dtype, v))
+
+    axes = [
+        ([(store(p.position), store(p.weight), p.size) for p in axis.pixels], store(axis.slope))
+        for axis in computed(points(sizes))
+    ]
+
+    def read(point: tuple[Index, ...]) -> tuple[Axis, Axis]:
+        y, z = (
+            Axis(tuple(Pixel(i.at(point), w.at(point), n) for i, w, n in pixels), slope.at(point))
+            for pixels, slope in axes
+        )
+        return y, z
+
+    return read
+
+
+def _sample(x: Tensor, n: Index, c: Index, row: Pixel, column: Pixel) -> Value:
     """Return the value of a pixel, zero outside the image."""
-    (i, above), (j, beside) = _pixel(row, x.sizes[2]), _pixel(column, x.sizes[3])
-    v = x.at([n, c, i, j])
-    return wide(va.masked(va.apply("logical_and", above, beside), v, va.const(0, v.dtype)))
+    v = x.at([n, c, row.index(), column.index()])
+    return wide(va.masked(va.apply("logical_and", row.inside(), column.inside()), v, va.const(0, v.dtype)))
 
 
 @lowers("grid_sampler_2d.default")
@@ -112,22 +173,16 @@ def grid_sampler_2d(ctx: Ctx, x: Tensor, grid: Tensor, mode: int, padding: int, 
     x, grid = stored(ctx, x), stored(ctx, grid, 1)
     sizes = ctx.shape(out.shape)
     n, c, i, j = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), Sampling(mode, padding, aligned))
+    y, z = _axes(ctx, x, grid, Sampling(mode, padding, aligned))((n, i, j))
     if mode == NEAREST:
-        value = _sample(x, n, c, s.unary("round", y.at), s.unary("round", z.at))
-        return finish(ctx, sizes, out.dtype, value)
+        return finish(ctx, sizes, out.dtype, _sample(x, n, c, y.pixels[0], z.pixels[0]))
     total: Value | None = None
-    for row, v in _ends(y):
-        for column, w in _ends(z):
-            term = s.mul(_sample(x, n, c, row, column), s.mul(v, w))
+    for row in y.pixels:
+        for column in z.pixels:
+            term = s.mul(_sample(x, n, c, row, column), s.mul(row.weight, column.weight))
             total = term if total is None else s.add(total, term)
     assert total is not None
     return finish(ctx, sizes, out.dtype, total)
-
-
-def _ends(a: Coordinate) -> list[tuple[Value, Value]]:
-    """Return (pixel, weight) of the two pixels around a position."""
-    return [(a.first(), s.sub(1.0, a.part())), (s.add(a.first(), 1.0), a.part())]
 
 
 @lowers("grid_sampler_2d_backward.default")
@@ -138,46 +193,46 @@ def grid_sampler_2d_backward(
         raise FallBack("bicubic sampling, or no samples")
     grad, x, grid = stored(ctx, grad), stored(ctx, x, 1), stored(ctx, grid, 2)
     how = Sampling(mode, padding, aligned)
-    to_x = _to_image(ctx, grad, x, grid, how) if output_mask[0] else None
+    axes = _axes(ctx, x, grid, how)
+    to_x = _to_image(ctx, grad, x, axes) if output_mask[0] else None
     if mode == NEAREST:
         return to_x, Tensor(grid.sizes, grid.dtype, va.const(0, grid.dtype))
-    return to_x, _to_grid(ctx, grad, x, grid, how)
+    return to_x, _to_grid(ctx, grad, x, grid, axes)
 
 
-def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) -> Tensor:
+def _to_image(ctx: Ctx, grad: Tensor, x: Tensor, axes: Axes) -> Tensor:
     """Return the gradient of the image: every sample adds its gradient to the pixels that it read."""
-    around = 1 if how.mode == NEAREST else 2
+    n, c, i, j = points(grad.sizes)
+    around = len(axes((n, i, j))[0].pixels)
     sizes = (*grad.sizes, around, around)
     n, c, i, j, a, b = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), how)
-    value = wide(grad.at([n, c, i, j]))
-    if how.mode == NEAREST:
-        rows, columns = s.unary("round", y.at), s.unary("round", z.at)
-    else:
-        value = s.mul(value, s.mul(_weight(y, a), _weight(z, b)))
-        rows, columns = s.add(y.first(), as_number(a, value.dtype)), s.add(z.first(), as_number(b, value.dtype))
-    (row, above), (column, beside) = _pixel(rows, x.sizes[2]), _pixel(columns, x.sizes[3])
-    value = s.where(va.apply("logical_and", above, beside), value, 0.0)
+    y, z = axes((n, i, j))
+    row, column = _choose(y.pixels, a), _choose(z.pixels, b)
+    inside = va.apply("logical_and", row.inside(), column.inside())
+    value = s.mul(wide(grad.at([n, c, i, j])), s.mul(row.weight, column.weight))
     fake = ctx.results[0]
     zero = Tensor(x.sizes, x.dtype, va.const(0, x.dtype))
-    updates = Updates(sizes, [n, c, row, column], value)
+    updates = Updates(sizes, [n, c, row.index(), column.index()], s.where(inside, value, 0.0))
     return scatter(ctx, zero, "add", updates, strides=ctx.strides_like(x.sizes, fake))
 
 
-def _weight(a: Coordinate, end: Index) -> Value:
-    return s.where(s.binary("eq", va.index(end), 0), s.sub(1.0, a.part()), a.part())
+def _choose(pixels: tuple[Pixel, ...], k: Index) -> Pixel:
+    """Return pixel number `k` of one or two."""
+    a, b = pixels[0], pixels[-1]
+    first = s.binary("eq", va.index(k), 0)
+    return Pixel(s.where(first, a.position, b.position), s.where(first, a.weight, b.weight), a.size)
 
 
-def _to_grid(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, how: Sampling) -> Tensor:
+def _to_grid(ctx: Ctx, grad: Tensor, x: Tensor, grid: Tensor, axes: Axes) -> Tensor:
     """Return the gradient of the grid: per axis the sum over channels of grad times the derivative of the sample."""
     batch, channels, height, width = grad.sizes
     sizes = (batch, height, width, channels)
     n, i, j, c = points(sizes)
-    y, z = _grid(x, grid, (n, i, j), how)
-    corner = [[_sample(x, n, c, row, column) for column, _ in _ends(z)] for row, _ in _ends(y)]
+    y, z = axes((n, i, j))
+    corner = [[_sample(x, n, c, row, column) for column in z.pixels] for row in y.pixels]
     g = wide(grad.at([n, c, i, j]))
-    (_, v0), (_, v1) = _ends(y)
-    (_, w0), (_, w1) = _ends(z)
+    v0, v1 = (p.weight for p in y.pixels)
+    w0, w1 = (p.weight for p in z.pixels)
     along_x = s.add(s.mul(s.sub(corner[0][1], corner[0][0]), v0), s.mul(s.sub(corner[1][1], corner[1][0]), v1))
     along_y = s.add(s.mul(s.sub(corner[1][0], corner[0][0]), w0), s.mul(s.sub(corner[1][1], corner[0][1]), w1))
     both = []
