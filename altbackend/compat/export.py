@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import sympy
@@ -14,6 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from .effects import without_tokens
 
 GUARDS = "_guards_fn"  # the submodule of `ExportedProgram.module()` that checks inputs in Python
 
@@ -81,39 +82,10 @@ def traced(
         module, inputs, trace_joint=False, decompositions=dict(decompositions), dynamic_shapes=None
     )
     assert isinstance(graph, torch.fx.GraphModule)
-    _without_tokens(graph)
+    without_tokens(graph, lambda op: True)
     names = [n.name for n in graph.graph.find_nodes(op="placeholder")]
     written = tuple(names.index(name) for name in signature.user_inputs_to_mutate.values())
     return graph, written
-
-
-def _without_tokens(gm: torch.fx.GraphModule) -> None:
-    """Replace calls that an effect token orders by the calls themselves, whose order in the graph stays."""
-    graph = gm.graph
-    for n in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
-        _, op, *args = n.args
-        with graph.inserting_before(n):
-            call = graph.call_function(op, tuple(args), n.kwargs)
-        call.meta.update(n.meta)
-        results = n.meta.get("val", (None,))[1:]
-        single = len(op._schema.returns) <= 1
-        call.meta["val"] = (results[0] if results else None) if single else tuple(results)
-        for user in list(n.users):
-            if user.target is operator.getitem and user.args[1] != 0:
-                user.replace_all_uses_with(call) if single else user.update_arg(1, user.args[1] - 1)
-                if not single:
-                    user.update_arg(0, call)
-        n.meta["replaced"] = True
-    for n in reversed(graph.nodes):
-        name = getattr(n.target, "__name__", "")
-        token = n.meta.get("replaced") or (n.op == "call_function" and name in _TOKENS)
-        of_token = n.target is operator.getitem and n.args[0].meta.get("replaced")
-        if (token or of_token) and not n.users:
-            graph.erase_node(n)
-    gm.recompile()
-
-
-_TOKENS = ("_make_token.default", "_sink_tokens.default")
 
 
 def ranges_of(

@@ -15,6 +15,7 @@ from . import (
     conv_bias,
     conv_bn,
     depthwise,
+    effects,
     embedding_bags,
     few_keys,
     housekeeping,
@@ -169,6 +170,7 @@ PASSES: tuple[Pass, ...] = (
     # --- every graph after the split
     Pass("user: post_grad, pre", P.POST_GRAD, BOTH, ANY, user.post_grad_pre, preserves=False),
     Pass("fake values", P.POST_GRAD, BOTH, ANY, housekeeping.complete_fake_values),
+    Pass("effects", P.POST_GRAD, BOTH, ANY, effects.run),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("quantised sums", P.POST_GRAD, CPU, ANY, quantised_sums.run),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),

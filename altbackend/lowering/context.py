@@ -165,18 +165,25 @@ class Ctx:
         check = checks.require_index if as_index_error else checks.require
         self.emit(Extern((None,), check, (HostNumber(text), message), origins=self.origins()))
 
-    def realize(self, t: Tensor, like: torch.Tensor | None = None, *, fresh: bool = False) -> Tensor:
+    def realize(
+        self,
+        t: Tensor,
+        like: torch.Tensor | None = None,
+        *,
+        fresh: bool = False,
+        strides: tuple[Index, ...] | None = None,
+    ) -> Tensor:
         """Return `t` as a load from a buffer; a value that is not in memory is stored.
 
         `like`: a fake tensor whose order of strides a new buffer takes. `fresh`: store `t` even if it is in memory.
+        `strides`: those of a new buffer, in place of the order of `like`.
         """
         if not fresh and as_view(t) is not None:
             return t
         key = (va.cast(t.value, t.dtype), t.sizes)
         if not fresh and key in self.stored:
             return self.stored[key]
-        strides = self.strides_like(t.sizes, like)
-        b = self.new_buffer(t.dtype, t.sizes, strides)
+        b = self.new_buffer(t.dtype, t.sizes, strides or self.strides_like(t.sizes, like))
         self.store(b, t)
         out = of_buffer(b)
         if not fresh:
@@ -225,13 +232,7 @@ class Ctx:
         sizes = tuple(sizes)
         if like is None or len(like.shape) != len(sizes):
             return ex.strides_for(sizes)
-        order = memory_order(self.shape(like.stride()), sizes)
-        out: list[Index] = [0] * len(sizes)
-        step: Index = 1
-        for k in reversed(order):
-            out[k] = step
-            step = ex.mul(step, ex.maximum(sizes[k], 1))
-        return tuple(out)
+        return dense_strides(memory_order(self.shape(like.stride()), sizes), sizes)
 
     def view_of(self, t: Tensor, like: torch.Tensor | None = None) -> View:
         """Return `t` as a strided view for a library call; a value that is none is stored first."""
@@ -284,6 +285,16 @@ def tensors_in(lowered: object) -> list[Tensor]:
 
 def _reads(t: object, buffer: str) -> bool:
     return isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
+
+
+def dense_strides(order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """Return the strides of a dense tensor whose dimensions have `order`, from the slowest to the fastest."""
+    out: list[Index] = [0] * len(sizes)
+    step: Index = 1
+    for k in reversed(order):
+        out[k] = step
+        step = ex.mul(step, ex.maximum(sizes[k], 1))
+    return tuple(out)
 
 
 def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:

@@ -45,6 +45,7 @@ from .operators import (
     view,
 )
 from .registry import SUPPORTED_DTYPES, FallBack, lowering_of
+from .temporary_layout import operand_strides
 from .tensor import Tensor, as_view, axes, expand, of_buffer
 
 # Importing these modules fills the registry.
@@ -457,7 +458,7 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
     compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
     if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
-        return ctx.realize(t, fake)
+        return ctx.realize(t, fake, strides=operand_strides(ctx, node, t, fake))
     return t
 
 

@@ -237,3 +237,15 @@ def test_a_kernel_of_a_gpu_has_no_more_operators_than_triton_builds_in_time() ->
     assert sum(g.operators for g in groups) >= 1000
     assert max(g.operators for g in groups) <= gpu_rules.MOST_OPERATORS
     assert len(cpu.steps) < len(gpu.steps) < 10
+
+
+def test_means_over_points_and_over_channels_share_the_rows_of_images() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean((2, 3)), x.amax(1)
+
+    def rows(images: int) -> set[object]:
+        (gm,) = trace(f, r(images, 8, 24, 24))
+        return {g.rows for g in schedule(gm).groups}
+
+    assert rows(32) == {32}
+    assert rows(4) == {32}  # four images are too few rows: parts of images

@@ -1,0 +1,46 @@
+"""The layout of temporaries: the order in which their operands lie in memory.
+
+A tracing tensor has the strides that eager would give it, which broadcast operands decide too. The gradient of a mean,
+an expanded number, times a one-hot mask that a `permute` turned has the layout of the mask, which no kernel reads from
+memory. Kernels that then combine it with plain tensors would read or write at a stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..aten.pointwise import is_tagged
+from ..aten.reduction import is_normalisation, is_reduction
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Index
+from .context import Ctx, dense_strides, memory_order
+from .tensor import Tensor, axes
+
+
+def operand_strides(ctx: Ctx, node: torch.fx.Node, t: Tensor, fake: torch.Tensor) -> tuple[Index, ...] | None:
+    """Return dense strides in the order of the operands of `t`; None where the traced order `fake` is to stay.
+
+    It stays where an operand has it, and where others than kernels read the value of `node`.
+    """
+    if not is_tagged(node.target) or not all(_is_computed(u) for u in node.users):
+        return None
+    orders = list(_orders(t))
+    traced = memory_order(ctx.shape(fake.stride()), t.sizes)
+    return dense_strides(orders[0], t.sizes) if orders and traced not in orders else None
+
+
+def _is_computed(n: torch.fx.Node) -> bool:
+    """Return whether a kernel computes a node from its operands element by element, whatever their layouts."""
+    return is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
+
+
+def _orders(t: Tensor) -> Iterator[list[int]]:
+    """Yield the order of memory of each operand that has as many elements as `t`."""
+    for _, index in va.loads(t.value):
+        strides = [ex.coefficient(index, a) for a in axes(t.sizes)]
+        full = all(n == 1 or (isinstance(c, int) and c > 0) for c, n in zip(strides, t.sizes, strict=True))
+        if full:
+            yield memory_order([1 if c is None else c for c in strides], t.sizes)
