@@ -87,10 +87,10 @@ def capture(
     names = _weight_names(gm, graph)
     module = _Flat(gm, graph, names, values)
     with mode:
-        held = [mode.from_tensor(_attribute(gm, n), static_shapes=True) for n in names]
+        fake_weights = [mode.from_tensor(_attribute(gm, n), static_shapes=True) for n in names]
     composite = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
     with aot_autograd.functorch_settings(), composite, torch.no_grad(), fx_traceback.preserve_node_meta():
-        traced, written = export.traced(module, [*held, *fakes], decomp.table(cfg.numerics))
+        traced, written = export.traced(module, [*fake_weights, *fakes], decomp.table(cfg.numerics))
     _write_back(traced, written)
     _without_own_frames(traced)
     weights = tuple(_weight(gm, n, k in written) for k, n in enumerate(names))
@@ -184,12 +184,12 @@ class _Flat(torch.nn.Module):
     def __init__(self, gm: GraphModule, graph: Graph, names: Sequence[str], values: Sequence[object]) -> None:
         super().__init__()
         # in a tuple, so that the weights are no parameters of this module
-        self.held = (gm, graph)
+        self.module_and_graph = (gm, graph)
         self.names, self.values = names, values
 
     def forward(self, *tensors: torch.Tensor) -> tuple[object, ...]:
         """Interpret the graph. `tensors`: the weights, then the tensor inputs."""
-        gm, graph = self.held
+        gm, graph = self.module_and_graph
         weights = dict(zip(self.names, tensors, strict=False))
         rest = iter(tensors[len(self.names) :])
         interpreter = _Interpreter(gm, weights)

@@ -35,13 +35,13 @@ def first_difference(program: ExportedProgram, model: AotModel, inputs: Sequence
 
 def _of_weights(program: ExportedProgram, model: AotModel) -> str:
     """Return which weight of the library is not that of the program, and the first operator that reads it."""
-    held, state = model.current_weights(), {**program.constants, **program.state_dict}
+    weights, state = model.current_weights(), {**program.constants, **program.state_dict}
     names = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
     for n in program.graph.find_nodes(op="placeholder"):
         name = names.get(n.name, "")
-        if name not in held or name not in state or not n.users:
+        if name not in weights or name not in state or not n.users:
             continue
-        reason = differences([held[name]], [state[name].detach()])
+        reason = differences([weights[name]], [state[name].detach()])
         if reason:
             return f"weight {name}, which {_described(next(iter(n.users)))} reads: {reason.removeprefix('result 0: ')}"
     return ""
@@ -93,8 +93,8 @@ def _results(
 
 def _probe(module: GraphModule, nodes: Sequence[Node]) -> GraphModule:
     """Return the beginning of a program up to the last of `nodes`, whose results it returns."""
-    kept = list(module.graph.nodes)
-    places = [kept.index(n) for n in nodes]
+    originals = list(module.graph.nodes)
+    places = [originals.index(n) for n in nodes]
     graph = snapshot(module.graph)()
     graph.set_codegen(CodeGen())  # flat arguments and results
     copies = list(graph.nodes)

@@ -38,7 +38,7 @@ class AotModel:
 
     def __init__(self, library: Path, shown: str, device: str = "") -> None:
         self.path = shown
-        self.kept: tuple[torch.Tensor, ...] = ()  # weights that other models may share
+        self.shared_weights: tuple[torch.Tensor, ...] = ()  # weights that other models may share
         self._library = _opened(library)
         self.description = _description(library, self._library)
         try:
@@ -222,7 +222,7 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
             weights = _shared_weights(archive, model)
         if weights:
             loaded.bind_weights(weights.views)
-            loaded.kept = weights.owners
+            loaded.shared_weights = weights.owners
     return loaded
 
 

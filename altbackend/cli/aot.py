@@ -181,11 +181,11 @@ def _inputs(text: str) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object
         shape_text, _, dtype = item.strip().partition(":")
         sizes, named = [], dict[int, object]()
         for k, part in enumerate(p for p in shape_text.split("x") if p):
-            digits = part.lstrip("abcdefghijklmnopqrstuvwyz")
-            if not digits.isdigit():
+            size_text = part.lstrip("abcdefghijklmnopqrstuvwyz")
+            if not size_text.isdigit():
                 raise BadPackage(item, "it is no shape", "write shapes as 2x3, b2x3 or 2x3:int64")
-            sizes.append(int(digits))
-            if digits != part:
+            sizes.append(int(size_text))
+            if size_text != part:
                 named[k] = torch.export.Dim.DYNAMIC
         tensors.append(_random(sizes, getattr(torch, dtype or "float32")))
         dynamic.append(named)

@@ -156,17 +156,17 @@ def _wide_bias(gm: GraphModule, n: Node, bias: Node, more: Sizes, padded: _Copie
 
 @dataclass
 class _Copies:
-    """The padded copies that have been made, by their source and the padding."""
+    """The padded copies of operands, by their source and the padding."""
 
     gm: GraphModule
     constant: set[Node]
-    made: dict[tuple[Node, int, int], Node] = field(default_factory=dict)
+    by_padding: dict[tuple[Node, int, int], Node] = field(default_factory=dict)
 
     def has(self, x: Node, more: Sizes, is_first: bool) -> bool:
         """Return whether an operand has been padded for another product."""
         rows, columns = more[:2] if is_first else more[1:]
         source, turned = _source(x)
-        return (source, *((columns, rows) if turned else (rows, columns))) in self.made
+        return (source, *((columns, rows) if turned else (rows, columns))) in self.by_padding
 
     def of(self, x: Node, rows: int, columns: int) -> Node:
         """Return `x` with zero rows and columns added."""
@@ -175,10 +175,10 @@ class _Copies:
         source, turned = _source(x)
         if turned:
             return self._new(_following(x), aten.transpose.int, (self.of(source, columns, rows), -2, -1), x)
-        if (x, rows, columns) not in self.made:
+        if (x, rows, columns) not in self.by_padding:
             args = (x, [0, columns, 0, rows])
-            self.made[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
-        return self.made[x, rows, columns]
+            self.by_padding[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
+        return self.by_padding[x, rows, columns]
 
     def _new(self, before: Node, target: Callable[..., object], args: tuple[Argument, ...], source: Node) -> Node:
         new = insert(self.gm.graph, before, target, args)

@@ -272,8 +272,8 @@ class Ctx:
             if isinstance(lowered, Tensor) and _reads(lowered, buffer):
                 self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=True))
             elif isinstance(lowered, (tuple, list)):
-                kept = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
-                self.bind(n, type(lowered)(kept))
+                realized = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
+                self.bind(n, type(lowered)(realized))
 
 
 def tensors_in(lowered: object) -> list[Tensor]:

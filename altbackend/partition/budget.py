@@ -92,8 +92,8 @@ def _choices(chooser: Chooser, fastest: Choice) -> Iterator[Choice]:
     narrow = [n for n in boundaries(chooser.liveness) if n in chooser.prices and n in chooser.liveness.needed]
     for stride in _strides(len(narrow)):
         yield chooser.choose_with(dict.fromkeys(narrow[::-stride], KEPT), bans)
-    for kept in _kept(chooser, fastest, narrow, bans):
-        yield chooser.choose_with(kept, bans)
+    for saved in _kept(chooser, fastest, narrow, bans):
+        yield chooser.choose_with(saved, bans)
     if narrow:
         yield chooser.choose_with({}, bans)
 

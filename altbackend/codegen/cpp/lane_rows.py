@@ -207,8 +207,8 @@ def _statement(s: Stmt, state: _Lanes, v: Atom | None) -> list[Stmt]:
 def _value(x: Value, state: _Lanes, v: Atom | None) -> Value:
     if x.op == "name" and x.attr in state.names:
         dtype = state.names[x.attr]
-        held = va.load(f"{x.attr}_k", state.at(0), dtype)
-        return held if dtype == x.dtype else va.make("cast", (held,), x.dtype)
+        lane_value = va.load(f"{x.attr}_k", state.at(0), dtype)
+        return lane_value if dtype == x.dtype else va.make("cast", (lane_value,), x.dtype)
     if x.op == "load":
         return _load(x, state, v)
     if x.op == "index":

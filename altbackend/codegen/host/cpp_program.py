@@ -254,9 +254,9 @@ def _enter_results(state: Printer, s: Extern) -> None:
 
 def _hoist(state: Printer, calls: Calls, s: Extern) -> None:
     """Print the views of inputs that this call takes first and later calls take again."""
-    for v, text in hoisted_views(state.planned, s, state.repeated - set(calls.hoisted)).items():
-        name = f"h{len(calls.hoisted)}"
-        calls.hoisted[v] = f"{name}.get()"
+    for v, text in hoisted_views(state.planned, s, state.repeated - set(calls.view_handles)).items():
+        name = f"h{len(calls.view_handles)}"
+        calls.view_handles[v] = f"{name}.get()"
         state.w.add(f"const Tensor {name} = {text};")
 
 

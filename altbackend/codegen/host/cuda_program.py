@@ -198,11 +198,11 @@ def _own_tensors(p: Program, steps: Sequence[Step]) -> set[str]:
             own.update(b for q, b in zip(s.params, s.buffers, strict=True) if q.written)
         elif operator_name(s.target) in _RETURNS_NEW:
             own.update(o for o in s.outs if o)
-    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+    referenced = {o.buffer for o in p.outputs if isinstance(o, View)}
     for s in steps:
         if isinstance(s, Extern):
-            kept.update((*s.aliases, *(reads(s) if is_start(s.target) else ())))
-    return {b for b in own - kept if b in p.buffers and p.buffers[b].kind == "temp"}
+            referenced.update((*s.aliases, *(reads(s) if is_start(s.target) else ())))
+    return {b for b in own - referenced if b in p.buffers and p.buffers[b].kind == "temp"}
 
 
 def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:
