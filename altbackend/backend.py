@@ -92,9 +92,9 @@ def _has_unknown_layouts(gm: torch.fx.GraphModule, inputs: Values) -> bool:
 
 def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
     """Run the passes over the captured graph; write their decisions, since the record of this graph may not end."""
-    known = len(trace.decisions)
+    earlier_decisions = len(trace.decisions)
     fx_passes.pre_grad(gm, cfg, trace)
-    if len(trace.decisions) > known:
+    if len(trace.decisions) > earlier_decisions:
         trace.write()
 
 

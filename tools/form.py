@@ -24,7 +24,7 @@ QUESTIONS = ("What", "Whether", "How", "Why", "Where", "Which", "Who", "When")
 # Names that the field's terms have replaced. A few stand for something else now (`refine`).
 RENAMED = words(
     "halves outline late_symbols hoisted bodies _settle Placed refine rechain NotHere remembered several digits CHEAP "
-    "kept held made again crossed pieces"
+    "kept held made again crossed pieces found known"
 )
 
 

@@ -82,7 +82,7 @@ def capture(
     graph = export.without_guards(gm)
     values, in_spec, out_spec = _trees(gm, graph, args, kwargs)
     mode = export.fake_mode_of(graph)
-    known = export.guard_count(mode) if exported or declared else 0
+    earlier_guards = export.guard_count(mode) if exported or declared else 0
     leaves, fakes = _leaves(graph, values, mode)
     names = _weight_names(gm, graph)
     module = _Flat(gm, graph, names, values)
@@ -94,7 +94,7 @@ def capture(
     _write_back(traced, written)
     _without_own_frames(traced)
     weights = tuple(_weight(gm, n, k in written) for k, n in enumerate(names))
-    conditions = tuple(python_text(c) for c in export.guards_of(mode, known))
+    conditions = tuple(python_text(c) for c in export.guards_of(mode, earlier_guards))
     ranges = {s: (lo, ex.UNBOUNDED if hi is None else hi) for s, (lo, hi) in export.ranges_of(mode, declared).items()}
     return Captured(traced, weights, leaves, in_spec, out_spec, ranges, conditions)
 

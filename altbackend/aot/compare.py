@@ -58,16 +58,17 @@ def _of_operators(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> s
     for n, a, b in zip(nodes, got, want, strict=True):
         if reason := differences([a], [b]):
             return f"{_described(n)}: {reason.removeprefix('result 0: ')}"
-    low, high, found = 0, len(nodes) - 1, ""
+    low, high, first_difference = 0, len(nodes) - 1, ""
     while low <= high:
         middle = (low + high) // 2
         reason = differences(*_results(module, [nodes[middle]], inputs))
         if reason:
-            found = f"{_described(nodes[middle])}, in one kernel with others: {reason.removeprefix('result 0: ')}"
+            reason = reason.removeprefix("result 0: ")
+            first_difference = f"{_described(nodes[middle])}, in one kernel with others: {reason}"
             high = middle - 1
         else:
             low = middle + 1
-    return found
+    return first_difference
 
 
 def _described(n: Node) -> str:

@@ -210,10 +210,10 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
     facts = manifest.read(path)["models"]
     if model not in facts:
         raise BadPackage(str(path), f"it has no model {model!r}; it has {', '.join(facts)}", "name one of them")
-    if found := manifest.misfits(path, model):
+    if misfits := manifest.misfits(path, model):
         if recompile and facts[model].get("program"):
             return _recompiled(path, model)
-        raise BadPackage(str(path), "; ".join(m.reason for m in found), found[0].todo)
+        raise BadPackage(str(path), "; ".join(m.reason for m in misfits), misfits[0].todo)
     with manifest.readable(path):
         library = _unpacked(path, model, facts[model])
     loaded = AotModel(library, f"{path}:{model}")

@@ -76,9 +76,11 @@ def _write(
 def _entry(name: str, library: Library, programs: bool) -> manifest.Entry:
     description = text.describe(library.captured, library.programs)
     entry = manifest.entry(library.path, library.files, library.target, library.storage, description)
-    found = [(a.capability, a.ptx) for a in library.architectures]
+    architectures = [(a.capability, a.ptx) for a in library.architectures]
     device = library.programs.device.type
-    return replace(entry, device=device, architectures=found, program=f"{PROGRAMS}{name}.pt2" if programs else "")
+    return replace(
+        entry, device=device, architectures=architectures, program=f"{PROGRAMS}{name}.pt2" if programs else ""
+    )
 
 
 def _metadata(library: Library) -> tuple[Path, Path]:

@@ -52,7 +52,7 @@ class Block:
 def place(tensors: Sequence[torch.Tensor]) -> Block:
     """Return the block of tensors; equal views of one storage lie in it once. Raise Unsupported for a layout."""
     placed: list[PlacedTensor] = []
-    known: dict[tuple[object, ...], int] = {}
+    offsets: dict[tuple[object, ...], int] = {}
     end = 0
     for t in tensors:
         if t.layout != torch.strided or t.device.type not in ("cpu", "cuda"):
@@ -61,9 +61,9 @@ def place(tensors: Sequence[torch.Tensor]) -> Block:
             )
         size = extent(t) * t.element_size()
         key = (t.untyped_storage().data_ptr(), t.storage_offset(), t.dtype, tuple(t.shape), t.stride())
-        offset = known.get(key)
+        offset = offsets.get(key)
         if offset is None or size == 0:
-            offset = known[key] = end
+            offset = offsets[key] = end
             end += -(-size // ALIGN) * ALIGN
         placed.append(PlacedTensor(t, offset, size))
     digest = hashlib.sha256()

@@ -203,10 +203,10 @@ def _random(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def _typed(given: dict[str, str]) -> dict[str, object]:
     """Return options from text, in the types of the options."""
     defaults = resolve(None, {}, {})
-    known = {k: getattr(defaults, k, None) for k in given}
+    default_values = {k: getattr(defaults, k, None) for k in given}
     return {
         k: type(d)(json.loads(v)) if isinstance(d, (bool, int)) else v
-        for (k, v), d in zip(given.items(), known.values(), strict=True)
+        for (k, v), d in zip(given.items(), default_values.values(), strict=True)
     }
 
 

@@ -122,8 +122,8 @@ def _trains_plain(n: Node) -> bool:
 def _suits_cpu(n: Node) -> bool:
     """Return whether oneDNN computes a convolution of images of static shape, in both directions."""
     x, w = operands(n).image, operands(n).weight
-    known = x.dim() == 4 and not operands(n).transposed and all(isinstance(s, int) for s in x.shape)
-    return known and x.dtype == w.dtype and x.dtype in (torch.float32, *LOW) and onednn.computes(x.dtype)
+    is_static = x.dim() == 4 and not operands(n).transposed and all(isinstance(s, int) for s in x.shape)
+    return is_static and x.dtype == w.dtype and x.dtype in (torch.float32, *LOW) and onednn.computes(x.dtype)
 
 
 def _gains_on_cpu(convolutions: list[Node]) -> bool:

@@ -261,11 +261,13 @@ def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index 
 
 def _is_not_dense(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
     """Return whether static strides leave gaps or let points share an element; False for symbolic ones."""
-    known = [(step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)]
-    if len(known) < len(sizes) or any(n == 0 for _, n in known):
+    static_pairs = [
+        (step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)
+    ]
+    if len(static_pairs) < len(sizes) or any(n == 0 for _, n in static_pairs):
         return False
     expected = 1
-    for step, n in sorted(pair for pair in known if pair[1] != 1):
+    for step, n in sorted(pair for pair in static_pairs if pair[1] != 1):
         if step != expected:
             return True
         expected *= n

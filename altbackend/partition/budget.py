@@ -105,18 +105,18 @@ def _strides(count: int) -> Iterable[int]:
 def _kept(chooser: Chooser, fastest: Choice, narrow: list[Node], bans: Bans) -> Iterator[Mapping[Node, str]]:
     """Yield for each capacity of the knapsack the values to keep, the narrow places included."""
     fixed = chooser.fixed(bans)
-    found = [n for n, (size, _) in fastest.saved.items() if size and n not in fixed and n not in set(narrow)]
-    if not found:
+    candidates = [n for n, (size, _) in fastest.saved.items() if size and n not in fixed and n not in set(narrow)]
+    if not candidates:
         return
     items = [
-        Item(fastest.saved[n][0], _spared(chooser, fastest, n) * (1 + LATER * k / len(found)))
-        for k, n in enumerate(found)
+        Item(fastest.saved[n][0], _spared(chooser, fastest, n) * (1 + LATER * k / len(candidates)))
+        for k, n in enumerate(candidates)
     ]
     steps = STEPS if len(chooser.liveness.kinds) < LARGE else STEPS // 3
     total = sum(item.weight for item in items)
     base = dict.fromkeys(narrow, KEPT)
     for chosen in dict.fromkeys(solve(items, [total * k // steps for k in range(steps + 1)], chooser.rules.greedy)):
-        yield {**base, **{found[k]: KEPT for k in sorted(chosen)}}
+        yield {**base, **{candidates[k]: KEPT for k in sorted(chosen)}}
 
 
 def _spared(chooser: Chooser, fastest: Choice, n: Node) -> int:

@@ -68,7 +68,7 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
     cache and does not count.
     """
     written = set() if stored is None else {q.node.out for q in members}
-    found: list[tuple[int, bool, bool]] = []
+    accesses: list[tuple[int, bool, bool]] = []
     for q in members:
         if not q.inner or q.points == 1:
             continue
@@ -78,9 +78,9 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
         for index in indices:
             if q.row in ex.vars_of(index):
                 lowest, highest = ex.bounds(index)
-                found.append((highest - lowest + 1, *_contiguous(index, q.inner, q.row)))
-    least = max((touched for touched, _, _ in found), default=0) // CACHED
-    counted = [directions for touched, *directions in found if touched >= least]
+                accesses.append((highest - lowest + 1, *_contiguous(index, q.inner, q.row)))
+    least = max((touched for touched, _, _ in accesses), default=0) // CACHED
+    counted = [directions for touched, *directions in accesses if touched >= least]
     return sum(along for along, _ in counted), sum(across for _, across in counted)
 
 

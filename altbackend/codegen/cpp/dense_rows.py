@@ -59,9 +59,9 @@ def _statements(body: Sequence[Stmt], rows: _Rows) -> tuple[Stmt, ...]:
 def _suits(s: Loop) -> bool:
     """Return whether a loop of known length computes something in vectors."""
     n = ex.size_of(s.var)
-    known = isinstance(n, int) and n >= FEWEST and s.begin == "0" and not s.end
+    has_static_length = isinstance(n, int) and n >= FEWEST and s.begin == "0" and not s.end
     computes = any(isinstance(x, Let) and (x.value.op in OPS or x.value.op == "cast") for x in s.body)
-    return s.simd and s.step == 1 and known and computes
+    return s.simd and s.step == 1 and has_static_length and computes
 
 
 def _vector_loop(s: Loop, rows: _Rows) -> list[Stmt]:

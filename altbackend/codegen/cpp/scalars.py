@@ -109,8 +109,8 @@ def _anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
     if v.op not in OPS and v.op != "cast":
         return None
     args = [_anywhere(e, s, cond, a) if _is_guarded(a) else bind(e, s, a) for a in v.args]
-    known = [a for a in args if a is not None]
-    return va.make(v.op, tuple(known), v.dtype, v.attr) if len(known) == len(args) else None
+    computable = [a for a in args if a is not None]
+    return va.make(v.op, tuple(computable), v.dtype, v.attr) if len(computable) == len(args) else None
 
 
 def _load_anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:

@@ -264,13 +264,13 @@ def _unbacked_symbols(state: Printer, s: Extern) -> None:
     """Print the numbers that follow from those a call gives, and enter the sizes into the table of kernels."""
     if not s.defines:
         return
-    known = set(state.types)
-    new = [n for n in state.program.numbers if n.name not in known]
+    defined = set(state.types)
+    new = [n for n in state.program.numbers if n.name not in defined]
     ready: list[Number] = []
     for n in new:
-        if names_in(n.text) <= known:
+        if names_in(n.text) <= defined:
             ready.append(n)
-            known.add(n.name)
+            defined.add(n.name)
     bind_numbers(state, ready)
     symbols = state.planned.locations.symbols
     for name in (*s.defines, *(n.name for n in ready)):

@@ -111,12 +111,12 @@ class Scalars:
 
     def _level(self, v: Value) -> Level:
         needed = {x.attr for x in va.walk(v) if x.op == "name"}
-        known: set[str] = set()
+        names: set[str] = set()
         for level in self.levels:
-            known |= level.names
-            if needed <= known:
+            names |= level.names
+            if needed <= names:
                 return level
-        raise AssertionError(f"{needed - known} of {v}")
+        raise AssertionError(f"{needed - names} of {v}")
 
     def _let(self, level: Level, text: str, dtype: torch.dtype, axes: Axes) -> Value:
         label = f"t{self.count}"

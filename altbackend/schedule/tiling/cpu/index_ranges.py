@@ -50,10 +50,10 @@ def _all_cuts(inner: tuple[Atom, ...], members: Nodes, r: Range) -> set[int]:
     """Return the iterations in `r` at which a condition changes; some show only where others are decided."""
     loops, nodes = _piece(inner, members, r)
     length = r[1] - r[0]
-    found = {at for q in nodes for at in _cuts(q, loops[-1]) if 0 < at < length}
-    if not found or len(found) > MOST_CUTS:
+    offsets = {at for q in nodes for at in _cuts(q, loops[-1]) if 0 < at < length}
+    if not offsets or len(offsets) > MOST_CUTS:
         return set()
-    cuts = sorted(r[0] + at for at in found)
+    cuts = sorted(r[0] + at for at in offsets)
     edges = [r[0], *cuts, r[1]]
     return set(cuts).union(*(_all_cuts(inner, members, part) for part in itertools.pairwise(edges)))
 
