@@ -35,7 +35,7 @@ def join(fusion: Fusion, group: Group, k: int, node: Loop) -> Group | Refusal:
 
 
 def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> Group | Refusal:
-    """Return `joined` mapped onto `rows` rows; `group` is mapped, and lacks the last node of `joined`."""
+    """Return `joined` with all nodes mapped onto `rows` rows. `group`: the same kernel without the last node."""
     node = joined.nodes[-1]
     assert not isinstance(node, Extern)
     candidates = mappings(node, rows, any_order=fusion.on_gpu)

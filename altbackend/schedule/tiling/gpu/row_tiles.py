@@ -38,11 +38,11 @@ from .blocks import (
 from .one_pass import joined_passes
 from .pressure import alive_at_once
 
-LONE_ROW = 1024  # elements of a row that is a tile of its own
+LONE_ROW = 1024  # elements from which on a row fills a tile alone
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has ROWS_OF_COLUMNS rows
-WINDOW = 3  # positions of a tensor, each with its own total: more tiles than a program holds whole rows of
+WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
 SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
@@ -278,7 +278,7 @@ def _slides(members: list[MappedNode]) -> bool:
 
 
 def _sliding(r: _Rows, n: Index) -> Blocks:
-    """Return the blocks of programs with a total for each of several positions, which read block by block."""
+    """Return the blocks of programs that read their rows block by block, with a total for each of several positions."""
     xblock, rblock, warps = SLIDING
     long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
     rows = r.kernel.rows
