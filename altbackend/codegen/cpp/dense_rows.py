@@ -1,9 +1,11 @@
 """Copy elements that a vector loop would read or write at a wide stride through a row of neighbours.
 
-Compilers vectorise no loop that reads 16 or 8 bits at a wide stride. Copied one by one before the loop, or after it,
-they let the arithmetic run as vectors: a batch norm of bfloat16 that turns an image channels-last took six times as
-long. They gather 32 and 64 bits. Where a stride is a multiple of a cache line, all elements of a gather lie in one bank
-of L1, and `silu` of float32 took five times as long; at other strides gathers are faster than copies.
+Compilers vectorise no loop that reads 16 or 8 bits at a wide stride. Such elements are copied one by one, before the
+loop or after it, so that the arithmetic runs as vectors. Without copies, a batch norm of bfloat16 that turns an image
+channels-last took six times as long.
+
+Compilers gather elements of 32 and 64 bits. Where the stride is a multiple of a cache line, all elements of a gather
+lie in one bank of L1: `silu` of float32 took five times as long. At other strides gathers are faster than copies.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from ...ir.ops import OPS
 from ...ir.value import Value
 from .ast import Declare, Function, Let, Loop, Stmt, Store
 
-NARROW, WIDEST, LINE = 2, 8, 64  # bytes of an element that no gather reads, of any element, of a cache line
-FEWEST, MOST_BYTES = 8, 4096  # iterations, and bytes of the row
-SHORT_STRIDES = 4  # which vectors of neighbours contain
+NARROW, WIDEST, LINE = 2, 8, 64  # bytes of an element that no gather reads, of the widest element, of a cache line
+FEWEST, MOST_BYTES = 8, 4096  # least iterations of a loop, and most bytes of its row
+SHORT_STRIDES = 4  # strides up to which vectors of neighbours contain the elements
 
 
 @dataclass

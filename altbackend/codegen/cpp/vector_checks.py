@@ -21,7 +21,7 @@ from .ast import Declare, Let, Loop, Stmt, Store, Update, name
 from .scope import Emitter
 
 COSTLY = 8  # float additions of an iteration, from which vectors gain more than the rows cost
-BLOCK, MOST = 512, 1024  # iterations whose rows lie in L1: of a longer loop's block, of a whole loop
+BLOCK, MOST = 512, 1024  # iterations whose rows fit in L1: of a block of a longer loop, of a whole loop
 _INT = torch.int64
 
 

@@ -38,7 +38,7 @@ class Edges(Protocol):
         """Print names for inputs and constants, the checks of inputs, and the sizes in them."""
 
     def before(self, state: Printer, s: AnyStep) -> None:
-        """Print what must be known before a step runs."""
+        """Print the lines that the caller needs before a step runs."""
 
     def drop_input(self, state: Printer, b: str) -> None:
         """Print the end of an input that no later step uses."""

@@ -204,9 +204,10 @@ def _sized_in_call(p: Program, steps: Sequence[Step]) -> set[str]:
 
 
 def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
-    """Return temporary -> the one whose storage it takes over: a kernel is the last to read one and writes the other.
+    """Return temporaries that take over the storage of another one, with that one's name.
 
-    Extends the lifetime of the shared storage in `arena`.
+    One kernel is the last to read the old temporary and writes the new one. Extends the lifetime of the shared storage
+    in `arena`.
     """
     shares: dict[str, str] = {}
     for k, s in enumerate(steps):

@@ -186,7 +186,7 @@ def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> T
 
 
 def _piece(images: int, plane: Sequence[int], totals: int) -> tuple[int, int]:
-    """Return (images, rows of an image) of a piece, as large as leaves `PROGRAMS` programs of 32 totals each."""
+    """Return (images, rows of an image) of a piece: the largest that leaves `PROGRAMS` programs of 32 totals each."""
     piece_count = -(-PROGRAMS * 32 // totals)
     if images >= piece_count:
         return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= piece_count), plane[0]

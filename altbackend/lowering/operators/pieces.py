@@ -121,8 +121,8 @@ def cut_of(x: Tensor, dims: tuple[int, ...]) -> Cut | None:
 def piece_length(rows: int, programs: int, least: int, most: int) -> int:
     """Return the points of pieces of `rows` points, from `least` to `most`: a power of two, or a divisor of `rows`.
 
-    `programs`: those of one piece of every row. The longest pieces that fill a GPU, else the shortest. Where no divisor
-    is a power of two, pieces are equal if another divisor is, else the last one is shorter.
+    `programs`: the programs that compute one piece of every row. The pieces are the longest that fill a GPU, else the
+    shortest. Powers of two that divide `rows` come first, then other divisors. Without any, the last piece is shorter.
     """
     powers = [1 << k for k in range((least - 1).bit_length(), most.bit_length()) if 1 << k <= most]
     divisors = [n for n in range(least, most + 1) if rows % n == 0]
