@@ -1,9 +1,9 @@
 """Pad matrix products with zeros to sizes that the library computes fast, and slice the result.
 
-cuBLAS falls back to kernels that are several times slower if rows in memory are not multiples of 16 bytes, as with a
-vocabulary of 50257. Zeros along the summed dimension do not change the result; along the others they add rows or
-columns, which a view cuts off. `padding_cost.py` says which products gain. A matrix and its transpose share one padded
-copy, and with freezing the copies of weights are made once.
+cuBLAS has fast kernels only for rows that take a multiple of 16 bytes in memory. Others, such as rows of a vocabulary
+of 50257, take several times as long. Zeros along the summed dimension do not change the result. Along the others they
+add rows or columns, which a view cuts off. `padding_cost.py` says which products gain. A matrix and its transpose share
+one padded copy, and with freezing the copies of weights are made once.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from ..ir.loops import Extern, Program, View, reads, writes
 def with_donated(p: Program, inputs: Iterable[int]) -> Program:
     """Return the program with the inputs of these numbers marked as donated.
 
-    Three kinds of inputs are left out: those that a result or the result of a call may view, those that a node writes,
-    and those that a collective reads after its call has returned.
+    Three kinds of inputs are left out. A result, or the result of a call, may be a view of the input; a node writes it;
+    or a collective reads it after its call has returned.
     """
     excluded = {o.buffer for o in p.outputs if isinstance(o, View)}
     for n in p.nodes:

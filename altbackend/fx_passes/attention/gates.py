@@ -169,9 +169,9 @@ def _products_are_faster(form: Form) -> str:
 def _exceeds_kernels(form: Form, most: int) -> str:
     """Return why separate kernels of 16 bits are faster, where FlashAttention and cuDNN take `most` features, or "".
 
-    The memory-efficient kernel takes the rest. With 320 and 384 features its forward and gradient take 1.9 to 3.4 times
-    as long as products and a softmax on an H100, and its forward alone 1.0 to 1.2 times. Inference keeps it where the
-    scores are large: it stores none.
+    The memory-efficient kernel takes the rest. On an H100, with 320 and 384 features, it was compared with products and
+    a softmax. Its forward and gradient take 1.9 to 3.4 times as long, its forward alone 1.0 to 1.2 times. Inference
+    keeps it where the scores are large: it stores none.
     """
     (features,), scores = _features(form)[0], shape_of(form.scores)
     if dtype_of(form.scores).itemsize != 2 or not isinstance(features, int) or features <= most:
