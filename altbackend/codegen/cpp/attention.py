@@ -20,7 +20,7 @@ from ...ir.value import Value
 from .ast import CLOSE, PARALLEL, Function, Param, name
 from .print_cpp import CTYPES, index, literal, scalar
 
-ROWS, COLUMNS = 32, 64  # of a tile of scores, as in attention.h
+ROWS, COLUMNS = 32, 64  # sides of a tile of scores, which attention.h has too
 WIDTH = 32  # elements of a value are padded to multiples of it
 PACKED = 1 << 24  # floats of keys and values that are copied at a time, but for those of one head
 _LN2 = 0.6931471805599453

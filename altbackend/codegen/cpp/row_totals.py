@@ -17,7 +17,7 @@ from ...ir import value as va
 from ...ir.expr import Index
 from .ast import Declare, Function, Loop, Stmt, Store, Update
 
-MOST_TERMS = 1024  # of a row, from which on the additions of lanes are few beside the loop
+MOST_TERMS = 1024  # terms of a row; beside more of them, the additions of lanes take little time
 DTYPES = (torch.float32, torch.float64)
 OPS = ("sum", "max", "min")
 

@@ -17,7 +17,7 @@ from ...ir import value as va
 from .ast import Function, Let, Loop, Stmt, Store
 
 COSTLY = 8  # float additions of an iteration that costs less when computed twice in vectors than once alone
-MOST_VECTORS = 16  # of a loop; with more of them, the iterations that fill none take little of its time
+MOST_VECTORS = 16  # vectors of a loop; beside more of them, iterations that fill none take little time
 FEWEST_LANES = 8
 
 

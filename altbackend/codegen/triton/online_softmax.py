@@ -24,7 +24,7 @@ from .tile_ast import Accumulator, Comment, Shape
 from .totals import provenance
 
 LOAD_BYTES = 16  # one load of a thread
-THREADS = 32  # of a warp
+THREADS = 32  # threads of a warp
 TILE = frozenset({"x", "r"})
 
 

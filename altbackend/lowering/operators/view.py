@@ -326,7 +326,7 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return of_view(View(buffer.name, buffer.sizes, buffer.strides), out.dtype)
 
 
-MOST_PARTS, PART_FLOPS, PART_LOADS = 6, 8, 3  # of a concatenation that its readers compute element by element
+MOST_PARTS, PART_FLOPS, PART_LOADS = 6, 8, 3  # limits for a concatenation that its readers compute
 MOST_READERS = 2
 
 

@@ -33,7 +33,7 @@ class Descriptors:
     matmul: Matmul
 
 
-DESCRIPTOR_BYTES = 128  # of global memory
+DESCRIPTOR_BYTES = 128  # bytes of global memory for one descriptor
 
 
 def scratch_bytes(m: Matmul | None) -> int:

@@ -19,10 +19,10 @@ from ....ir.expr import Atom, Index
 from ....ir.value import Value
 from ...loop_mapping import MappedNode
 
-MOST_PIECES = 5  # of a loop whose conditions all become constant
+MOST_PIECES = 5  # pieces of a loop whose conditions all become constant
 LEAST_PIECE = 8  # mean iterations of such a piece
 LEAST_INTERIOR = 16  # iterations between borders that keep their conditions
-MOST_CUTS = 32  # of one loop; wider windows have more
+MOST_CUTS = 32  # cuts of one loop; loops over wider windows stay whole
 MOST_VALUES = 1500  # values of all pieces, which the compiler has to read
 
 Nodes = tuple[MappedNode, ...]

@@ -37,7 +37,7 @@ SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines 
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
 COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
 VECTOR = 16  # bytes of the widest load
-VECTOR_ELEMENTS = 8  # of 16 bits in one load
+VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
 
 
 def choose_blocks(p: Program, k: Kernel, device: Gpu) -> Blocks:
