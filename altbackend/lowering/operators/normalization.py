@@ -30,7 +30,7 @@ from .reduction import (
     shared_of_groups,
 )
 
-MOST_FLOPS = 64  # float additions that two kernels compute rather than one stores their result and the other reads it
+MOST_FLOPS = 64  # float additions that two kernels both compute; of more, one kernel stores the result for the other
 
 
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class Split:
     chains: tuple[tuple[Index, ...], ...]
 
     def dims(self, original: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions of the parts of dimensions of the original tensor."""
+        """Return the dimensions of the split tensor that are parts of these dimensions of the original one."""
         starts = [sum(map(len, self.chains[:k])) for k in range(len(self.chains))]
         return tuple(starts[k] + j for k in original for j in range(len(self.chains[k])))
 

@@ -89,7 +89,7 @@ class Kernel:
         return " + ".join(parts)
 
     def step(self, v: View, axis: int, position: str) -> str:
-        """Return how far a position along an axis is from the first."""
+        """Return the distance in memory of a position along an axis from the first one."""
         n, stride = v.sizes[axis], v.strides[axis]
         if stride == 1:
             return position

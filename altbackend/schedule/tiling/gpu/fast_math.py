@@ -35,7 +35,7 @@ def only_low_precision(p: Program, k: Kernel) -> bool:
 
 
 def with_fast_math(p: Program, k: Kernel) -> dict[Loop, Value]:
-    """Return the new values of nodes in which rounding hides functions: these take their cheap form.
+    """Return new values of nodes where a rounding hides the errors of functions: these take their cheap form.
 
     The key is the node, since several nodes may write parts of one buffer.
     """
