@@ -148,7 +148,7 @@ class Scalars:
         return self._let(level, f"tl.load({self.parameters.of(buffer)} + {text}{mask})", v.dtype, axes)
 
     def _lookup(self, x: Value, small: bool) -> tuple[Value, Value | None]:
-        """Return a position that is read from data, and the name that says whether it is in range, if it may not be."""
+        """Return a position that is read from data. If it may be out of range, also return the name of its check."""
         level = self._level(x)
         if x.op != "wrap_index":
             return self._narrow(level, self.bind(x), small), None

@@ -1,8 +1,8 @@
 """Find functions whose cheaper form is hidden by a rounding to 16 bits that follows.
 
 A kernel whose floats in memory all have 16 bits may use the cheap forms everywhere. Other kernels store float32 too, as
-a training step does its statistics. There a function may be cheap if every result that depends on it is rounded first,
-through arithmetic that does not magnify an error.
+a training step does its statistics. In such a kernel a function may be cheap if every result that depends on it is
+rounded first, and the arithmetic between them does not magnify an error.
 """
 
 from __future__ import annotations
