@@ -1,8 +1,8 @@
 """Run short vector loops in whole vectors: the last one begins where it ends with the loop, over elements done before.
 
-A vector loop computes the iterations that fill no vector one by one. Of 24 elements, those are
-the last 8: their exponentials and logarithms took three times as long as those of the other 16. A loop that reads
-nothing it writes computes the same values a second time.
+A vector loop computes the iterations that fill no vector one by one. Of 24 elements, those are the last 8: their
+exponentials and logarithms took three times as long as those of the other 16. A loop that reads nothing it writes
+computes the same values a second time.
 """
 
 from __future__ import annotations
