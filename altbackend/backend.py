@@ -86,15 +86,15 @@ def trace_and_compile(
 
 def _has_unknown_layouts(gm: torch.fx.GraphModule, inputs: Values) -> bool:
     """Return whether an input in oneDNN's layout is more than a packed weight of quantised operators."""
-    held = zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False)
-    return any(isinstance(x, torch.Tensor) and x.is_mkldnn and not packed.is_packed(n) for n, x in held)
+    bindings = zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False)
+    return any(isinstance(x, torch.Tensor) and x.is_mkldnn and not packed.is_packed(n) for n, x in bindings)
 
 
 def _captured_passes(gm: torch.fx.GraphModule, cfg: Config, trace: Trace) -> None:
     """Run the passes over the captured graph; write their decisions, since the record of this graph may not end."""
-    known = len(trace.decisions)
+    earlier_decisions = len(trace.decisions)
     fx_passes.pre_grad(gm, cfg, trace)
-    if len(trace.decisions) > known:
+    if len(trace.decisions) > earlier_decisions:
         trace.write()
 
 

@@ -19,8 +19,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., object]]:
     """Return the decompositions of those operators that this process has defined so far."""
-    found = ((operator_of(f"quantized_decomposed::{name}"), steps) for name, steps in _STEPS.items())
-    return {op: steps for op, steps in found if op is not None}
+    operators = ((operator_of(f"quantized_decomposed::{name}"), steps) for name, steps in _STEPS.items())
+    return {op: steps for op, steps in operators if op is not None}
 
 
 def _round(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -54,8 +54,8 @@ def compile_with_persistent_cache(
     """Compile `f(*args, **kwargs)`, the operator `ns::op_overload_name`, and return the path of the stored library.
 
     The library and the form of its inputs lie in the cache folder; a later call with inputs of that form, in any
-    process, finds them. Raise BadGraph for dynamic shapes, for another device than the CPU, and for arguments of a
-    type that no library takes, or the errors of `altbackend.aot_compile`.
+    process, finds them. Raise BadGraph for dynamic shapes, another device than the CPU, or an argument of
+    a type that no library takes. Raise the errors of `altbackend.aot_compile` too.
     """
     what = f"{ns}::{op_overload_name}"
     if dynamic or dynamic_shapes:

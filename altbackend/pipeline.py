@@ -261,10 +261,10 @@ def _log_frozen(frozen: weights.Split | None, names: Sequence[str], job: Job, tr
     """Offer the graph of the weight prologue to the debug folder, and name the parameters that remain inputs."""
     if frozen is None:
         return
-    prologue, kept = frozen.prologue, [names[k] for k in frozen.inputs if k in set(job.static_inputs)]
+    prologue, unfrozen = frozen.prologue, [names[k] for k in frozen.inputs if k in set(job.static_inputs)]
     trace.artifact("frozen_graph.txt", lambda: prologue.print_readable(print_output=False), "graph")
-    count = f"{len(job.static_inputs) - len(kept)} of {len(job.static_inputs)} parameters"
-    trace.decision(DecisionKind.FREEZING, count, "folded", f"inputs that remain: {', '.join(kept) or 'none'}")
+    count = f"{len(job.static_inputs) - len(unfrozen)} of {len(job.static_inputs)} parameters"
+    trace.decision(DecisionKind.FREEZING, count, "folded", f"inputs that remain: {', '.join(unfrozen) or 'none'}")
 
 
 def layouts_of(gm: torch.fx.GraphModule, job: Job) -> Layouts:

@@ -24,7 +24,7 @@ QUESTIONS = ("What", "Whether", "How", "Why", "Where", "Which", "Who", "When")
 # Names that the field's terms have replaced. A few stand for something else now (`refine`).
 RENAMED = words(
     "halves outline late_symbols hoisted bodies _settle Placed refine rechain NotHere remembered several digits CHEAP "
-    "kept held made again crossed pieces"
+    "kept held made again crossed pieces found known"
 )
 
 
@@ -39,12 +39,12 @@ class Module:
 
 def modules(root: Path) -> list[Module]:
     """Return the modules of the package in a checkout."""
-    found = []
+    ms = []
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         text = path.read_text()
-        found.append(Module(".".join(p for p in parts if p != "__init__"), text, ast.parse(text)))
-    return found
+        ms.append(Module(".".join(p for p in parts if p != "__init__"), text, ast.parse(text)))
+    return ms
 
 
 def facts(root: Path) -> dict[str, str]:
@@ -122,8 +122,8 @@ def _imported(m: Module, is_package: bool, names: Mapping[str, object]) -> Itera
 def _sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a page, without code, tables, headings and the marks of lists."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    kept = [line for line in text.split("\n") if not line.lstrip().startswith(("|", "#"))]
-    for paragraph in re.split(r"\n\s*\n|\n\s*[-*0-9.]+ ", "\n".join(kept)):
+    prose = [line for line in text.split("\n") if not line.lstrip().startswith(("|", "#"))]
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*0-9.]+ ", "\n".join(prose)):
         for sentence in re.split(r"(?<=[.:;!?])\s+", paragraph.strip()):
             if len(sentence.split()) > 2:
                 yield sentence

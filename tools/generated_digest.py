@@ -77,13 +77,13 @@ def normalised(text: str) -> str:
 
 def _without_python_comments(text: str) -> str:
     """Docstrings stay away too: a string that is a statement of its own."""
-    kept, first = [], True
+    spellings, first = [], True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (first and token.type == tokenize.STRING):
             continue
         first = token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
-        kept.append((token.type, token.string))
-    return "\n".join(" ".join(s for _, s in line) for line in _lines(kept))
+        spellings.append((token.type, token.string))
+    return "\n".join(" ".join(s for _, s in line) for line in _lines(spellings))
 
 
 def _lines(tokens: list[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
@@ -123,12 +123,12 @@ def main() -> int:
     digests, differ = {}, []
     for case, mode, device in wanted(chosen.suite, chosen.cases):
         key, start = f"{case.name}-{mode}-{device}", time.monotonic()
-        found = case_codes(case, mode, device)
-        texts = [text_of(c) for c in found]
+        compiled = case_codes(case, mode, device)
+        texts = [text_of(c) for c in compiled]
         digests[key] = hashlib.sha256("\0".join(texts).encode()).hexdigest()
         verdict = "" if not before else "equal" if before.get(key) == digests[key] else "DIFFERS"
         differ += [key] * (verdict == "DIFFERS")
-        kernels = f"{sum(c.kernels for c in found)} kernels, {sum(c.library_calls for c in found)} library calls"
+        kernels = f"{sum(c.kernels for c in compiled)} kernels, {sum(c.library_calls for c in compiled)} library calls"
         print(f"{key:34} {digests[key][:12]} {kernels:36} {time.monotonic() - start:5.1f} s {verdict}", flush=True)
         if chosen.text:
             chosen.text.mkdir(parents=True, exist_ok=True)

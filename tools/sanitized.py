@@ -70,8 +70,8 @@ def graph() -> None:
 
 def _runtime(name: str) -> str:
     """Return the path of a runtime of the compiler."""
-    found = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-    return str(Path(found.stdout.strip()).resolve())
+    process = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return str(Path(process.stdout.strip()).resolve())
 
 
 def main() -> int:

@@ -77,10 +77,10 @@ def remez(fit: Fit) -> tuple[list[mp.mpf], mp.mpf]:
         worst = max(abs(e) for e in error)
         if worst <= level * mp.mpf("1.002"):
             break
-        found = extrema(error, count)
-        if len(found) < count:
+        extremal_points = extrema(error, count)
+        if len(extremal_points) < count:
             break
-        points = found
+        points = extremal_points
     return coefficients, worst
 
 

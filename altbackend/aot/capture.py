@@ -82,19 +82,19 @@ def capture(
     graph = export.without_guards(gm)
     values, in_spec, out_spec = _trees(gm, graph, args, kwargs)
     mode = export.fake_mode_of(graph)
-    known = export.guard_count(mode) if exported or declared else 0
+    earlier_guards = export.guard_count(mode) if exported or declared else 0
     leaves, fakes = _leaves(graph, values, mode)
     names = _weight_names(gm, graph)
     module = _Flat(gm, graph, names, values)
     with mode:
-        held = [mode.from_tensor(_attribute(gm, n), static_shapes=True) for n in names]
+        fake_weights = [mode.from_tensor(_attribute(gm, n), static_shapes=True) for n in names]
     composite = aot_autograd.undecomposed(decomp.taken_apart(cfg.numerics))
     with aot_autograd.functorch_settings(), composite, torch.no_grad(), fx_traceback.preserve_node_meta():
-        traced, written = export.traced(module, [*held, *fakes], decomp.table(cfg.numerics))
+        traced, written = export.traced(module, [*fake_weights, *fakes], decomp.table(cfg.numerics))
     _write_back(traced, written)
     _without_own_frames(traced)
     weights = tuple(_weight(gm, n, k in written) for k, n in enumerate(names))
-    conditions = tuple(python_text(c) for c in export.guards_of(mode, known))
+    conditions = tuple(python_text(c) for c in export.guards_of(mode, earlier_guards))
     ranges = {s: (lo, ex.UNBOUNDED if hi is None else hi) for s, (lo, hi) in export.ranges_of(mode, declared).items()}
     return Captured(traced, weights, leaves, in_spec, out_spec, ranges, conditions)
 
@@ -184,12 +184,12 @@ class _Flat(torch.nn.Module):
     def __init__(self, gm: GraphModule, graph: Graph, names: Sequence[str], values: Sequence[object]) -> None:
         super().__init__()
         # in a tuple, so that the weights are no parameters of this module
-        self.held = (gm, graph)
+        self.module_and_graph = (gm, graph)
         self.names, self.values = names, values
 
     def forward(self, *tensors: torch.Tensor) -> tuple[object, ...]:
         """Interpret the graph. `tensors`: the weights, then the tensor inputs."""
-        gm, graph = self.held
+        gm, graph = self.module_and_graph
         weights = dict(zip(self.names, tensors, strict=False))
         rest = iter(tensors[len(self.names) :])
         interpreter = _Interpreter(gm, weights)

@@ -35,13 +35,13 @@ def first_difference(program: ExportedProgram, model: AotModel, inputs: Sequence
 
 def _of_weights(program: ExportedProgram, model: AotModel) -> str:
     """Return which weight of the library is not that of the program, and the first operator that reads it."""
-    held, state = model.current_weights(), {**program.constants, **program.state_dict}
+    weights, state = model.current_weights(), {**program.constants, **program.state_dict}
     names = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
     for n in program.graph.find_nodes(op="placeholder"):
         name = names.get(n.name, "")
-        if name not in held or name not in state or not n.users:
+        if name not in weights or name not in state or not n.users:
             continue
-        reason = differences([held[name]], [state[name].detach()])
+        reason = differences([weights[name]], [state[name].detach()])
         if reason:
             return f"weight {name}, which {_described(next(iter(n.users)))} reads: {reason.removeprefix('result 0: ')}"
     return ""
@@ -58,16 +58,17 @@ def _of_operators(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> s
     for n, a, b in zip(nodes, got, want, strict=True):
         if reason := differences([a], [b]):
             return f"{_described(n)}: {reason.removeprefix('result 0: ')}"
-    low, high, found = 0, len(nodes) - 1, ""
+    low, high, first_difference = 0, len(nodes) - 1, ""
     while low <= high:
         middle = (low + high) // 2
         reason = differences(*_results(module, [nodes[middle]], inputs))
         if reason:
-            found = f"{_described(nodes[middle])}, in one kernel with others: {reason.removeprefix('result 0: ')}"
+            reason = reason.removeprefix("result 0: ")
+            first_difference = f"{_described(nodes[middle])}, in one kernel with others: {reason}"
             high = middle - 1
         else:
             low = middle + 1
-    return found
+    return first_difference
 
 
 def _described(n: Node) -> str:
@@ -93,8 +94,8 @@ def _results(
 
 def _probe(module: GraphModule, nodes: Sequence[Node]) -> GraphModule:
     """Return the beginning of a program up to the last of `nodes`, whose results it returns."""
-    kept = list(module.graph.nodes)
-    places = [kept.index(n) for n in nodes]
+    originals = list(module.graph.nodes)
+    places = [originals.index(n) for n in nodes]
     graph = snapshot(module.graph)()
     graph.set_codegen(CodeGen())  # flat arguments and results
     copies = list(graph.nodes)

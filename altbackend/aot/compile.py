@@ -120,13 +120,13 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
                     file.write(chunk)
             file.write(code.block)
         binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
-    pieces = [binary]
+    chunks = [binary]
     appended: Iterable[bytes] = ()
     if content.appended:
-        pieces.append(b"\0" * (-len(binary) % weights.AFTER_CODE))
+        chunks.append(b"\0" * (-len(binary) % weights.AFTER_CODE))
         appended = block.with_header()
     path = _output_path(hashlib.sha256(binary + block.digest.encode()).hexdigest()[:40], cfg)
-    _replace(path, itertools.chain(pieces, appended))
+    _replace(path, itertools.chain(chunks, appended))
     files = [path]
     if cfg.aot_constants == "file" and captured.weights:
         beside = path.with_name(text.weights_name(block))

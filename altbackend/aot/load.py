@@ -38,7 +38,7 @@ class AotModel:
 
     def __init__(self, library: Path, shown: str, device: str = "") -> None:
         self.path = shown
-        self.kept: tuple[torch.Tensor, ...] = ()  # weights that other models may share
+        self.shared_weights: tuple[torch.Tensor, ...] = ()  # weights that other models may share
         self._library = _opened(library)
         self.description = _description(library, self._library)
         try:
@@ -210,10 +210,10 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
     facts = manifest.read(path)["models"]
     if model not in facts:
         raise BadPackage(str(path), f"it has no model {model!r}; it has {', '.join(facts)}", "name one of them")
-    if found := manifest.misfits(path, model):
+    if misfits := manifest.misfits(path, model):
         if recompile and facts[model].get("program"):
             return _recompiled(path, model)
-        raise BadPackage(str(path), "; ".join(m.reason for m in found), found[0].todo)
+        raise BadPackage(str(path), "; ".join(m.reason for m in misfits), misfits[0].todo)
     with manifest.readable(path):
         library = _unpacked(path, model, facts[model])
     loaded = AotModel(library, f"{path}:{model}")
@@ -222,7 +222,7 @@ def _from_package(path: Path, model: str, recompile: bool) -> AotModel:
             weights = _shared_weights(archive, model)
         if weights:
             loaded.bind_weights(weights.views)
-            loaded.kept = weights.owners
+            loaded.shared_weights = weights.owners
     return loaded
 
 

@@ -35,7 +35,7 @@ def architectures(cfg: Config, device: torch.device) -> tuple[Architecture, ...]
     """Return the architectures that option `aot_architectures` names, or that of the GPU. Raise BadOptionValue."""
     if not cfg.aot_architectures:
         return (Architecture(int(torch_api.cuda_properties(device)["capability"])),)
-    found: list[Architecture] = []
+    selected: list[Architecture] = []
     for word in re.split(r"[;,\s]+", cfg.aot_architectures.strip()):
         match = _ARCHITECTURE.fullmatch(word)
         capability = 10 * int(match[1]) + int(match[2]) if match else 0
@@ -46,10 +46,10 @@ def architectures(cfg: Config, device: torch.device) -> tuple[Architecture, ...]
         if match[3] and capability >= ONE_ALONE:
             reason = f"code for {word} runs on that architecture alone: add PTX to an older one, as in 8.0+PTX;9.0"
             raise BadOptionValue("aot_architectures", cfg.aot_architectures, reason)
-        found.append(Architecture(capability))
+        selected.append(Architecture(capability))
         if match[3]:
-            found.append(Architecture(capability, ptx=True))
-    return tuple(dict.fromkeys(found))
+            selected.append(Architecture(capability, ptx=True))
+    return tuple(dict.fromkeys(selected))
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def build(jobs: Sequence[Job], wanted: Sequence[Architecture], cfg: Config) -> M
     block = bytearray()
     places = {}
     for job in distinct:
-        found = []
+        images = []
         for a in wanted:
             cubin: Cubin = futures[job, a].result()
-            found.append((len(block), cubin.shared))
+            images.append((len(block), cubin.shared))
             content = cubin.code + b"\0"  # the driver reads PTX up to its end
             block += content.ljust(-(-len(content) // ALIGN) * ALIGN, b"\0")
-        places[job] = tuple(found)
+        places[job] = tuple(images)
     return MachineCode(tuple(wanted), places, bytes(block))

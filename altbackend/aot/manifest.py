@@ -153,8 +153,8 @@ def _gpu_misfit(architectures: Sequence[tuple[int, bool]]) -> str:
     here = sorted({10 * a + b for a, b in map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))})
     if any(runs_on(c, ptx, gpu) for c, ptx in architectures for gpu in here):
         return ""
-    found = ", ".join(f"{c // 10}.{c % 10}" for c in here)
-    return f"it was compiled for GPUs of architecture {shown}, and the GPUs here are {found}"
+    gpus = ", ".join(f"{c // 10}.{c % 10}" for c in here)
+    return f"it was compiled for GPUs of architecture {shown}, and the GPUs here are {gpus}"
 
 
 def runs_on(capability: int, ptx: bool, gpu: int) -> bool:

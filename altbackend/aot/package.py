@@ -48,9 +48,9 @@ def aot_package(
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".altbackend-", dir=target.parent) as folder:
-        made = {name: _library(name, p, Path(folder), options or {}, share_weights) for name, p in named.items()}
+        libraries = {name: _library(name, p, Path(folder), options or {}, share_weights) for name, p in named.items()}
         whole = Path(folder) / "package.pt2"
-        _write(whole, named, made, share_weights, programs)
+        _write(whole, named, libraries, share_weights, programs)
         os.replace(whole, target)
     return str(target)
 
@@ -63,11 +63,11 @@ def _library(name: str, program: ExportedProgram, folder: Path, options: Mapping
 
 
 def _write(
-    path: Path, models: Mapping[str, ExportedProgram], made: Mapping[str, Library], share: bool, programs: bool
+    path: Path, models: Mapping[str, ExportedProgram], libraries: Mapping[str, Library], share: bool, programs: bool
 ) -> None:
-    entries = {name: _entry(name, library, programs) for name, library in made.items()}
-    files = {name: [*map(str, (*library.files, *_metadata(library)))] for name, library in made.items()}
-    shared = {name: {w.name: w.tensor for w in library.captured.weights} for name, library in made.items()}
+    entries = {name: _entry(name, library, programs) for name, library in libraries.items()}
+    files = {name: [*map(str, (*library.files, *_metadata(library)))] for name, library in libraries.items()}
+    shared = {name: {w.name: w.tensor for w in library.captured.weights} for name, library in libraries.items()}
     pt2.write_package(path, files, shared if share else {}, {manifest.NAME: manifest.dumps(entries)})
     if programs:
         _append_programs(path, models)
@@ -75,10 +75,12 @@ def _write(
 
 def _entry(name: str, library: Library, programs: bool) -> manifest.Entry:
     description = text.describe(library.captured, library.programs)
-    made = manifest.entry(library.path, library.files, library.target, library.storage, description)
-    found = [(a.capability, a.ptx) for a in library.architectures]
+    entry = manifest.entry(library.path, library.files, library.target, library.storage, description)
+    architectures = [(a.capability, a.ptx) for a in library.architectures]
     device = library.programs.device.type
-    return replace(made, device=device, architectures=found, program=f"{PROGRAMS}{name}.pt2" if programs else "")
+    return replace(
+        entry, device=device, architectures=architectures, program=f"{PROGRAMS}{name}.pt2" if programs else ""
+    )
 
 
 def _metadata(library: Library) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ AFTER_CODE = 1 << 16  # alignment in bytes of weights that follow code: the larg
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """A tensor in a block: `offset` and `size` in bytes of its elements, gaps of its strides included."""
 
     tensor: torch.Tensor
@@ -30,7 +30,7 @@ class Placed:
 class Block:
     """Tensors in one block of memory. `digest`: 40 hex digits of the content."""
 
-    tensors: tuple[Placed, ...]
+    tensors: tuple[PlacedTensor, ...]
     size: int
     digest: str
 
@@ -51,8 +51,8 @@ class Block:
 
 def place(tensors: Sequence[torch.Tensor]) -> Block:
     """Return the block of tensors; equal views of one storage lie in it once. Raise Unsupported for a layout."""
-    placed: list[Placed] = []
-    known: dict[tuple[object, ...], int] = {}
+    placed: list[PlacedTensor] = []
+    offsets: dict[tuple[object, ...], int] = {}
     end = 0
     for t in tensors:
         if t.layout != torch.strided or t.device.type not in ("cpu", "cuda"):
@@ -61,11 +61,11 @@ def place(tensors: Sequence[torch.Tensor]) -> Block:
             )
         size = extent(t) * t.element_size()
         key = (t.untyped_storage().data_ptr(), t.storage_offset(), t.dtype, tuple(t.shape), t.stride())
-        offset = known.get(key)
+        offset = offsets.get(key)
         if offset is None or size == 0:
-            offset = known[key] = end
+            offset = offsets[key] = end
             end += -(-size // ALIGN) * ALIGN
-        placed.append(Placed(t, offset, size))
+        placed.append(PlacedTensor(t, offset, size))
     digest = hashlib.sha256()
     for chunk in _chunks(placed, end):
         digest.update(chunk)
@@ -79,7 +79,7 @@ def extent(t: torch.Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _chunks(tensors: Sequence[Placed], total: int) -> Iterator[bytes]:
+def _chunks(tensors: Sequence[PlacedTensor], total: int) -> Iterator[bytes]:
     at = 0
     for p in sorted(tensors, key=lambda p: p.offset):
         if p.offset < at:

@@ -181,11 +181,11 @@ def _inputs(text: str) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object
         shape_text, _, dtype = item.strip().partition(":")
         sizes, named = [], dict[int, object]()
         for k, part in enumerate(p for p in shape_text.split("x") if p):
-            digits = part.lstrip("abcdefghijklmnopqrstuvwyz")
-            if not digits.isdigit():
+            size_text = part.lstrip("abcdefghijklmnopqrstuvwyz")
+            if not size_text.isdigit():
                 raise BadPackage(item, "it is no shape", "write shapes as 2x3, b2x3 or 2x3:int64")
-            sizes.append(int(digits))
-            if digits != part:
+            sizes.append(int(size_text))
+            if size_text != part:
                 named[k] = torch.export.Dim.DYNAMIC
         tensors.append(_random(sizes, getattr(torch, dtype or "float32")))
         dynamic.append(named)
@@ -203,10 +203,10 @@ def _random(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def _typed(given: dict[str, str]) -> dict[str, object]:
     """Return options from text, in the types of the options."""
     defaults = resolve(None, {}, {})
-    known = {k: getattr(defaults, k, None) for k in given}
+    default_values = {k: getattr(defaults, k, None) for k in given}
     return {
         k: type(d)(json.loads(v)) if isinstance(d, (bool, int)) else v
-        for (k, v), d in zip(given.items(), known.values(), strict=True)
+        for (k, v), d in zip(given.items(), default_values.values(), strict=True)
     }
 
 

@@ -98,15 +98,23 @@ def parser() -> argparse.ArgumentParser:
 def _add_aot(command: argparse.ArgumentParser) -> None:
     """Add the actions of the command `aot`."""
     actions = command.add_subparsers(dest="action", required=True)
-    made = actions.add_parser("compile", help="compile a module or function of a file into a package")
-    made.add_argument("source", metavar="FILE.py:NAME", help="a module, a class without arguments, or a function")
-    made.add_argument("--inputs", required=True, help="shapes: 2x3,4x5:int64; a letter makes a size dynamic: b2x3")
-    made.add_argument(
+    compile_parser = actions.add_parser("compile", help="compile a module or function of a file into a package")
+    compile_parser.add_argument(
+        "source", metavar="FILE.py:NAME", help="a module, a class without arguments, or a function"
+    )
+    compile_parser.add_argument(
+        "--inputs", required=True, help="shapes: 2x3,4x5:int64; a letter makes a size dynamic: b2x3"
+    )
+    compile_parser.add_argument(
         "-o", dest="output", required=True, metavar="OUT", help="the package (.pt2) or library (.so, .o) to write"
     )
-    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the backend")
-    shown = actions.add_parser("inspect", help="print models, inputs, weights; exit status 1 if it cannot run here")
-    shown.add_argument("file", metavar="FILE")
-    compared = actions.add_parser("compare", help="run a package beside eager; exit status 1 if results differ")
-    compared.add_argument("file", metavar="FILE")
-    compared.add_argument("--inputs", default="", help="shapes, as for compile; by default those of the package")
+    compile_parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the backend"
+    )
+    inspect_parser = actions.add_parser(
+        "inspect", help="print models, inputs, weights; exit status 1 if it cannot run here"
+    )
+    inspect_parser.add_argument("file", metavar="FILE")
+    compare_parser = actions.add_parser("compare", help="run a package beside eager; exit status 1 if results differ")
+    compare_parser.add_argument("file", metavar="FILE")
+    compare_parser.add_argument("--inputs", default="", help="shapes, as for compile; by default those of the package")

@@ -107,7 +107,7 @@ def step_memory(call: Callable[..., Tensor], module: nn.Module, inputs: Args) ->
     recorder = _Cuda(device) if device.type == "cuda" else _Cpu()
     with recorder.record():
         total = call(*inputs)
-    forward_peak, saved = recorder.peak, recorder.kept
+    forward_peak, saved = recorder.peak, recorder.remaining
     with recorder.record():
         torch.autograd.backward(total)
     module.zero_grad(set_to_none=True)
@@ -118,7 +118,7 @@ class _Cuda:
     """Measures the memory of a block of code on a GPU, relative to its start."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.peak, self.kept = device, 0, 0
+        self.device, self.peak, self.remaining = device, 0, 0
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
@@ -128,14 +128,14 @@ class _Cuda:
         yield
         torch.cuda.synchronize(self.device)
         self.peak = torch.cuda.max_memory_allocated(self.device) - before
-        self.kept = torch.cuda.memory_allocated(self.device) - before
+        self.remaining = torch.cuda.memory_allocated(self.device) - before
 
 
 class _Cpu:
     """Measures the memory of a block of code on a CPU, relative to its start, by the allocations that torch reports."""
 
     def __init__(self) -> None:
-        self.peak, self.kept = 0, 0
+        self.peak, self.remaining = 0, 0
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
@@ -145,7 +145,7 @@ class _Cpu:
         events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
         events.sort(key=lambda e: e.start_ns())
         alive = list(itertools.accumulate((e.nbytes() for e in events), initial=0))
-        self.peak, self.kept = max(alive), alive[-1]
+        self.peak, self.remaining = max(alive), alive[-1]
 
 
 def _timed(run: Callable[[], object]) -> float:

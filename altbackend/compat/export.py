@@ -111,12 +111,12 @@ def ranges_of(
     return out
 
 
-def guards_of(mode: FakeTensorMode, known: int) -> list[sympy.Basic]:
-    """Return the conditions on sizes that tracing has assumed, after the first `known`, if ranges do not imply them."""
+def guards_of(mode: FakeTensorMode, earlier_guards: int) -> list[sympy.Basic]:
+    """Return the guards on sizes that follow the first `earlier_guards`, without those that ranges imply."""
     env = mode.shape_env
     if env is None:
         return []
-    conditions = [env.simplify(g.expr) for g in env.guards[known:]]
+    conditions = [env.simplify(g.expr) for g in env.guards[earlier_guards:]]
     return [c for c in dict.fromkeys(conditions) if c not in (sympy.true, True)]
 
 

@@ -107,9 +107,9 @@ class Shim:
             names = [f"a{k}" for k in range(len(self.parameters))]
             typed = ", ".join(f"{t} {a}" for t, a in zip(self.parameters, names, strict=True))
             stem = self.name.removeprefix(_CUDA[0])
-            found = f"alt::aot::gpu_function<AOTITorchError (*)({', '.join(self.parameters)})>"
+            pointer = f"alt::aot::gpu_function<AOTITorchError (*)({', '.join(self.parameters)})>"
             name = f'"aoti_torch_" ALT_TEXT(ALT_GPU) "_{stem}"'
-            body = f"static const auto f = {found}({name}); return f({', '.join(names)});"
+            body = f"static const auto f = {pointer}({name}); return f({', '.join(names)});"
             return f"static AOTITorchError {self.name}({typed}) {{ {body} }}"
         return f'extern "C" AOTITorchError {self.name}({", ".join(self.parameters)});'
 
@@ -145,8 +145,8 @@ def shim_of(op: torch._ops.OpOverload, on_gpu: bool = False) -> Shim | None:
         stem = f"{base[:-1]}_{op._overloadname}_"
     for prefix in _CUDA if on_gpu else _CPU:
         name = prefix + stem
-        found = _declared().get(name)
-        if found == expected and (prefix != "aoti_torch_cpu_mkldnn_" or schema.name.startswith("mkldnn::")):
+        declared = _declared().get(name)
+        if declared == expected and (prefix != "aoti_torch_cpu_mkldnn_" or schema.name.startswith("mkldnn::")):
             return Shim(name, expected)
     return None
 

@@ -310,11 +310,11 @@ def take_donated_buffers(forward: torch.fx.GraphModule) -> tuple[int, ...]:
     results = forward.graph.output_node().args[0]
     assert isinstance(results, (tuple, list)), "a forward returns several values"
     saved = results[meta.tensors_saved_for_backwards_slice]
-    kept = len(saved) - (meta.num_tensors_saved_with_no_vc_check or 0)
+    checked_count = len(saved) - (meta.num_tensors_saved_with_no_vc_check or 0)
     storages = [_storage_number(n.meta.get("val")) if isinstance(n, torch.fx.Node) else None for n in saved]
     first, users = meta.num_symints_saved_for_bw or 0, Counter(storages)
-    alone = [storage is not None and users[storage] == 1 for storage in storages[:kept]]
-    return tuple(k for k in listed if k - first < kept and alone[k - first])
+    alone = [storage is not None and users[storage] == 1 for storage in storages[:checked_count]]
+    return tuple(k for k in listed if k - first < checked_count and alone[k - first])
 
 
 def _storage_number(value: object) -> int | None:
@@ -353,9 +353,9 @@ def view_steps(info: object) -> list[tuple[str, tuple[object, ...], int]] | None
     steps = []
     for step in sequence:
         fields = step.as_tuple()  # symbolic; of several results the number; views stay views; how it is inverted; ...
-        several = type(fields[1]) is int
+        has_part = type(fields[1]) is int
         name = type(step).__name__.removesuffix("_ViewMeta")
-        steps.append((name, tuple(fields[4 if several else 3 :]), fields[1] if several else -1))
+        steps.append((name, tuple(fields[4 if has_part else 3 :]), fields[1] if has_part else -1))
     return steps
 
 

@@ -126,8 +126,8 @@ def _flags(unit: Unit, target: str, cfg: Config) -> tuple[str, ...]:
         return (*_HOST, *_prefixed(cfg), stable_abi.TARGET_FLAG, include, f"-I{stable_abi.INCLUDE}")
     float8 = () if torch_api.float8_saturates() else ("-DALT_E4M3FN_SATURATE=0",)
     number, count = unit.piece
-    pieces = (f"-DALT_UNITS={count}", f"-DALT_UNIT={number}") if count > 1 else ()
-    return (*isa.flags(target), *_KERNELS, *_prefixed(cfg), *float8, *pieces, include)
+    unit_flags = (f"-DALT_UNITS={count}", f"-DALT_UNIT={number}") if count > 1 else ()
+    return (*isa.flags(target), *_KERNELS, *_prefixed(cfg), *float8, *unit_flags, include)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Replace additions of packed 16-bit integers in PTX, which NVIDIA's assembler translates wrongly.
 
-Where two `add.s16x2` share an operand that is a constant, ptxas (12.8 to 13.1 at least) drops the constant of one of
-them in one half: triton-lang/triton#11581. LLVM makes such additions of indices that fit into 16 bits.
+Two `add.s16x2` may share an operand that is a constant. ptxas (12.8 to 13.1 at least) then drops the constant of one
+of them in one half: triton-lang/triton#11581. LLVM makes such additions of indices that fit into 16 bits.
 """
 
 from __future__ import annotations

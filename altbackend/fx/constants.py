@@ -33,7 +33,7 @@ class Propagation:
     gm: GraphModule
     attributes: Mapping[str, object]
     user_classes: bool = False
-    known: dict[Node, Any] = field(default_factory=dict)
+    values: dict[Node, Any] = field(default_factory=dict)
 
     def run(self) -> int:
         """Fold all constant calls; return their number."""
@@ -41,17 +41,19 @@ class Propagation:
         with torch_api.real_tensors(), torch.no_grad():
             for n in self.gm.graph.nodes:
                 if n.op == "get_attr" and n.target in self.attributes:
-                    self.known[n] = self.attributes[str(n.target)]
+                    self.values[n] = self.attributes[str(n.target)]
                 elif self._foldable(n, pure):
                     self._compute(n)
-        folded = [n for n in self.known if n.op != "get_attr" and self._is_read(n)]
+        folded = [n for n in self.values if n.op != "get_attr" and self._is_read(n)]
         return sum(self._replace(n, aliases) for n in folded)
 
     def _is_read(self, n: Node) -> bool:
-        return any(user not in self.known for user in n.users)
+        return any(user not in self.values for user in n.users)
 
     def _foldable(self, n: Node, pure: Purity) -> bool:
-        if not all(a in self.known for a in n.all_input_nodes) or any(a.op == "placeholder" for a in n.all_input_nodes):
+        if not all(a in self.values for a in n.all_input_nodes) or any(
+            a.op == "placeholder" for a in n.all_input_nodes
+        ):
             return False
         if written_by(n) or any(n in written_by(user) for user in n.users):
             return False
@@ -71,18 +73,18 @@ class Propagation:
         return module in _MODULES and not any(word in name for word in _RANDOM)
 
     def _compute(self, n: Node) -> None:
-        args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), self.known.__getitem__)
+        args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), self.values.__getitem__)
         try:
             if n.op == "call_method":
-                self.known[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)
+                self.values[n] = getattr(args[0], str(n.target))(*args[1:], **kwargs)
             else:
-                self.known[n] = function_of(n)(*args, **kwargs)
+                self.values[n] = function_of(n)(*args, **kwargs)
         except Exception:  # the call raises when the program runs
-            self.known.pop(n, None)
+            self.values.pop(n, None)
 
     def _replace(self, n: Node, aliases: Aliases) -> int:
         """Replace a call by its value if nobody can write to it or keep it; return the number of replaced calls."""
-        value = self.known[n]
+        value = self.values[n]
         if _is_literal(value):
             if isinstance(value, float) and math.isnan(value):
                 return 0
@@ -101,8 +103,8 @@ class Propagation:
     def _pays(self, n: Node) -> bool:
         """Return whether the value takes little more memory than the constants from which it is computed."""
         sources = {a for a in ancestors(n) if a.op == "get_attr"}
-        before = sum(_bytes(self.known[a]) for a in sources if a in self.known)
-        return _bytes(self.known[n]) <= before + LARGEST_GROWTH
+        before = sum(_bytes(self.values[a]) for a in sources if a in self.values)
+        return _bytes(self.values[n]) <= before + LARGEST_GROWTH
 
 
 def _bytes(x: object) -> int:

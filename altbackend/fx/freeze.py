@@ -85,13 +85,13 @@ def mutable_attributes(gm: GraphModule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _constants(gm: GraphModule, kept: set[str], preserve_parameters: bool) -> dict[str, torch.Tensor]:
+def _constants(gm: GraphModule, preserved: set[str], preserve_parameters: bool) -> dict[str, torch.Tensor]:
     """Return the values of the attributes that become constants, by the target of their nodes."""
-    storages = {_storage(attribute(gm, name)) for name in kept if _storage(attribute(gm, name))}
+    storages = {_storage(attribute(gm, name)) for name in preserved if _storage(attribute(gm, name))}
     constants: dict[str, torch.Tensor] = {}
     for n in gm.graph.find_nodes(op="get_attr"):
         name, value = str(n.target), attribute(gm, str(n.target))
-        if name in kept or isinstance(value, torch.nn.Module) or _storage(value) in storages:
+        if name in preserved or isinstance(value, torch.nn.Module) or _storage(value) in storages:
             continue
         if preserve_parameters and isinstance(value, torch.nn.Parameter):
             continue
@@ -122,9 +122,9 @@ def remove_unread(gm: GraphModule, preserved: Sequence[str]) -> None:
         return any(name == r or name.startswith(f"{r}.") or r.startswith(f"{name}.") for r in read)
 
     for path, owner in list(gm.named_modules()):
-        for held in (owner._parameters, owner._buffers):
-            for name in [name for name in held if not is_read(f"{path}.{name}".lstrip("."))]:
-                del held[name]
+        for tensors in (owner._parameters, owner._buffers):
+            for name in [name for name in tensors if not is_read(f"{path}.{name}".lstrip("."))]:
+                del tensors[name]
     for path in [path for path, _ in gm.named_modules() if path and not is_read(path)]:
         parent, _, last = path.rpartition(".")
         try:

@@ -46,9 +46,9 @@ def _two_steps(condition: GraphModule, body: GraphModule, carried: int, more: in
     rest = tuple(inputs[carried:])
     first = graph.call_module("body", tuple(inputs))
     values = tuple(graph.call_function(operator.getitem, (first, k)) for k in range(carried))
-    again = graph.call_module("condition", (*values, *rest))
+    predicate = graph.call_module("condition", (*values, *rest))
     branches = graph.get_attr("body"), graph.get_attr("same")
-    second = graph.call_function(torch.ops.higher_order.cond, (again, *branches, (*values, *rest)))
+    second = graph.call_function(torch.ops.higher_order.cond, (predicate, *branches, (*values, *rest)))
     graph.output(tuple(graph.call_function(operator.getitem, (second, k)) for k in range(carried)))
     return GraphModule(root, graph)
 

@@ -35,8 +35,8 @@ def finalize_quantized(module: Program, preserved_attrs: Sequence[str] = ()) -> 
     inline(gm)
     _complete(gm)
     _take_apart(gm)
-    kept = {*preserved_attrs, *mutable_attributes(gm)}
-    constants = [str(n.target) for n in gm.graph.find_nodes(op="get_attr") if n.target not in kept]
+    excluded = {*preserved_attrs, *mutable_attributes(gm)}
+    constants = [str(n.target) for n in gm.graph.find_nodes(op="get_attr") if n.target not in excluded]
     cfg = resolve(options={"freezing": True})
     ctx = Context(cfg, Trace("finalize_quantized", cfg), attributes=frozenset(constants))
     for rule in (linears.call_onednn, products.run, convolutions.run):

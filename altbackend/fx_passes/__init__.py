@@ -43,8 +43,8 @@ def disabled_passes(cfg: Config) -> frozenset[str]:
     """Return the names in the option `disabled_passes`. Raises BadOptionValue for a name that no optional pass has."""
     names = frozenset(name.strip() for name in cfg.disabled_passes.split(",")) - {""}
     if unknown := sorted(names - _optional()):
-        known = ", ".join(sorted(_optional()))
-        raise BadOptionValue("disabled_passes", ", ".join(unknown), f"it names passes among: {known}")
+        valid_names = ", ".join(sorted(_optional()))
+        raise BadOptionValue("disabled_passes", ", ".join(unknown), f"it names passes among: {valid_names}")
     return names
 
 
@@ -102,17 +102,17 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
 
 def _bodies(gm: GraphModule) -> list[GraphModule]:
     """Return the graphs that control flow runs in a graph and in such graphs, each once."""
-    found: dict[GraphModule, None] = {}
+    subgraphs: dict[GraphModule, None] = {}
     pending = [gm]
     while pending:
         outer = pending.pop()
         for n in outer.graph.find_nodes(op="get_attr"):
             inner = attribute(outer, str(n.target))
             users = {getattr(u.target, "_name", "") for u in n.users}
-            if isinstance(inner, GraphModule) and inner not in found and users and users <= set(_CONTROL_FLOW):
-                found[inner] = None
+            if isinstance(inner, GraphModule) and inner not in subgraphs and users and users <= set(_CONTROL_FLOW):
+                subgraphs[inner] = None
                 pending.append(inner)
-    return list(found)
+    return list(subgraphs)
 
 
 def after_joint(gm: GraphModule, cfg: Config, trace: Trace) -> None:

@@ -1,9 +1,11 @@
 """Restore `torch.addcdiv` and `torch.addcmul` calls that Dynamo has decomposed, so that results have eager's bits.
 
-Dynamo captures `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v`, but eager computes `x + (v * a) / b`, which
-rounds differently. Under `numerics="eager"` this pass replaces the three calls by one. It does the same with
-`prims.fma(a * b, v, x)` and `prims.fma(a / b, v, x)`, as which Dynamo captures `x.addcmul_(a, b, value=v)` and
-`x.addcdiv_(a, b, value=v)`.
+Dynamo captures `torch.addcdiv(x, a, b, value=v)` as `x + (a / b) * v`. Eager computes `x + (v * a) / b`, which rounds
+differently. Under `numerics="eager"` this pass replaces the three calls by one. It also replaces the two forms in which
+Dynamo captures calls in place:
+
+    x.addcmul_(a, b, value=v)  ->  prims.fma(a * b, v, x)
+    x.addcdiv_(a, b, value=v)  ->  prims.fma(a / b, v, x)
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def _fold(gm: GraphModule, product: Product, step: _Step, constant: set[Node]) -
     low = val(call).dtype in _LOW
 
     def new(target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
-        constant.add(made := insert(gm.graph, call, target, args, kwargs))
-        return made
+        constant.add(node := insert(gm.graph, call, target, args, kwargs))
+        return node
 
     def wide(n: Node) -> Node:
         return new(aten._to_copy.default, n, dtype=torch.float32) if val(n).dtype in _LOW else n

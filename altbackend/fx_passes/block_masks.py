@@ -13,7 +13,7 @@ from .context import Context
 
 WHOLE = 1 << 30  # rows or columns of the one block of a call without a block mask
 _LISTS, _BY_COLUMN = 2, 6  # positions in the tuple of a block mask: behind two sizes, and behind the lists by rows
-_LENGTHS = (13, 17)  # of the tuple, by version of torch
+_LENGTHS = (13, 17)  # lengths of the tuple in older and newer versions of torch
 # for each operator, the position of the block mask among its arguments, and whether it reads the lists by columns
 _OPERATORS = {
     torch.ops.higher_order.flex_attention: (4, False),

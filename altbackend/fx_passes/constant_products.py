@@ -39,18 +39,18 @@ def product_of(n: Node, constant: set[Node]) -> Product | None:
         x, w, b, *_, transposed, _, groups = convolution_of(n)
         if transposed and groups != 1:  # the channels of all groups share the second dimension of the weight
             return None
-        found = Product(n, w, b, 1 if transposed else 0, 1)
+        product = Product(n, w, b, 1 if transposed else 0, 1)
     elif is_call(n, aten.mm.default, aten.addmm.default) and not n.kwargs:
         operands: tuple[Any, ...] = n.args
         *biases, x, w = operands
-        found = Product(n, w, biases[0] if biases else None, 1, -1)
+        product = Product(n, w, biases[0] if biases else None, 1, -1)
     else:
         return None
-    parts = [p for p in (found.weight, found.bias) if p is not None]
+    parts = [p for p in (product.weight, product.bias) if p is not None]
     if x in constant or any(p not in constant for p in parts) or not val(n).dtype.is_floating_point:
         return None
-    if not isinstance(val(found.weight).shape[found.weight_axis], int):
+    if not isinstance(val(product.weight).shape[product.weight_axis], int):
         return None
-    if found.bias is not None and tuple(val(found.bias).shape) != (found.channels,):
+    if product.bias is not None and tuple(val(product.bias).shape) != (product.channels,):
         return None
-    return found
+    return product

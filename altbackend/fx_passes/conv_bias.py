@@ -1,6 +1,6 @@
 """Split the bias of a convolution into an addition.
 
-On a GPU the library adds the bias in a separate pass over memory, while a generated kernel adds it together with the
+On a GPU the library adds the bias in a separate pass over memory. A generated kernel adds it together with the
 activation that follows. The gradient of the bias, which the library sums in another pass, becomes a generated sum.
 
 The library's kernel of plain depthwise images adds the bias before it rounds to 16 bits. There the bias stays: a sum of

@@ -127,9 +127,9 @@ def insert(
 def fake_call(n: Node) -> Any:
     """Return the fake value of a call, computed from those of its arguments."""
     args = torch.fx.node.map_arg(n.args, val)
-    known = None if n.kwargs else fake_values.of_call(n.target, args)
-    if known is not None:
-        return known
+    fake_value = None if n.kwargs else fake_values.of_call(n.target, args)
+    if fake_value is not None:
+        return fake_value
     kwargs = torch.fx.node.map_arg(n.kwargs, val)
     mode = fake_mode(n.graph)
     with torch.no_grad():

@@ -71,7 +71,7 @@ def _rewrite(n: Node) -> bool:
 def _suits(x: torch.Tensor, args: dict[str, Any]) -> bool:
     """Return whether the call uses its input's statistics alone, and group norm computes the same in one dtype."""
     parameters = [p.meta["example_value"] for name in ("weight", "bias") if (p := args[name]) is not None]
-    several = math.prod(x.shape[2:]) > 1  # else torch raises an error
+    has_several_points = math.prod(x.shape[2:]) > 1  # else torch raises an error
     return (
         args["use_input_stats"] is True
         and args["running_mean"] is None
@@ -79,7 +79,7 @@ def _suits(x: torch.Tensor, args: dict[str, Any]) -> bool:
         and x.device.type in DEVICES
         and x.dim() >= 3
         and not torch_api.has_symbolic_geometry(x)
-        and several
+        and has_several_points
         and x.numel() > 0
         and all(p.dtype == x.dtype for p in parameters)
     )

@@ -70,8 +70,8 @@ def _site(loss: Node) -> Site | str:
     if given.get("reduction", "mean") not in ("mean", "sum"):
         return "it is not reduced"
     logits, target = given["input"], given["target"]
-    known = all(isinstance(_value(x), torch.Tensor) for x in (logits, target))
-    if not known or not isinstance(logits, Node) or not isinstance(target, Node):
+    are_tensors = all(isinstance(_value(x), torch.Tensor) for x in (logits, target))
+    if not are_tensors or not isinstance(logits, Node) or not isinstance(target, Node):
         return "its operands are unknown"
     if _value(logits).dim() != 2 or _value(target).dim() != 1 or _value(target).is_floating_point():
         return "it is not a loss of rows of logits and of class numbers"

@@ -59,20 +59,20 @@ def copy_operands(gm: GraphModule, region: Sequence[Node], convolutions: Collect
 
 def _reached(region: Sequence[Node], convolutions: Collection[Node]) -> set[Node]:
     """Return the nodes of a region that depend on a convolution's result along images."""
-    found: set[Node] = set()
+    reached: set[Node] = set()
     for n in region:
-        if n in convolutions or any(a in found for a in n.all_input_nodes):
-            found.add(n)
-    return found
+        if n in convolutions or any(a in reached for a in n.all_input_nodes):
+            reached.add(n)
+    return reached
 
 
 def _leading(region: Sequence[Node], convolutions: Collection[Node]) -> set[Node]:
     """Return the nodes of a region on whose results the image of a convolution depends."""
-    found: set[Node] = set()
+    leading: set[Node] = set()
     for n in reversed(region):
-        if n not in convolutions and any(u in found or (u in convolutions and n in _images(u)) for u in n.users):
-            found.add(n)
-    return found
+        if n not in convolutions and any(u in leading or (u in convolutions and n in _images(u)) for u in n.users):
+            leading.add(n)
+    return leading
 
 
 def _images(n: Node) -> Sequence[object]:

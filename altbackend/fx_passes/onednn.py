@@ -153,5 +153,5 @@ def _convolution(gm: GraphModule, n: Node, constant: set[Node], pack: bool) -> i
 def _sizes(x: torch.Tensor) -> list[int]:
     """Return the sizes for which a weight is packed, those of the first call; [] if data decides a size."""
     sizes = [onednn_small.size_hint(s) for s in x.shape]
-    known = [s for s in sizes if s is not None]
-    return known if len(known) == len(sizes) else []
+    static_sizes = [s for s in sizes if s is not None]
+    return static_sizes if len(static_sizes) == len(sizes) else []

@@ -32,12 +32,12 @@ def is_small_linear(x: torch.Tensor, wt: torch.Tensor) -> bool:
 def is_small_convolution(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> bool:
     """Return whether ATen has a kernel of its own for a convolution of one group, and is faster."""
     sizes = [size_hint(s) for s in (*x.shape, *result.shape)]
-    known = [s for s in sizes if s is not None]
-    if x.dtype != torch.float32 or len(known) < len(sizes) or known[0] != 1:
+    static_sizes = [s for s in sizes if s is not None]
+    if x.dtype != torch.float32 or len(static_sizes) < len(sizes) or static_sizes[0] != 1:
         return False
-    if min(weight.shape[-2:]) > 3 or math.prod(known[:4]) > _NATIVE_ELEMENTS:
+    if min(weight.shape[-2:]) > 3 or math.prod(static_sizes[:4]) > _NATIVE_ELEMENTS:
         return False
-    points = math.prod(known[: x.dim()] if transposed else known[x.dim() :])
+    points = math.prod(static_sizes[: x.dim()] if transposed else static_sizes[x.dim() :])
     most = SMALL_CONVOLUTION_3D if x.dim() == 5 else SMALL_CONVOLUTION
     return points * math.prod(weight.shape[1:]) <= most
 

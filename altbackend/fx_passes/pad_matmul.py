@@ -1,9 +1,9 @@
 """Pad matrix products with zeros to sizes that the library computes fast, and slice the result.
 
-cuBLAS falls back to kernels that are several times slower if rows in memory are not multiples of 16 bytes, as with a
-vocabulary of 50257. Zeros along the summed dimension do not change the result; along the others they add rows or
-columns, which a view cuts off. `padding_cost.py` says which products gain. A matrix and its transpose share one padded
-copy, and with freezing the copies of weights are made once.
+cuBLAS has fast kernels only for rows that take a multiple of 16 bytes in memory. Others, such as rows of a vocabulary
+of 50257, take several times as long. Zeros along the summed dimension do not change the result. Along the others they
+add rows or columns, which a view cuts off. `padding_cost.py` says which products gain. A matrix and its transpose share
+one padded copy, and with freezing the copies of weights are made once.
 """
 
 from __future__ import annotations
@@ -156,17 +156,17 @@ def _wide_bias(gm: GraphModule, n: Node, bias: Node, more: Sizes, padded: _Copie
 
 @dataclass
 class _Copies:
-    """The padded copies that have been made, by their source and the padding."""
+    """The padded copies of operands, by their source and the padding."""
 
     gm: GraphModule
     constant: set[Node]
-    made: dict[tuple[Node, int, int], Node] = field(default_factory=dict)
+    by_padding: dict[tuple[Node, int, int], Node] = field(default_factory=dict)
 
     def has(self, x: Node, more: Sizes, is_first: bool) -> bool:
         """Return whether an operand has been padded for another product."""
         rows, columns = more[:2] if is_first else more[1:]
         source, turned = _source(x)
-        return (source, *((columns, rows) if turned else (rows, columns))) in self.made
+        return (source, *((columns, rows) if turned else (rows, columns))) in self.by_padding
 
     def of(self, x: Node, rows: int, columns: int) -> Node:
         """Return `x` with zero rows and columns added."""
@@ -175,10 +175,10 @@ class _Copies:
         source, turned = _source(x)
         if turned:
             return self._new(_following(x), aten.transpose.int, (self.of(source, columns, rows), -2, -1), x)
-        if (x, rows, columns) not in self.made:
+        if (x, rows, columns) not in self.by_padding:
             args = (x, [0, columns, 0, rows])
-            self.made[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
-        return self.made[x, rows, columns]
+            self.by_padding[x, rows, columns] = self._new(_following(x), aten.constant_pad_nd.default, args, x)
+        return self.by_padding[x, rows, columns]
 
     def _new(self, before: Node, target: Callable[..., object], args: tuple[Argument, ...], source: Node) -> Node:
         new = insert(self.gm.graph, before, target, args)

@@ -20,8 +20,8 @@ import torch
 
 from ..compat import torch_api
 
-BYTES_PER_US = 4.2e6  # of a copy
-START_US = 2.0  # of a product
+BYTES_PER_US = 4.2e6  # speed of a copy
+START_US = 2.0  # time of a product without terms
 COPY_START_US = 1.0
 LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
 ALIGNED = 16  # bytes

@@ -59,15 +59,15 @@ def apply_rules(gm: GraphModule, exact: bool = False, done: list[Rewrite] | None
         merged = cse.eliminate(gm.graph)
         removed = no_ops_of(gm, NO_OPS)
         (done if done is not None else []).extend(removed)
-        found = {
+        rewrite_counts = {
             "common subexpressions": merged,
             **counts(removed),
             "cat of cat -> cat": join_cats(gm),
             "uniform values": uniform(gm, exact),
         }
-        for k, v in found.items():
+        for k, v in rewrite_counts.items():
             total[k] = total.get(k, 0) + v
-        if not any(found.values()):
+        if not any(rewrite_counts.values()):
             break
         drop_dead(gm.graph)
     return {k: v for k, v in total.items() if v}

@@ -24,7 +24,7 @@ from .json_values import NotCacheable, encode
 Parts = dict[str, dict[str, str]]  # part of the key -> its values by name
 _ALSO_CODE = ("threads",)  # options that only affect running, but that the scheduler reads
 MOST_NAMED = 3  # differences that an explanation lists
-MOST_CHARS = 200  # of each value in an explanation
+MOST_CHARS = 200  # characters of each value in an explanation
 
 
 def parts_of(gm: GraphModule, cfg: Config, job: Mapping[str, object]) -> Parts:

@@ -220,8 +220,8 @@ class Recording:
         """Note all conditions on sizes. Must be called when AOTAutograd has returned."""
         if isinstance(self.query, str):
             return
-        if found := torch_api.conditions_on_floats() - self.query.met:
-            self._give_up(f"it holds for some numbers alone, which no size tells: {min(found)}")
+        if float_conditions := torch_api.conditions_on_floats() - self.query.met:
+            self._give_up(f"it holds for some numbers alone, which no size tells: {min(float_conditions)}")
             return
         try:
             self.conditions = torch_api.conditions(self.query.numbers)

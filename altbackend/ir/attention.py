@@ -141,15 +141,15 @@ def bounds(v: Value, of: Extents) -> tuple[float, float]:
         case "name" if v.attr in of:
             return 0, ex.bounds(of[v.attr])[1] - 1
         case "cast":
-            found = bounds(v.args[0], of)
+            interval = bounds(v.args[0], of)
         case "add" | "sub" | "minimum" | "maximum":
             (a, b), (c, d) = (bounds(x, of) for x in v.args)
             sums = {"add": (a + c, b + d), "sub": (a - d, b - c)}
-            found = ({"minimum": (min(a, c), min(b, d)), "maximum": (max(a, c), max(b, d))} | sums)[v.op]
+            interval = ({"minimum": (min(a, c), min(b, d)), "maximum": (max(a, c), max(b, d))} | sums)[v.op]
         case _:
             return _ANY
     limits = torch.iinfo(v.dtype)
-    return found if limits.min <= found[0] and found[1] <= limits.max else _ANY
+    return interval if limits.min <= interval[0] and interval[1] <= limits.max else _ANY
 
 
 def is_position(at: Value, size: Index, of: Extents) -> bool:

@@ -290,12 +290,12 @@ def operands(v: Value) -> tuple[Value, ...]:
 def loads(root: Value) -> tuple[tuple[str, Index], ...]:
     """Return (buffer, index) of every load, each once."""
     if root._loads is None:
-        found: dict[tuple[str, Index], None] = {}
+        distinct_loads: dict[tuple[str, Index], None] = {}
         for v in operands(root):
-            found.update(dict.fromkeys(loads(v)))
+            distinct_loads.update(dict.fromkeys(loads(v)))
         if root.op == "load":
-            found[root.attr] = None
-        root._loads = tuple(found)
+            distinct_loads[root.attr] = None
+        root._loads = tuple(distinct_loads)
     return root._loads
 
 

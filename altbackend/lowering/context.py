@@ -59,7 +59,7 @@ class Ctx:
     reading: dict[str, dict[torch.fx.Node | Stored, None]] = field(default_factory=dict)
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
-    returned: Counter[object] = field(default_factory=Counter)  # per node, the number of the graph's results that it is
+    returned: Counter[object] = field(default_factory=Counter)  # per node, how many of the graph's results it is
     destination: View | None = None  # the memory that the node being lowered updates
 
     @property
@@ -273,8 +273,8 @@ class Ctx:
             if isinstance(lowered, Tensor) and _reads(lowered, buffer):
                 self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=True))
             elif isinstance(lowered, (tuple, list)):
-                kept = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
-                self.bind(n, type(lowered)(kept))
+                realized = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
+                self.bind(n, type(lowered)(realized))
 
 
 def tensors_in(lowered: object) -> list[Tensor]:

@@ -82,10 +82,10 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[s
     val = node.meta.get("val")
     results = _Results(ctx, node, unbacked_symbols.of_call(ctx, node))
     # an operator with subgraphs is replaced in the argument form that all versions of torch share
-    bodies = target in control_flow.FUNCTIONS and not kwargs
-    runs = target if target in control_flow.FUNCTIONS and not bodies else _REPLACED.get(target, target)
+    in_shared_form = target in control_flow.FUNCTIONS and not kwargs
+    runs = target if target in control_flow.FUNCTIONS and not in_shared_form else _REPLACED.get(target, target)
     lowered = _map(val, results.add)
-    aliases = operands_in_results(ctx, converted) if bodies else _aliased(target, converted, named)
+    aliases = operands_in_results(ctx, converted) if in_shared_form else _aliased(target, converted, named)
     results.symbols.bind(results.outs)
     ctx.emit(
         Extern(
@@ -104,7 +104,7 @@ def call(ctx: Ctx, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[s
             origins=ctx.origins(),
         )
     )
-    views = aliases and not bodies and not mutated
+    views = aliases and not in_shared_form and not mutated
     if (
         views
         and in_an_input(node, written=True)
@@ -261,11 +261,13 @@ def with_strides(ctx: Ctx, t: Tensor, strides: tuple[Index, ...], offset: Index 
 
 def _is_not_dense(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
     """Return whether static strides leave gaps or let points share an element; False for symbolic ones."""
-    known = [(step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)]
-    if len(known) < len(sizes) or any(n == 0 for _, n in known):
+    static_pairs = [
+        (step, n) for step, n in zip(strides, sizes, strict=True) if isinstance(step, int) and isinstance(n, int)
+    ]
+    if len(static_pairs) < len(sizes) or any(n == 0 for _, n in static_pairs):
         return False
     expected = 1
-    for step, n in sorted(pair for pair in known if pair[1] != 1):
+    for step, n in sorted(pair for pair in static_pairs if pair[1] != 1):
         if step != expected:
             return True
         expected *= n

@@ -53,7 +53,7 @@ def lowers(*names: str) -> Callable[[L], L]:
 
 def lowering_of(target: object) -> Lowering | None:
     """Return the lowering of a call's target, or None."""
-    found = LOWERINGS.get(target)
-    if found is None and isinstance(target, torch._ops.OpOverload):
-        found = LATER.get(f"{target.namespace}::{target._opname}.{target._overloadname}")
-    return found
+    lowering = LOWERINGS.get(target)
+    if lowering is None and isinstance(target, torch._ops.OpOverload):
+        lowering = LATER.get(f"{target.namespace}::{target._opname}.{target._overloadname}")
+    return lowering

@@ -92,8 +92,8 @@ def _choices(chooser: Chooser, fastest: Choice) -> Iterator[Choice]:
     narrow = [n for n in boundaries(chooser.liveness) if n in chooser.prices and n in chooser.liveness.needed]
     for stride in _strides(len(narrow)):
         yield chooser.choose_with(dict.fromkeys(narrow[::-stride], KEPT), bans)
-    for kept in _kept(chooser, fastest, narrow, bans):
-        yield chooser.choose_with(kept, bans)
+    for saved in _kept(chooser, fastest, narrow, bans):
+        yield chooser.choose_with(saved, bans)
     if narrow:
         yield chooser.choose_with({}, bans)
 
@@ -105,18 +105,18 @@ def _strides(count: int) -> Iterable[int]:
 def _kept(chooser: Chooser, fastest: Choice, narrow: list[Node], bans: Bans) -> Iterator[Mapping[Node, str]]:
     """Yield for each capacity of the knapsack the values to keep, the narrow places included."""
     fixed = chooser.fixed(bans)
-    found = [n for n, (size, _) in fastest.saved.items() if size and n not in fixed and n not in set(narrow)]
-    if not found:
+    candidates = [n for n, (size, _) in fastest.saved.items() if size and n not in fixed and n not in set(narrow)]
+    if not candidates:
         return
     items = [
-        Item(fastest.saved[n][0], _spared(chooser, fastest, n) * (1 + LATER * k / len(found)))
-        for k, n in enumerate(found)
+        Item(fastest.saved[n][0], _spared(chooser, fastest, n) * (1 + LATER * k / len(candidates)))
+        for k, n in enumerate(candidates)
     ]
     steps = STEPS if len(chooser.liveness.kinds) < LARGE else STEPS // 3
     total = sum(item.weight for item in items)
     base = dict.fromkeys(narrow, KEPT)
     for chosen in dict.fromkeys(solve(items, [total * k // steps for k in range(steps + 1)], chooser.rules.greedy)):
-        yield {**base, **{found[k]: KEPT for k in sorted(chosen)}}
+        yield {**base, **{candidates[k]: KEPT for k in sorted(chosen)}}
 
 
 def _spared(chooser: Chooser, fastest: Choice, n: Node) -> int:

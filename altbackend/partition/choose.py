@@ -70,9 +70,9 @@ class Chooser:
         """
         return self._cut(self.fixed(self.bans), self.prices)
 
-    def choose_with(self, kept: Mapping[Node, str], bans: Bans) -> Choice:
-        """Return the values to save if the backward recomputes all it may, except for the values `kept`."""
-        fixed = {**self.fixed(bans), **kept}
+    def choose_with(self, saved: Mapping[Node, str], bans: Bans) -> Choice:
+        """Return the values to save if the backward recomputes all it may, except for the values `saved`."""
+        fixed = {**self.fixed(bans), **saved}
         prices = {n: 0 if n in fixed and p < INFINITE else min(p * PRESSURE, INFINITE) for n, p in self.prices.items()}
         return self._cut(fixed, prices)
 
@@ -106,9 +106,9 @@ class Chooser:
             stuck = [n.name for n in nodes if n in fixed and n in h.written]
             raise Unbounded(f"the backward reads inputs that the forward overwrites: {', '.join(stuck)}") from None
         saved = [n for n in nodes if on_sink_side[number[n] + 1] and not on_sink_side[number[n]]]
-        again = frozenset(n for n in nodes if on_sink_side[number[n]] and n in h.forward)
+        recomputed = frozenset(n for n in nodes if on_sink_side[number[n]] and n in h.forward)
         reasons = {n: fixed.get(n, "cheaper than recomputing it") for n in saved}
-        return Choice({n: (self.bytes_of(n), reasons[n]) for n in saved}, again)
+        return Choice({n: (self.bytes_of(n), reasons[n]) for n in saved}, recomputed)
 
     def recompute_cost(self, n: Node) -> int:
         """Return the cost of recomputing a value, in bytes whose saving costs as much."""

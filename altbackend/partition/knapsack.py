@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_CELLS = 2_000_000  # of the table; larger problems are solved greedily
+MOST_CELLS = 2_000_000  # cells of the table; larger problems are solved greedily
 
 
 @dataclass(frozen=True)

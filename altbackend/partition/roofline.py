@@ -19,7 +19,7 @@ from ..config.options import Config
 from ..disk_cache.storage import open_store
 from .cost import Speed
 
-SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices that are multiplied
+SIDE = {"cpu": 512, "cuda": 4096}  # side of the matrices that are multiplied
 MOVED = {"cpu": 1 << 25, "cuda": 1 << 29}  # bytes of the tensor that is copied
 REPEATS = 5
 

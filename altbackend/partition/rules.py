@@ -108,13 +108,15 @@ def with_regions(rules: Rules, joint: GraphModule) -> Rules:
     Raises BadOptionValue if the graph's regions set several budgets, or one outside [0, 1].
     """
     graphs = [joint, *(m for m in joint.modules() if isinstance(m, GraphModule) and m is not joint)]
-    found = list(dict.fromkeys(_budgets(graphs)))
-    if not found:
+    budgets = list(dict.fromkeys(_budgets(graphs)))
+    if not budgets:
         return rules
     source = "the region that sets a memory budget"
-    if len(found) > 1:
-        raise BadOptionValue(BUDGET, found, "one graph takes one budget; put a graph break between the regions", source)
-    return replace(rules, budget=checked(found[0], source))
+    if len(budgets) > 1:
+        raise BadOptionValue(
+            BUDGET, budgets, "one graph takes one budget; put a graph break between the regions", source
+        )
+    return replace(rules, budget=checked(budgets[0], source))
 
 
 def _budgets(graphs: Iterable[GraphModule]) -> Iterable[object]:

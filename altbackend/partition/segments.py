@@ -22,7 +22,7 @@ def boundaries(h: Liveness) -> list[Node]:
         for a in n.all_input_nodes:
             last[h.storage[a]] = k
     alive: dict[Node, int] = {}
-    found: dict[Node, None] = {}
+    boundary_values: dict[Node, None] = {}
     for k, n in enumerate(order):
         end = last.get(n, k)
         if h.storage[n] is n and end > k and h.kinds[n] != "size" and (end - k) * LONG <= len(order):
@@ -30,8 +30,8 @@ def boundaries(h: Liveness) -> list[Node]:
         for m in [m for m, until in alive.items() if until <= k]:
             del alive[m]
         if len(alive) == 1 and n in alive and not isinstance(n.meta.get("val"), (tuple, list)):
-            found[n] = None
-    return [n for n in found if _has_work(h, n)]
+            boundary_values[n] = None
+    return [n for n in boundary_values if _has_work(h, n)]
 
 
 def _has_work(h: Liveness, n: Node) -> bool:

@@ -1,7 +1,8 @@
 """Memory of inputs that a program may take over: an answer, at every call, to whether the call owns its inputs.
 
-AOTAutograd gives a backward its saved tensors and forgets them, unless the graph is kept for another backward
-(`retain_graph`, `create_graph`), a hook holds them or results share their memory. All of those hold a reference.
+AOTAutograd gives a backward its saved tensors and forgets them, with three exceptions. The graph is kept for another
+backward (`retain_graph`, `create_graph`), a hook holds the tensors, or results share their memory. In each of these
+cases something else holds a reference.
 """
 
 from __future__ import annotations

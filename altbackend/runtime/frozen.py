@@ -179,11 +179,11 @@ class Frozen:
         cached = self.sets.get(addresses)
         if cached is None:
             cached = self._new(sources, addresses)
-        elif (known := _unchanged(cached, sources)) is not None:
-            return known
+        elif (cached_results := _unchanged(cached, sources)) is not None:
+            return cached_results
         with cached.lock:
-            if (known := _unchanged(cached, sources)) is not None:  # another thread has recomputed them
-                return known
+            if (cached_results := _unchanged(cached, sources)) is not None:  # another thread has recomputed them
+                return cached_results
             guard = self._new_guard(cached, sources)
             if guard is not None or self.in_place:
                 with torch.no_grad():

@@ -254,10 +254,14 @@ class Guard:
 
     def _describe(self, quiet: Sequence[Span]) -> None:
         """Write the protected ranges and the compared pieces into the structure of the compiled check."""
-        pieces_ = [*self._compared, *(p for page in sorted(self._noisy) for p in self._parts[page])]
+        compared_pieces = [*self._compared, *(p for page in sorted(self._noisy) for p in self._parts[page])]
         ranges = (_Range * len(quiet))(*(_Range(*span) for span in quiet))
-        pieces = (_Piece * len(pieces_))(*(_Piece(p.at, ctypes.addressof(p.copy), len(p.copy)) for p in pieces_))
-        self._checked = _Checked(self.pages.pid, self.pages.pagemap, len(quiet), len(pieces_), ranges, pieces)
+        piece_array = (_Piece * len(compared_pieces))(
+            *(_Piece(p.at, ctypes.addressof(p.copy), len(p.copy)) for p in compared_pieces)
+        )
+        self._checked = _Checked(
+            self.pages.pid, self.pages.pagemap, len(quiet), len(compared_pieces), ranges, piece_array
+        )
         self._argument = ctypes.byref(self._checked)
 
     def unchanged(self, sources: object = None) -> bool:

@@ -61,7 +61,7 @@ def is_dense(writer: MappedNode, position: Index) -> bool:
 
 
 def outside_row(writer: MappedNode, reader: MappedNode, buffer: str, index: Index) -> Refusal | None:
-    """Return None where the reader stays within the elements that its own row of the writer stored, else a refusal."""
+    """Return a refusal if a row of the reader reads elements that another row of the writer stored, else None."""
     written, read = split_row(writer.index, writer.row), split_row(index, reader.row)
     if written is None or read is None:
         return Refusal(f"{buffer} is addressed by row and column together")

@@ -25,7 +25,8 @@ PER_THREAD_OF_GROUP, GROUP_WARPS, GROUP_STAGES = 224, 4, 2
 EXACT_SIDE, EXACT_WARPS = 32, 8
 SPARE = 4 << 10  # bytes of shared memory for reductions and changes of layout
 
-# Programs for each multiprocessor from which no tile of queries is shared; turns that each of those who share one has
+# Tiles of queries are shared where there are fewer than so many programs for each multiprocessor. Each of the sharing
+# programs then has at least so many turns, and there are at most so many of them.
 PROGRAMS, SPLIT_TURNS, MOST_SPLITS = 2, 4, 64
 
 
@@ -68,7 +69,7 @@ def forward_tiles(p: Program, form: Attention, device: Gpu, exact: bool) -> Tile
 def splits_of(form: Attention, t: Tiles, device: Gpu) -> int:
     """Return how many programs share the keys of a tile of queries: several where few queries leave a GPU idle.
 
-    Without knowing how many tiles there are, one.
+    Return 1 where the number of tiles is symbolic.
     """
     *outer, rows = form.query.sizes[:3]
     blocks = min(form.block_sizes[0], rows) if isinstance(rows, int) else 0

@@ -37,7 +37,7 @@ class Cpu:
 
     @property
     def stream_elements(self) -> int:
-        """Return from how many elements on a row does not come from L1; waiting for it hides float64 additions."""
+        """Return the elements from which on a row exceeds L1; the wait for memory then hides float64 additions."""
         return min(MOST_IN_L1, self.l1 // 8)
 
     @property

@@ -108,7 +108,7 @@ class _Order:
         return many or sum(self.bytes[n] for n in numbers) >= self.limits.written_bytes
 
     def _bytes(self, q: Part) -> int:
-        """Return the bytes of a part's results: with the limit on inputs all of them, else temporaries in memory."""
+        """Return the bytes of a part's results. With `Limits.inputs` all results count, else temporaries in memory."""
         results = {b for m in q.kernel.members for b in writes(self.p.nodes[m])}
         if not self.limits.inputs:
             results = {b for b in q.kernel.stored if self.p.buffers[b].kind == "temp"}

@@ -25,20 +25,20 @@ Build = Callable[[Group], Kernel]
 
 def split_mixed(p: Program, deps: Deps, groups: Sequence[Group], build: Build, limits: Limits) -> list[Group]:
     """Return the groups, those of single elements and a range in two where others are alike, in a valid order."""
-    halves: dict[int, tuple[Group, Group]] = {}
+    split_groups: dict[int, tuple[Group, Group]] = {}
     parts: dict[int, Part] = {}
     for g in groups:
         two = _halves(deps, g)
         part = None if two is None else part_of(p, build(two[1]), limits.points)
         if two is not None and part is not None:
-            halves[g.number], parts[g.number] = two, part
+            split_groups[g.number], parts[g.number] = two, part
     counts: dict[object, int] = {}
     for part in parts.values():
         counts[part.key] = counts.get(part.key, 0) + 1
     result: list[Group] = []
     for g in groups:
         is_split = g.number in parts and counts[parts[g.number].key] >= FEWEST
-        result += halves[g.number] if is_split else (g,)
+        result += split_groups[g.number] if is_split else (g,)
     return result
 
 

@@ -20,10 +20,11 @@ from ..ir.value import Value
 
 ROW = "o"
 CACHED_MAPPINGS = 4096  # fusion tries a node with every kernel that it may join
-VECTOR = 8  # columns from which sums side by side pay
+VECTOR = 8  # columns from which sums side by side fill a vector
 LEAST_COLUMNS = 64  # fewest neighbouring elements that a row of a scan or scatter holds together: whole cache lines
 MOST_BLOCKS = 64  # rows into which a loop over neighbouring elements is cut
-MANY_RESULTS, FEW_ROWS = 1 << 15, 64  # of a sum over rows, whose float64 accumulators would fill a cache of 256 kB
+# Results and rows of a sum whose float64 accumulators, one of each thread for each result, would fill 256 kB of cache.
+MANY_RESULTS, FEW_ROWS = 1 << 15, 64
 ENOUGH_ROWS = 16  # rows from which a scan, a scatter or a sum needs no more of them
 MOST_REORDERED = 6  # loops of a node whose orders are all tried
 UNKNOWN_STRIDE = 1 << 62  # sorts a loop without a constant stride as the slowest
@@ -129,8 +130,9 @@ def free_dims(node: Scan | Scatter) -> dict[Atom, int]:
     """Return the loops whose iterations touch disjoint elements, with their strides, slowest in memory first.
 
     For a scan, these are all loops but the one that it runs along. For a scatter, these are the loops that move the
-    stored position by a multiple that no other term of the position has. The node stores into a dense buffer of its
-    own, whose dimensions differ in stride, and an index read from data stays below the size of its dimension.
+    stored position by a multiple that no other term of the position has. These loops suffice: the node stores into a
+    dense buffer of its own, whose dimensions differ in stride. An index read from data stays below the size of its
+    dimension.
     """
     strides = {v: _stride(node.index, v) for v in node.dims} if isinstance(node, Scan) else _scatter_strides(node)
     return dict(sorted(strides.items(), key=lambda item: -item[1]))

@@ -16,7 +16,7 @@ ROWS_OF_COLUMNS = 64
 ROW_TILE = 2048  # elements of a tile of several short rows
 TILED_ROW = 1024  # points of a row of which a tile holds several where neighbouring rows are neighbours in memory
 SECTOR = 32  # bytes of the smallest memory access of a GPU
-CACHED = 16  # times the elements of another access, from which on an access comes from the cache beside it
+CACHED = 16  # an access to so many times fewer elements than another one comes from the cache
 MOST_SYMBOLIC = 1024  # a symbolic size counts as at most so many when costs are compared
 
 
@@ -64,11 +64,11 @@ def some_rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[st
 def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] | None) -> tuple[int, int]:
     """Count the accesses to memory that are contiguous along a row, and those contiguous from row to row.
 
-    An access that touches few elements beside the others, such as a weight or the means of many rows, comes from the
-    cache and does not count.
+    An access does not count if it touches few elements beside the others: those of a weight, or the means of many rows.
+    It comes from the cache.
     """
     written = set() if stored is None else {q.node.out for q in members}
-    found: list[tuple[int, bool, bool]] = []
+    accesses: list[tuple[int, bool, bool]] = []
     for q in members:
         if not q.inner or q.points == 1:
             continue
@@ -78,9 +78,9 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
         for index in indices:
             if q.row in ex.vars_of(index):
                 lowest, highest = ex.bounds(index)
-                found.append((highest - lowest + 1, *_contiguous(index, q.inner, q.row)))
-    least = max((touched for touched, _, _ in found), default=0) // CACHED
-    counted = [directions for touched, *directions in found if touched >= least]
+                accesses.append((highest - lowest + 1, *_contiguous(index, q.inner, q.row)))
+    least = max((touched for touched, _, _ in accesses), default=0) // CACHED
+    counted = [directions for touched, *directions in accesses if touched >= least]
     return sum(along for along, _ in counted), sum(across for _, across in counted)
 
 

@@ -1,4 +1,4 @@
-"""Compute what a scan along neighbours adds up in a loop of its own, which a CPU runs in vectors.
+"""Compute the terms of a scan along neighbours in a loop of their own, which a CPU runs in vectors.
 
 A scan runs element by element. If its loop also computes the elements, it computes them one by one too. On a CPU with
 vectors of 8 numbers, `cumsum(x * sigmoid(x))` over rows of 192 elements then takes 3.8 times as long.

@@ -62,7 +62,10 @@ def sectors_of(accesses: Sequence[Access], row: Atom, tile_rows: int, number: In
 
 
 def numberings(accesses: Sequence[Access], row: Atom) -> list[Index]:
-    """Return the numbers of a row by its new number: each loop of which the row is made, but the last, as fastest."""
+    """Return renumberings of the rows: for each loop of the row but the last, the one in which it runs fastest.
+
+    A renumbering gives the old number of a row from its new number.
+    """
     factors = _factors(ex.size_of(row), row, [a.index for a in accesses])
     return [_with_fastest(row, factors, k) for k in range(len(factors) - 1)]
 

@@ -1,7 +1,7 @@
 """Split scans of few, long rows into parts, so that a whole GPU has work.
 
-The sums of all parts, their scan, and the scan within each part follow one another. The first element of a part takes
-the result of the parts before it with it:
+The sums of all parts, their scan, and the scan within each part follow one another. The scan within a part starts from
+the result of the parts before it:
 
     y[p * n + i] = scan over i of (x[p * n + i] + [i = 0 and p > 0] * sum of x[0 .. p * n - 1])
 

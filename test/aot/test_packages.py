@@ -80,7 +80,7 @@ def test_two_models_share_weights_in_the_package_and_in_memory(pair: Path) -> No
     x = torch.randn(3, 16)
     torch.testing.assert_close(several(x), Mlp()(x))
     torch.testing.assert_close(one(x[:1]), Mlp()(x[:1]))
-    assert {t.data_ptr() for t in one.kept} == {t.data_ptr() for t in several.kept} != set()
+    assert {t.data_ptr() for t in one.shared_weights} == {t.data_ptr() for t in several.shared_weights} != set()
     with zipfile.ZipFile(pair) as archive:
         stored = [n for n in archive.namelist() if "data/weights/" in n]
     assert len(stored) == len(Mlp().state_dict())

@@ -20,7 +20,7 @@ from ...ir.value import Value
 from .ast import CLOSE, PARALLEL, Function, Param, name
 from .print_cpp import CTYPES, index, literal, scalar
 
-ROWS, COLUMNS = 32, 64  # of a tile of scores, as in attention.h
+ROWS, COLUMNS = 32, 64  # sides of a tile of scores, which attention.h has too
 WIDTH = 32  # elements of a value are padded to multiples of it
 PACKED = 1 << 24  # floats of keys and values that are copied at a time, but for those of one head
 _LN2 = 0.6931471805599453
@@ -88,12 +88,12 @@ class _Scalars:
 
     def _level(self, v: Value) -> _Level:
         needed = {x.attr for x in va.walk(v) if x.op == "name"}
-        known: set[str] = set()
+        names: set[str] = set()
         for level in self.levels:
-            known |= level.names
-            if needed <= known:
+            names |= level.names
+            if needed <= names:
                 return level
-        raise AssertionError(f"{needed - known} of {v}")
+        raise AssertionError(f"{needed - names} of {v}")
 
     def _resolved(self, v: Value) -> Value:
         match v.op:
@@ -242,11 +242,11 @@ def _visit(k: _Kernel, blocks: Blocks | None, body: list[str]) -> list[str]:
         return ["{", "const int64_t low = 0, high = S;", *loop, "}"]
     counts, indices = blocks.counts, blocks.indices
     count = k.element(counts, "b", "h", "block")
-    known = f"block < {k.text(counts.sizes[2])}"
+    is_listed = f"block < {k.text(counts.sizes[2])}"
     listed = k.element(indices, "b", "h", "block", "visit")
     last = "(S + column_block - 1) / column_block - 1"
     return [
-        f"const int64_t visits{int(blocks.masked)} = {known} ? alt::min64(int64_t({count}), "
+        f"const int64_t visits{int(blocks.masked)} = {is_listed} ? alt::min64(int64_t({count}), "
         f"{k.text(indices.sizes[3])}) : 0;",
         f"for (int64_t visit = 0; visit < visits{int(blocks.masked)}; ++visit) {{",
         f"const int64_t column = alt::min64(alt::max64(int64_t({listed}), 0), {last});",

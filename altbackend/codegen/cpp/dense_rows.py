@@ -1,9 +1,12 @@
 """Copy elements that a vector loop would read or write at a wide stride through a row of neighbours.
 
-Compilers vectorise no loop that reads 16 or 8 bits at a wide stride. Copied one by one before the loop, or after it,
-they let the arithmetic run as vectors: a batch norm of bfloat16 that turns an image channels-last took six times as
-long. They gather 32 and 64 bits. Where a stride is a multiple of a cache line, all elements of a gather lie in one bank
-of L1, and `silu` of float32 took five times as long; at other strides gathers are faster than copies.
+Compilers vectorise no loop that reads 16 or 8 bits at a wide stride. Such elements are copied one by one, before the
+loop or after it, so that the arithmetic runs as vectors. Without copies, a batch norm of bfloat16 that turns an image
+channels-last took six times as long.
+
+Compilers gather elements of 32 and 64 bits. Where the stride is a multiple of a cache line, all elements of a gather
+lie in one bank of L1: `silu` of float32 took five times as long. At other strides gathers are faster than copies.
+
 A loop without a known number of iterations that reads many such elements runs in blocks. A recurrence over 31 columns
 of booleans took g++ 18 seconds without copies, and their own loop as long where g++ may vectorise it.
 """
@@ -21,11 +24,11 @@ from ...ir.expr import Atom, Index
 from ...ir.ops import OPS
 from .ast import Declare, Function, Let, Loop, Stmt, Store
 
-NARROW, WIDEST, LINE = 2, 8, 64  # bytes of an element that no gather reads, of any element, of a cache line
-FEWEST, MOST_BYTES = 8, 4096  # iterations, and bytes of the row
+NARROW, WIDEST, LINE = 2, 8, 64  # bytes of an element that no gather reads, of the widest element, of a cache line
+FEWEST, MOST_BYTES = 8, 4096  # least iterations of a loop, and most bytes of its row
 BLOCK = 64  # iterations of a block
 MANY = 8  # elements that no gather reads: a loop of unknown length with so many runs in blocks
-SHORT_STRIDES = 4  # which vectors of neighbours contain
+SHORT_STRIDES = 4  # strides up to which vectors of neighbours contain the elements
 
 
 @dataclass

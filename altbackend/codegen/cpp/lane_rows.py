@@ -99,9 +99,10 @@ def _suits(f: Function, row: Atom, lanes: int) -> bool:
 
 
 def _gains(loops: Sequence[Loop], lanes: int) -> bool:
-    """Return whether rows alone are slow: loops in order, and in less than two vectors costly terms and maxima.
+    """Return whether rows one by one are slow: a loop runs in order, or its iterations fill too few vectors.
 
-    Cheap sums are slow in less than a vector, if there are two of them or their numbers have 16 bits.
+    Costly terms and maxima are slow in less than two vectors. Cheap sums are slow in at most one vector, if there are
+    two of them or their numbers have 16 bits.
     """
     if not all(s.simd for s in loops):
         return True
@@ -207,8 +208,8 @@ def _statement(s: Stmt, state: _Lanes, v: Atom | None) -> list[Stmt]:
 def _value(x: Value, state: _Lanes, v: Atom | None) -> Value:
     if x.op == "name" and x.attr in state.names:
         dtype = state.names[x.attr]
-        held = va.load(f"{x.attr}_k", state.at(0), dtype)
-        return held if dtype == x.dtype else va.make("cast", (held,), x.dtype)
+        lane_value = va.load(f"{x.attr}_k", state.at(0), dtype)
+        return lane_value if dtype == x.dtype else va.make("cast", (lane_value,), x.dtype)
     if x.op == "load":
         return _load(x, state, v)
     if x.op == "index":

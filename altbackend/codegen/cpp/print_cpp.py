@@ -406,8 +406,8 @@ def literal(number: float, dtype: torch.dtype) -> str:
 def float_text(x: float) -> str:
     """Return the shortest decimal of the nearest float32."""
     nearest = _float32(x)
-    for digits in range(6, 18):
-        text = f"{nearest:.{digits}g}"
+    for precision in range(6, 18):
+        text = f"{nearest:.{precision}g}"
         if _float32(float(text)) == nearest:
             break
     return text if any(c in text for c in ".en") else text + ".0"

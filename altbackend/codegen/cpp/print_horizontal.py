@@ -41,11 +41,11 @@ def function(f: Function, identifier: str, torch_threads: bool = False) -> str:
     return "\n".join(w.body) + "\n"
 
 
-def call(label: str, number: int, points: Sequence[int], slots: Sequence[int], several: bool) -> str:
-    """Return the tables of launch `number` and its call. `several`: the work is worth several threads."""
+def call(label: str, number: int, points: Sequence[int], slots: Sequence[int], is_parallel: bool) -> str:
+    """Return the tables of launch `number` and its call. `is_parallel`: the work is worth several threads."""
     w = CppLines()
     w.depth = 1
     w.add(f"static const int32_t slots{number}[] = {{{', '.join(map(str, slots))}}};")
     w.add(f"static const int64_t ends{number}[] = {{{', '.join(map(str, accumulate(points)))}}};")
-    w.add(f"{label}(p, slots{number}, ends{number}, {len(points)}, {'threads' if several else '1'});")
+    w.add(f"{label}(p, slots{number}, ends{number}, {len(points)}, {'threads' if is_parallel else '1'});")
     return "\n".join(w.body)

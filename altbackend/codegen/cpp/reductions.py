@@ -125,7 +125,7 @@ def _accumulate(e: Emitter, s: Scope, q: MappedNode, level: int) -> Value:
 
 
 def _float64_total(e: Emitter, s: Scope, q: MappedNode) -> str:
-    """Return after what a float32 sum is added to a float64 total: "blocks" of vectors, "steps", or "" for never."""
+    """Return when a float32 sum is added to a float64 total: after "blocks" of vectors, after "steps", "" for never."""
     length = ex.prod(ex.size_of(v) for v in q.inner if v in q.reduced)
     if _one_lane(s.stage):
         return "" if known_at_most(length, COLUMN_BLOCK) else "steps"

@@ -1,4 +1,4 @@
-"""Read and write for a block of rows at once what lies side by side for neighbouring rows and apart along a row.
+"""Copy elements for a block of rows at once where neighbours in memory belong to neighbouring rows, not to one row.
 
 A row of a permuted tensor has one element in each of many cache lines, and its neighbours share the lines. With rows of
 1,024 elements, all lines of a row fill L1, so that each line is loaded once for every row. The first row of a block
@@ -18,10 +18,10 @@ from ...ir.value import Value
 from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, Update
 from .positions import inside, loads, positions, row_variable
 
-LINE, PAGE, MOST_BYTES = 64, 4096, 1 << 17  # of a cache line, of one way of L1, of a block: half of a small L2
-SHARE = 0.75  # of the lines of L1 that rows may use before they evict each other
-FEWEST_ROWS, FEWEST = 8, 8  # of a block, iterations of a loop
-SHORT_STRIDES = 4  # elements that vectors of neighbours contain
+LINE, PAGE, MOST_BYTES = 64, 4096, 1 << 17  # bytes of a cache line, of a way of L1, of a block (half of a small L2)
+SHARE = 0.75  # part of the lines of L1 that rows may use before they evict each other
+FEWEST_ROWS, FEWEST = 8, 8  # rows of a block, and iterations of a loop: copies for fewer do not pay
+SHORT_STRIDES = 4  # strides up to which vectors of neighbours contain the elements
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Blocks:
 
 
 def with_row_blocks(f: Function, l1: int) -> Function:
-    """Return `f` with blocks for what its rows read and write across each other.
+    """Return `f` with blocks for reads and writes whose neighbours in memory belong to neighbouring rows.
 
     `l1`: bytes of the first cache. Rows whose lines fit into it need no blocks: neighbouring rows find them there.
     """

@@ -1,8 +1,8 @@
 """Store the terms of short totals in a row, and total the row in a tree of vectors.
 
-A vector loop with an OpenMP reduction adds the lanes of its accumulators one after the other. For 32 float32 numbers
-in one vector register of 16 that takes 16 dependent additions, longer than all the rest of a short row: a layer norm
-over 32 elements took 57 ns a row, and 36 with its terms in a row.
+A vector loop with an OpenMP reduction adds the lanes of its accumulators one after the other. For a row of 32 float32
+numbers and registers of 16 lanes, these are 16 dependent additions, longer than all the rest of the row. A layer norm
+over 32 elements took 57 ns a row, and 36 with its terms in a row of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...ir import value as va
 from ...ir.expr import Index
 from .ast import Declare, Function, Loop, Stmt, Store, Update
 
-MOST_TERMS = 1024  # of a row, from which on the additions of lanes are few beside the loop
+MOST_TERMS = 1024  # terms of a row; beside more of them, the additions of lanes take little time
 DTYPES = (torch.float32, torch.float64)
 OPS = ("sum", "max", "min")
 

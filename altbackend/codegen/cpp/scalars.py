@@ -99,18 +99,18 @@ def _resolve(e: Emitter, s: Scope, v: Value) -> tuple[Value, int]:
 
 
 def _anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
-    """Return `v` in a form that the innermost loop may compute whether or not `cond`, which it does not change, holds.
+    """Return `v` in a form that the innermost loop may compute even where `cond`, which it does not change, is false.
 
-    If it does not, loads read the beginning of their tensor, and the result is dropped. GCC vectorises no load under a
-    condition from outside of the loop: padded max pools of channels-last images ran 3 to 9 times slower.
+    Loads then read the beginning of their tensor, and the result is dropped. GCC vectorises no load under a condition
+    from outside of the loop: padded max pools of channels-last images ran 3 to 9 times slower.
     """
     if v.op == "load":
         return _load_anywhere(e, s, cond, v)
     if v.op not in OPS and v.op != "cast":
         return None
     args = [_anywhere(e, s, cond, a) if _is_guarded(a) else bind(e, s, a) for a in v.args]
-    known = [a for a in args if a is not None]
-    return va.make(v.op, tuple(known), v.dtype, v.attr) if len(known) == len(args) else None
+    computable = [a for a in args if a is not None]
+    return va.make(v.op, tuple(computable), v.dtype, v.attr) if len(computable) == len(args) else None
 
 
 def _load_anywhere(e: Emitter, s: Scope, cond: Value, v: Value) -> Value | None:
@@ -148,8 +148,10 @@ def _tree_level(e: Emitter, s: Scope, v: Value) -> int:
 
 @functools.lru_cache(256)
 def _blends(stage: Stage) -> bool:
-    """Return whether masked loads of a stage are blended: more of them than there are registers take longer, and a
-    reduction whose terms are masked has a loop for each of its conditions.
+    """Return whether masked loads of a stage are blended, not put under branches.
+
+    More loads than there are registers would take longer. A reduction with masked terms needs no blending, since it has
+    a loop for each of its conditions.
     """
     masked = [sum(v.op == "masked" for v in va.walk(q.value)) for q in stage.members]
     pointwise = all(not n or q.kind is Kind.POINT for n, q in zip(masked, stage.members, strict=True))

@@ -14,7 +14,7 @@ HEADER = "#include <altbackend/kernel.h>\n"
 LIBRARY_HEADER = "#include <altbackend/aot/parallel.h>\n"
 ATTENTION_HEADER = "#include <altbackend/attention.h>\n"
 LONG = 12000  # characters from which a text is divided
-SHORTEST_PART = 6000  # characters
+SHORTEST_PART = 6000  # characters; every part compiles the headers once more
 
 
 def unit(kernels: Sequence[str], segments: Sequence[str], namespace: str = "") -> str:

@@ -21,7 +21,7 @@ from .ast import Declare, Let, Loop, Stmt, Store, Update, name
 from .scope import Emitter
 
 COSTLY = 8  # float additions of an iteration, from which vectors gain more than the rows cost
-BLOCK, MOST = 512, 1024  # iterations whose rows lie in L1: of a longer loop's block, of a whole loop
+BLOCK, MOST = 512, 1024  # iterations whose rows fit in L1: of a block of a longer loop, of a whole loop
 _INT = torch.int64
 
 
@@ -77,13 +77,13 @@ def _row(e: Emitter, dtype: torch.dtype, size: int) -> str:
 
 def _operands(body: Sequence[Stmt], names: Sequence[str]) -> list[Stmt]:
     """Return the statements of a loop that compute `names`, with 0 for positions out of range."""
-    needed, kept = set(names), list[Stmt]()
+    needed, statements = set(names), list[Stmt]()
     for x in reversed(body):
         if isinstance(x, Let) and x.name in needed:
             v = x.value
-            kept.append(replace(x, value=_with_op(v, "clamp_index")) if v.op == "wrap_index" else x)
+            statements.append(replace(x, value=_with_op(v, "clamp_index")) if v.op == "wrap_index" else x)
             needed |= {a.attr for a in va.walk(v) if a.op == "name"}
-    return kept[::-1]
+    return statements[::-1]
 
 
 def _with_op(v: Value, op: str) -> Value:

@@ -1,8 +1,8 @@
 """Run short vector loops in whole vectors: the last one begins where it ends with the loop, over elements done before.
 
-A vector loop computes the iterations that fill no vector one by one. Of 24 elements those are 8, and an exponential
-and a logarithm of each took three times as long as of the other 16. Computed a second time, elements of a loop that
-reads nothing it writes have the same values.
+A vector loop computes the iterations that fill no vector one by one. Of 24 elements, those are the last 8: their
+exponentials and logarithms took three times as long as those of the other 16. A loop that reads nothing it writes
+computes the same values a second time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...ir import expr as ex
 from ...ir import value as va
 from .ast import Function, Let, Loop, Stmt, Store
 
-COSTLY = 8  # float additions of an iteration, from which a second computation of some costs less than single ones
-MOST_VECTORS = 16  # of a loop, beyond which what fills no vector counts little
+COSTLY = 8  # float additions of an iteration that costs less when computed twice in vectors than once alone
+MOST_VECTORS = 16  # vectors of a loop; beside more of them, iterations that fill none take little time
 FEWEST_LANES = 8
 
 
 def with_whole_vectors(f: Function, lanes: int, in_place: Mapping[str, str]) -> Function:
     """Return `f` with costly short vector loops in whole vectors of `lanes` float32 numbers.
 
-    `in_place`: the parameter whose memory a stored parameter may have been given.
+    `in_place`: for each stored parameter that may reuse the memory of another one, that parameter.
     """
     return f if f.flat is not None else replace(f, body=_statements(f.body, lanes, in_place))
 

@@ -38,13 +38,13 @@ _ITEM_TYPES = {
 class Calls:
     """The library calls of a program: the functions that they need, and the types of the numbers that they give.
 
-    `hoisted`: views of inputs that were made for several calls, with their handles.
+    `view_handles`: the handles of views of inputs that several calls read.
     """
 
     planned: LaunchPlan
     types: MutableMapping[str, Kind]
     shims: dict[str, Shim] = field(default_factory=dict)
-    hoisted: dict[View, str] = field(default_factory=dict)
+    view_handles: dict[View, str] = field(default_factory=dict)
 
     def declarations(self) -> list[str]:
         """Return the declarations of the called functions, in a fixed order."""
@@ -52,7 +52,7 @@ class Calls:
 
     def print(self, w: Lines, s: Extern, target: object) -> None:
         """Print the call with its results in variables that are declared before. Raise Unsupported with its name."""
-        values = Values(self.planned, w, self.types, s, self.hoisted)
+        values = Values(self.planned, w, self.types, s, self.view_handles)
         if target is _ITEM:
             self._item(w, values, s)
         elif isinstance(target, torch._ops.OpOverload):
@@ -169,10 +169,10 @@ def _dispatched(
         item = f"{name}[{k}]"
         if kind == "List[Tensor]":
             count = len(names) if len(returns) == 1 else next(n for at, n in s.lists if at == len(s.outs) - len(names))
-            made = values.local(f"std::vector<Tensor> @ = tensors_from({item});")
+            tensors = values.local(f"std::vector<Tensor> @ = tensors_from({item});")
             for j, o in enumerate(names[:count]):
                 if o is not None:
-                    w.add(f"t_{o} = std::move({made}.at({j}));")
+                    w.add(f"t_{o} = std::move({tensors}.at({j}));")
             del names[:count]
             continue
         o = names.pop(0) if names else None

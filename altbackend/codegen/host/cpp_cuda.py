@@ -52,8 +52,8 @@ def plan_of(p: Program, steps: Sequence[cuda_program.Step]) -> CudaPlan:
 
 def checked_lines(planned: CudaPlan) -> str:
     """Return the user's lines that a kernel's check of positions may name."""
-    found = {o.line for s in planned.launches if s.kernel.checks for o in s.origins if o.line}
-    return "; ".join(sorted(found)) or "an indexing operation"
+    source_lines = {o.line for s in planned.launches if s.kernel.checks for o in s.origins if o.line}
+    return "; ".join(sorted(source_lines)) or "an indexing operation"
 
 
 def _body(planned: CudaPlan, state: Printer, calls: Calls) -> tuple[str, ...]:

@@ -107,9 +107,9 @@ class _LibraryEdges:
 
     def _view(self, state: Printer, v: View) -> str:
         """Return the text of a result; one that is a weight is a copy, since weights belong to the container."""
-        made = view_text(state.planned, v) or f"share(t_{v.buffer}.get())"
+        text = view_text(state.planned, v) or f"share(t_{v.buffer}.get())"
         is_weight = v.buffer in state.program.inputs and v.buffer not in self.user.named
-        return f"clone({made}.get())" if is_weight else made
+        return f"clone({text}.get())" if is_weight else text
 
 
 def number(state: Printer, o: object) -> tuple[str, Kind]:

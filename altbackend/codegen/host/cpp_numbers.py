@@ -170,8 +170,8 @@ class _Translator:
         args = [self.of(a)[0] for a in n.args]
         if name in _TO_INTEGER and len(args) == 1:
             return f"py::to_int({_TO_INTEGER[name]}(double({args[0]})))", "int"
-        known = ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
-        if name in (*known, "tanh", "pow", "atan2", "fabs", "fmod", "copysign"):
+        functions = ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
+        if name in (*functions, "tanh", "pow", "atan2", "fabs", "fmod", "copysign"):
             return f"std::{name}({', '.join(f'double({a})' for a in args)})", "float"
         return self.refuse(n)
 

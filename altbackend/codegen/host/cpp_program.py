@@ -38,7 +38,7 @@ class Edges(Protocol):
         """Print names for inputs and constants, the checks of inputs, and the sizes in them."""
 
     def before(self, state: Printer, s: AnyStep) -> None:
-        """Print what must be known before a step runs."""
+        """Print the lines that the caller needs before a step runs."""
 
     def drop_input(self, state: Printer, b: str) -> None:
         """Print the end of an input that no later step uses."""
@@ -254,9 +254,9 @@ def _enter_results(state: Printer, s: Extern) -> None:
 
 def _hoist(state: Printer, calls: Calls, s: Extern) -> None:
     """Print the views of inputs that this call takes first and later calls take again."""
-    for v, text in hoisted_views(state.planned, s, state.repeated - set(calls.hoisted)).items():
-        name = f"h{len(calls.hoisted)}"
-        calls.hoisted[v] = f"{name}.get()"
+    for v, text in hoisted_views(state.planned, s, state.repeated - set(calls.view_handles)).items():
+        name = f"h{len(calls.view_handles)}"
+        calls.view_handles[v] = f"{name}.get()"
         state.w.add(f"const Tensor {name} = {text};")
 
 
@@ -264,13 +264,13 @@ def _unbacked_symbols(state: Printer, s: Extern) -> None:
     """Print the numbers that follow from those a call gives, and enter the sizes into the table of kernels."""
     if not s.defines:
         return
-    known = set(state.types)
-    new = [n for n in state.program.numbers if n.name not in known]
+    defined = set(state.types)
+    new = [n for n in state.program.numbers if n.name not in defined]
     ready: list[Number] = []
     for n in new:
-        if names_in(n.text) <= known:
+        if names_in(n.text) <= defined:
             ready.append(n)
-            known.add(n.name)
+            defined.add(n.name)
     bind_numbers(state, ready)
     symbols = state.planned.locations.symbols
     for name in (*s.defines, *(n.name for n in ready)):

@@ -69,13 +69,13 @@ def named(s: Extern) -> str:
 class Values:
     """Prints the values of one call into the lines of its block.
 
-    `types`: those of the numbers of the program. `hoisted`: views that were made before, with their handles.
+    `types`: those of the numbers of the program. `view_handles`: the handles of views that the program holds already.
     """
 
     def __init__(
-        self, planned: LaunchPlan, w: Lines, types: Types, call: Extern, hoisted: Mapping[View, str] = NOTHING
+        self, planned: LaunchPlan, w: Lines, types: Types, call: Extern, view_handles: Mapping[View, str] = NOTHING
     ) -> None:
-        self.planned, self.w, self.types, self.call, self.hoisted = planned, w, types, call, hoisted
+        self.planned, self.w, self.types, self.call, self.view_handles = planned, w, types, call, view_handles
         self.counter = 0
 
     def refuse(self, what: str) -> Unsupported:
@@ -102,10 +102,10 @@ class Values:
             raise self.refuse(f"the argument {x!r} as a tensor")
         if x in self.planned.locations.windows:
             return f"ws->views[{self.planned.locations.windows[x]}].get()"
-        if x in self.hoisted:
-            return self.hoisted[x]
-        made = view_text(self.planned, x)
-        return tensor(x.buffer) if made is None else self.local(f"const Tensor @ = {made};") + ".get()"
+        if x in self.view_handles:
+            return self.view_handles[x]
+        text = view_text(self.planned, x)
+        return tensor(x.buffer) if text is None else self.local(f"const Tensor @ = {text};") + ".get()"
 
     def promotes(self, x: float) -> bool:
         """Return whether a tensor of one number gives the result's dtype that the number itself would give.
@@ -247,5 +247,5 @@ def view_text(planned: LaunchPlan, v: View) -> str | None:
 def hoisted_views(planned: LaunchPlan, s: Extern, wanted: Set[View]) -> dict[View, str]:
     """Return those views of a call that are in `wanted`, with the C++ texts that make them."""
     taken = [v for v in dict.fromkeys(views(s)) if v in wanted and v not in planned.locations.windows]
-    made = {v: view_text(planned, v) for v in taken}
-    return {v: text for v, text in made.items() if text is not None}
+    texts = {v: view_text(planned, v) for v in taken}
+    return {v: text for v, text in texts.items() if text is not None}

@@ -140,7 +140,7 @@ def aligned_launches(planned: CudaPlan) -> tuple[tuple[TritonKernel, tuple[int, 
 
 
 def plan_of(p: Program, steps: Sequence[Step], writes_out: Callable[[Extern], bool] = lambda s: False) -> CudaPlan:
-    """Return what the printers of a host program need to know of its steps.
+    """Return the plan of a host program, from which its printers read the facts about its steps.
 
     `writes_out`: whether a call with a variant that writes into a buffer takes that variant.
     """
@@ -187,10 +187,10 @@ def _locate(p: Program, steps: Sequence[Step]) -> Locations:
 
 
 def _own_tensors(p: Program, steps: Sequence[Step]) -> set[str]:
-    """Return the temporaries to whose memory nothing but their own name refers when the last step has used them.
+    """Return the temporaries whose memory no other tensor refers to after their last use.
 
-    Those are results of kernels, and of library calls that always return new tensors. A collective reads its operands
-    after its call.
+    These are results of kernels, and of library calls that always return new tensors. Operands of a collective are left
+    out, because it reads them after its call.
     """
     own: set[str] = set()
     for s in steps:
@@ -198,11 +198,11 @@ def _own_tensors(p: Program, steps: Sequence[Step]) -> set[str]:
             own.update(b for q, b in zip(s.params, s.buffers, strict=True) if q.written)
         elif operator_name(s.target) in _RETURNS_NEW:
             own.update(o for o in s.outs if o)
-    kept = {o.buffer for o in p.outputs if isinstance(o, View)}
+    referenced = {o.buffer for o in p.outputs if isinstance(o, View)}
     for s in steps:
         if isinstance(s, Extern):
-            kept.update((*s.aliases, *(reads(s) if is_start(s.target) else ())))
-    return {b for b in own - kept if b in p.buffers and p.buffers[b].kind == "temp"}
+            referenced.update((*s.aliases, *(reads(s) if is_start(s.target) else ())))
+    return {b for b in own - referenced if b in p.buffers and p.buffers[b].kind == "temp"}
 
 
 def written_inputs(p: Program, steps: Sequence[Step]) -> set[str]:

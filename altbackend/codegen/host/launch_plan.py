@@ -180,8 +180,8 @@ def _locate(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config) -> Locat
 def _writes_of(s: Step, p: Program) -> Writes:
     """Return the temporaries that the host allocates for a step."""
     if isinstance(s, Launch):
-        made = tuple(dict.fromkeys(b for q, b in s.operands() if q.written and p.buffers[b].kind == "temp"))
-        return Writes(made, s.in_place)
+        allocated = tuple(dict.fromkeys(b for q, b in s.operands() if q.written and p.buffers[b].kind == "temp"))
+        return Writes(allocated, s.in_place)
     return Writes((s.outs[0],) if s.out_variant is not None and s.outs[0] else ())
 
 
@@ -204,9 +204,10 @@ def _sized_in_call(p: Program, steps: Sequence[Step]) -> set[str]:
 
 
 def _share_storage(steps: Sequence[Step], arena: dict[str, tuple[int, int]], reuse: bool) -> dict[str, str]:
-    """Return temporary -> the one whose storage it takes over: a kernel is the last to read one and writes the other.
+    """Return temporaries that take over the storage of another one, with that one's name.
 
-    Extends the lifetime of the shared storage in `arena`.
+    One kernel is the last to read the old temporary and writes the new one. Extends the lifetime of the shared storage
+    in `arena`.
     """
     shares: dict[str, str] = {}
     for k, s in enumerate(steps):
@@ -276,8 +277,8 @@ def cpp_text(plan: LaunchPlan, cfg: Config, namespace: str = "") -> str:
             label = labels[text] = f"kernel{len(labels)}"
             kernels.append(text.replace("static void @(", f"static void {label}(", 1))
         if s.points:
-            several = s.work >= cfg.parallel_threshold
-            calls[k] = print_horizontal.call(label, k, s.points, [slots[b] for b in s.buffers], several)
+            is_parallel = s.work >= cfg.parallel_threshold
+            calls[k] = print_horizontal.call(label, k, s.points, [slots[b] for b in s.buffers], is_parallel)
             continue
         args = [f"({'' if q.written else 'const '}{print_cpp.CTYPES[q.dtype]}*)p[{slots[b]}]" for q, b in s.operands()]
         args += [f"s[{symbols.index(x)}]" for x in s.function.symbols] + ["threads"]

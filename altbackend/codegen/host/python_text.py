@@ -16,7 +16,7 @@ from .take_over import donors
 from .torch_functions import function_text, overload_text
 
 OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
-LONGEST_PROVENANCE = 160  # characters
+LONGEST_PROVENANCE = 160  # characters of the comment on a step
 
 
 class HostLines(Lines):

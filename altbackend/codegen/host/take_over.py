@@ -35,20 +35,20 @@ class Uses:
 
 @dataclass(frozen=True)
 class Writes:
-    """The buffers that one step makes. `in_place`: pairs (read, made) that may share memory."""
+    """The buffers that the host allocates for one step. `in_place`: pairs (read, written) that may share memory."""
 
-    made: tuple[str, ...]
+    allocated: tuple[str, ...]
     in_place: tuple[tuple[str, str], ...] = ()
 
 
 def take_overs(
     p: Program, steps: Sequence[Writes], uses: Uses, in_place_only: bool, own: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return for each buffer that takes over the memory of another one the name of that.
+    """Return the buffers that reuse the memory of a dead buffer, each with the name of the dead one.
 
-    The other one is a donated input, or one of `own`: temporaries that are tensors of their own. A kernel that
-    makes the buffer is the last to read the other one, and works in place. Unless `in_place_only`, the buffer may also
-    be made after the last use of the other one. Both have the same bytes.
+    The dead buffer is a donated input, or a temporary in `own` that is a tensor of its own. The kernel that writes the
+    new buffer is the last to read the dead one, and works in place. Unless `in_place_only`, the new buffer may also be
+    allocated after the last use of the dead one. Both have the same number of bytes.
     """
     takes: dict[str, str] = {}
     given = [b for b, buffer in p.buffers.items() if buffer.donated or b in own]
@@ -58,7 +58,7 @@ def take_overs(
             if a in free and uses.last[a] == k and uses.first[b] == k and b not in takes:
                 takes[b] = a
                 free.discard(a)
-        for b in () if in_place_only else s.made:
+        for b in () if in_place_only else s.allocated:
             if uses.first.get(b) == k and b not in takes and (a_dead := _dead(p, b, free, uses.last, k)):
                 takes[b] = a_dead
                 free.discard(a_dead)

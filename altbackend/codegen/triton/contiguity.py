@@ -5,7 +5,7 @@ within the largest power of two that divides `n`. For an odd `n` it finds nothin
 a kernel over columns of images of 505x505 elements took 1,552 us where reads of neighbours would take 200.
 
 A hint cannot make an access wrong. Triton widens an access to `k` elements only where `k` divides every term of the
-position, and such groups of `k` never cross a multiple of `n`.
+position. Such groups of `k` elements never cross a multiple of `n`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from ...ir import expr as ex
 from ...ir.expr import Atom, Index
 
-SEEN = 16  # a power of two; Triton sees runs of as many elements itself where it divides all divisors
-LEAST_RUN = 4  # elements from which neighbours along rows count
-UNKNOWN_RUN = 16  # of a divisor that is a symbol
+SEEN = 16  # Triton itself sees runs of so many elements, a power of two, where it divides all divisors
+LEAST_RUN = 4  # neighbours along rows that are worth a hint
+UNKNOWN_RUN = 16  # the run that a symbolic divisor is taken to give
 
 
 def hidden_run(index: Index, block: int) -> int:

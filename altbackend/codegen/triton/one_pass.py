@@ -1,4 +1,4 @@
-"""Emit what passes over long rows have in common that compute two stages at once."""
+"""Emit the statements that all passes share which compute two stages of long rows at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Emit one pass over long rows for a maximum and the sums of exponentials below it.
 
-While the program reads the row, every thread has a maximum and sums of its own elements, so that no thread waits for
-another before the end. Where a tile has several rows, every element of the tile has them.
+While the program reads the row, every thread has a maximum and sums of its own elements. No thread waits for another
+before the end. Where a tile has several rows, every element of the tile has a maximum and sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tile_ast import Accumulator, Comment, Shape
 from .totals import provenance
 
 LOAD_BYTES = 16  # one load of a thread
-THREADS = 32  # of a warp
+THREADS = 32  # threads of a warp
 TILE = frozenset({"x", "r"})
 
 

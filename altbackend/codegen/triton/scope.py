@@ -215,7 +215,7 @@ def _broadcast_let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], pre
 
 
 def _zeros(e: Emitter, v: Value) -> frozenset[str]:
-    """Return the masks of which each, where it does not hold, makes `v` 0. A product with 0 may be NaN."""
+    """Return the masks outside of which `v` is 0, whatever its other masks. A product with 0 may be NaN."""
     if v.op == "tile_load":
         return frozenset(m.attr for m in v.args)
     if v.op == "cast" or v.op in ("add", "sub", "mul"):

@@ -19,7 +19,7 @@ class Builder:
         self.graph: Graph = before.graph
         self.before = before
         self.key = "example_value" if "example_value" in before.meta else "val"
-        self.made: list[Node] = []
+        self.inserted: list[Node] = []
 
     def call(self, target: Callable[..., object], *args: Argument, **kwargs: Argument) -> Node:
         """Insert a call and compute its traced value from those of its arguments."""
@@ -36,11 +36,11 @@ class Builder:
         n.meta[self.key] = value
         if "stack_trace" in self.before.meta:
             n.meta["stack_trace"] = self.before.meta["stack_trace"]
-        self.made.append(n)
+        self.inserted.append(n)
         return n
 
     def erase_unused(self) -> None:
         """Erase the inserted calls that have no users."""
-        for n in reversed(self.made):
+        for n in reversed(self.inserted):
             if not n.users:
                 self.graph.erase_node(n)

@@ -249,8 +249,8 @@ def _symbolic(x: object) -> bool:
 def _number(x: object, constant: Constant) -> float | None:
     """Return a finite number: itself, or the value of a tensor with one element that is known beforehand."""
     if isinstance(x, Node) and is_tensor(x) and value_of(x).dim() == 0:
-        known = constant(x)
-        x = known.item() if isinstance(known, torch.Tensor) else None
+        constant_value = constant(x)
+        x = constant_value.item() if isinstance(constant_value, torch.Tensor) else None
     return float(x) if (type(x) is int or type(x) is float) and abs(x) < float("inf") else None
 
 
@@ -288,6 +288,6 @@ def _filled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
 def _fill_number(x: object, constant: Constant) -> float | None:
     """Return a number that a mask writes, -inf included."""
     if isinstance(x, Node) and is_tensor(x) and value_of(x).numel() == 1:
-        known = constant(x)
-        x = known.item() if isinstance(known, torch.Tensor) else None
+        constant_value = constant(x)
+        x = constant_value.item() if isinstance(constant_value, torch.Tensor) else None
     return float(x) if type(x) is int or type(x) is float else None

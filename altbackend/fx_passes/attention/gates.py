@@ -31,12 +31,12 @@ _SEPARATE: dict[torch.dtype, tuple[float, float]] = {
     torch.float16: (1 << 16, math.inf),
 }
 
-FEWEST_KEYS = 65  # from which products in TF32 are faster, but for a whole tile of 128
+FEWEST_KEYS = 65  # keys from which products in TF32 are faster, but for a whole tile of 128
 TILE, MANY_KEYS = 64, 256  # keys of a tile of the fused kernel of float32; keys from which products are always faster
-FEW_KEYS = 32  # up to which separate kernels are faster: with 14 keys, half of the time in training
-MANY_FEATURES = 128  # from which they are two to three times faster
-FLASH_FEATURES, MASKED_FEATURES = 256, 128  # that FlashAttention takes, and cuDNN, which takes a mask
-MOST_SCORES = 1 << 30  # bytes that are stored for less than that
+FEW_KEYS = 32  # keys up to which separate kernels are faster: with 14, they take half of the time in training
+MANY_FEATURES = 128  # features from which separate kernels are two to three times faster
+FLASH_FEATURES, MASKED_FEATURES = 256, 128  # most features that FlashAttention takes, and cuDNN with a mask
+MOST_SCORES = 1 << 30  # bytes of scores that are stored for a smaller gain
 
 
 def refused_graph(graph: Graph) -> str:
@@ -169,9 +169,9 @@ def _products_are_faster(form: Form) -> str:
 def _exceeds_kernels(form: Form, most: int) -> str:
     """Return why separate kernels of 16 bits are faster, where FlashAttention and cuDNN take `most` features, or "".
 
-    The memory-efficient kernel takes the rest. With 320 and 384 features its forward and gradient take 1.9 to 3.4 times
-    as long as products and a softmax on an H100, and its forward alone 1.0 to 1.2 times. Inference keeps it where the
-    scores are large: it stores none.
+    The memory-efficient kernel takes the rest. On an H100, with 320 and 384 features, it was compared with products and
+    a softmax. Its forward and gradient take 1.9 to 3.4 times as long, its forward alone 1.0 to 1.2 times. Inference
+    keeps it where the scores are large: it stores none.
     """
     (features,), scores = _features(form)[0], shape_of(form.scores)
     if dtype_of(form.scores).itemsize != 2 or not isinstance(features, int) or features <= most:

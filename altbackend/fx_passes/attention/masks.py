@@ -87,22 +87,22 @@ def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
 def _finished(
     build: Builder, form: Form, total: Node, scale: float, device: str, values: dict[Node, object]
 ) -> Mask | str:
-    known = attention_mask.known_value(total, values)
-    meaning = attention_mask.meaning_of(known)
+    mask = attention_mask.known_value(total, values)
+    meaning = attention_mask.meaning_of(mask)
     if meaning:
         return Mask(scale, causal=meaning == "causal")
     if device != "cpu" and any(step.dtype != dtype_of(form.query.node) for step in form.steps):
         return "the fused kernels of the GPU take masks of the dtype of the query"
-    if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(known):
+    if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
-    hides = bool((known.amax(-1) == -math.inf).any()) if isinstance(known, torch.Tensor) else not finite(total)
+    hides = bool((mask.amax(-1) == -math.inf).any()) if isinstance(mask, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
     return Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
 
 
-def _visible_everywhere(known: object) -> bool:
+def _visible_everywhere(mask: object) -> bool:
     """Return whether every row of a known mask has a column that is not hidden."""
-    return isinstance(known, torch.Tensor) and bool((known.amax(-1) > torch.finfo(known.dtype).min / 2).all())
+    return isinstance(mask, torch.Tensor) and bool((mask.amax(-1) > torch.finfo(mask.dtype).min / 2).all())
 
 
 def _hidden_rows(build: Builder, total: Node) -> Node:

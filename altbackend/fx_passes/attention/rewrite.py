@@ -113,7 +113,7 @@ class Attention:
 
 
 def _erase_but(build: Builder, new: Node) -> None:
-    for n in reversed(build.made):
+    for n in reversed(build.inserted):
         if n is not new and not n.users:
             n.graph.erase_node(n)
 

@@ -90,7 +90,7 @@ def ungrouped(build: Builder, n: Node) -> Node | None:
         return None
     wide, flat = shape_of(source), shape_of(n)
     numbers = all(isinstance(s, int) for s in (*wide[1:3], flat[1]))
-    kept: Sequence[object] = (wide[0], *wide[3:])
+    other_sizes: Sequence[object] = (wide[0], *wide[3:])
     if not numbers or value_of(source).stride(2) != 0 or flat[1] != wide[1] * wide[2] or wide[2] == 1:
         return None
-    return build.call(aten.select.int, source, 2, 0) if same_sizes(kept, (flat[0], *flat[2:])) else None
+    return build.call(aten.select.int, source, 2, 0) if same_sizes(other_sizes, (flat[0], *flat[2:])) else None

@@ -1,8 +1,8 @@
 """The pass: calls of `scaled_dot_product_attention` get operands that torch's fused kernels take.
 
-torch computes an attention in float32 and stores its scores if the last dimension of an operand is not contiguous, or
-if operands have three dimensions. A bias that is a permuted embedding is such an operand, and so are the points of an
-image as tokens. A copy of the operand, or one more dimension, costs less.
+torch computes an attention in float32 and stores its scores in two cases: the last dimension of an operand is not
+contiguous, or operands have three dimensions. A bias that is a permuted embedding is such an operand, and so are the
+points of an image as tokens. A copy of the operand, or one more dimension, costs less.
 """
 
 from __future__ import annotations

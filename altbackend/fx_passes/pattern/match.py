@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..graph import val
 from .terms import Anything, Arg, Call, Like, OneOf, Term
 
-Found = Mapping[Term, Any]  # what each argument and each call of a pattern has matched
+Bindings = Mapping[Term, Any]  # the argument or call that each term of a pattern stands for
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -38,96 +38,96 @@ def match(outputs: Sequence[Term], node: Node) -> Match | None:
     Nodes of other results are looked for among the users of what the match contains already. A call inside the
     pattern must have no users outside it, unless its term is `shared`.
     """
-    for found in _terms(outputs[-1], node, {}):
-        for everything in _others(list(outputs[:-1]), found):
+    for bindings in _terms(outputs[-1], node, {}):
+        for everything in _others(list(outputs[:-1]), bindings):
             if (whole := _closed(outputs, everything)) is not None:
                 return whole
     return None
 
 
-def _others(outputs: list[Term], found: Found) -> Iterator[Found]:
+def _others(outputs: list[Term], bindings: Bindings) -> Iterator[Bindings]:
     """Yield the ways to match the other results of a pattern."""
     if not outputs:
-        yield found
+        yield bindings
         return
     *rest, term = outputs
-    candidates = [found[term]] if term in found else _candidates(term, found)
+    candidates = [bindings[term]] if term in bindings else _candidates(term, bindings)
     for node in candidates:
-        for more in _terms(term, node, found):
+        for more in _terms(term, node, bindings):
             yield from _others(rest, more)
 
 
-def _candidates(term: Term, found: Found) -> list[Node]:
+def _candidates(term: Term, bindings: Bindings) -> list[Node]:
     """Return calls of the term's operator that read, over at most eight calls, a node of the match."""
     targets = term.targets if isinstance(term, Call) else ()
     seen: dict[Node, None] = {}
-    front = [n for n in found.values() if isinstance(n, Node)]
+    front = [n for n in bindings.values() if isinstance(n, Node)]
     for _ in range(8):
         front = list(dict.fromkeys(u for n in front for u in n.users if u not in seen))
         seen.update(dict.fromkeys(front))
     return [n for n in seen if n.target in targets]
 
 
-def _closed(outputs: Sequence[Term], found: Found) -> Match | None:
+def _closed(outputs: Sequence[Term], bindings: Bindings) -> Match | None:
     """Return the match, unless a call inside it has users outside it."""
-    calls = {t: n for t, n in found.items() if isinstance(t, Call)}
+    calls = {t: n for t, n in bindings.items() if isinstance(t, Call)}
     nodes = dict.fromkeys(calls.values())
     if len(nodes) != len(calls):
         return None  # two calls of the pattern are one call of the graph
     for term, node in calls.items():
         if term not in outputs and not term.shared and any(u not in nodes for u in node.users):
             return None
-    kwargs = {t.name: n for t, n in found.items() if isinstance(t, Arg)}
-    return Match(kwargs, tuple(found[t] for t in outputs), tuple(nodes))
+    kwargs = {t.name: n for t, n in bindings.items() if isinstance(t, Arg)}
+    return Match(kwargs, tuple(bindings[t] for t in outputs), tuple(nodes))
 
 
-def _terms(term: object, value: object, found: Found) -> Iterator[Found]:
+def _terms(term: object, value: object, bindings: Bindings) -> Iterator[Bindings]:
     """Yield the ways to match a term or constant with an argument."""
-    if isinstance(term, (Arg, Call)) and term in found:
-        if found[term] is value or (not isinstance(value, Node) and equal(found[term], value)):
-            yield found
+    if isinstance(term, (Arg, Call)) and term in bindings:
+        if bindings[term] is value or (not isinstance(value, Node) and equal(bindings[term], value)):
+            yield bindings
         return
     match term:
         case Arg():
             if isinstance(value, (Node, *_NUMBERS)):
-                yield {**found, term: value}
+                yield {**bindings, term: value}
         case Anything():
-            yield found
+            yield bindings
         case Like(kind):
             if kind_of(value) == kind:
-                yield found
+                yield bindings
         case OneOf(options):
             for option in options:
-                yield from _terms(option, value, found)
+                yield from _terms(option, value, bindings)
         case Call():
             if isinstance(value, Node) and value.op == "call_function" and value.target in term.targets:
-                yield from _call(term, value, found)
+                yield from _call(term, value, bindings)
         case list() | tuple():
             if isinstance(value, (list, tuple)) and len(term) == len(value):
-                yield from _each(term, value, found)
+                yield from _each(term, value, bindings)
         case _:
             if equal(term, value):
-                yield found
+                yield bindings
 
 
-def _call(term: Call, node: Node, found: Found) -> Iterator[Found]:
+def _call(term: Call, node: Node, bindings: Bindings) -> Iterator[Bindings]:
     expected = arguments(node.target, term.args, dict(term.kwargs))
     actual = arguments(node.target, node.args, node.kwargs)
     if expected is None or actual is None or len(expected) != len(actual):
         return
-    for more in _each(expected, actual, found):
+    for more in _each(expected, actual, bindings):
         yield {**more, term: node}
     if term.commutes:
         swapped = (expected[1], expected[0], *expected[2:])
-        for more in _each(swapped, actual, found):
+        for more in _each(swapped, actual, bindings):
             yield {**more, term: node}
 
 
-def _each(terms: Sequence[object], values: Sequence[object], found: Found) -> Iterator[Found]:
+def _each(terms: Sequence[object], values: Sequence[object], bindings: Bindings) -> Iterator[Bindings]:
     if not terms:
-        yield found
+        yield bindings
         return
-    for more in _terms(terms[0], values[0], found):
+    for more in _terms(terms[0], values[0], bindings):
         yield from _each(terms[1:], values[1:], more)
 
 

@@ -92,12 +92,12 @@ class Splice:
 
 def _value(traced: Node, copy: Node) -> object:
     """Return the fake value of a copied call. Its arguments have the geometry of those that were traced."""
-    known = (
+    fake_value = (
         None
         if declares_alias(traced.target)
         else fake_values.another(val(traced), [val(a) for a in copy.all_input_nodes])
     )
-    return fake_call(copy) if known is None else known
+    return fake_call(copy) if fake_value is None else fake_value
 
 
 def _holds(n: Node, size: torch.SymInt) -> bool:
@@ -106,11 +106,11 @@ def _holds(n: Node, size: torch.SymInt) -> bool:
 
 def _symbols(traced: GraphModule) -> list[torch.SymInt]:
     """Return the symbolic sizes among the arguments of the calls of a graph."""
-    found: list[torch.SymInt] = []
+    symbols: list[torch.SymInt] = []
     for n in traced.graph.nodes:
         flat = torch.utils._pytree.tree_leaves((n.args, n.kwargs)) if n.op == "call_function" else ()
-        found += [x for x in flat if isinstance(x, torch.SymInt) and not any(equal(x, y) for y in found)]
-    return found
+        symbols += [x for x in flat if isinstance(x, torch.SymInt) and not any(equal(x, y) for y in symbols)]
+    return symbols
 
 
 def restored(n: Node, old: torch.Tensor) -> Node:

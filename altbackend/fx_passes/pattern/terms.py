@@ -94,9 +94,9 @@ Targets = Callable[..., object] | tuple[Callable[..., object], ...]
 
 
 def call(targets: Targets, *args: object, shared: bool = False, **kwargs: object) -> Call:
-    """Return the term of a call of an operator, or of one of several."""
-    several = targets if isinstance(targets, tuple) else (targets,)
-    return Call(several, args, tuple(sorted(kwargs.items())), shared)
+    """Return the term of a call of an operator, or of one of `targets`."""
+    alternatives = targets if isinstance(targets, tuple) else (targets,)
+    return Call(alternatives, args, tuple(sorted(kwargs.items())), shared)
 
 
 COMMUTATIVE: frozenset[object] = frozenset(

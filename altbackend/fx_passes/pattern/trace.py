@@ -74,25 +74,25 @@ def terms_of(gm: GraphModule, names: Sequence[str], scalars: Mapping[str, float]
     """
     inputs = gm.graph.find_nodes(op="placeholder")
     every = [*names, *(f"tangent_{k}" for k in range(len(inputs) - len(names)))]
-    made: dict[Node, Term] = dict(zip(inputs, map(Arg, every), strict=True))
+    terms: dict[Node, Term] = dict(zip(inputs, map(Arg, every), strict=True))
     shapes = {str(n.target): n for n in inputs}
     assert len(shapes) == len(inputs)
     for n in gm.graph.nodes:
         if n.op == "call_function":
             values = arguments(n.target, n.args, n.kwargs)
             assert values is not None, f"{n} lacks an argument"
-            made[n] = Call((n.target,), tuple(_term(value, made, scalars, loose) for value in values))
+            terms[n] = Call((n.target,), tuple(_term(value, terms, scalars, loose) for value in values))
         elif n.op == "get_attr":
             raise ValueError(f"the search function reads the constant {n.target}; make it an argument")
-    results = [(k, made[n]) for k, n in enumerate(results_of(gm.graph)) if isinstance(n, Node)]
+    results = [(k, terms[n]) for k, n in enumerate(results_of(gm.graph)) if isinstance(n, Node)]
     calls = [(k, term) for k, term in results if isinstance(term, Call)]
     return Traced(tuple(every), tuple(term for _, term in calls), tuple(k for k, _ in calls))
 
 
-def _term(value: object, made: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> object:
+def _term(value: object, terms: Mapping[Node, Term], scalars: Mapping[str, float], loose: bool) -> object:
     """Return the term of an argument of a call."""
     if isinstance(value, Node):
-        return made[value]
+        return terms[value]
     if type(value) in (float, int):
         for name, number in scalars.items():
             if value == number:
@@ -100,7 +100,7 @@ def _term(value: object, made: Mapping[Node, Term], scalars: Mapping[str, float]
     if loose and kind_of(value):
         return Like(kind_of(value))
     if isinstance(value, (list, tuple)):
-        return tuple(_term(item, made, scalars, loose) for item in value)
+        return tuple(_term(item, terms, scalars, loose) for item in value)
     return value
 
 

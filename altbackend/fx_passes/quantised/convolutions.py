@@ -2,9 +2,9 @@
 
     quantise(post(convolution(dequantise(x), dequantise(w), bias) + dequantise(y))) -> one call, of bytes
 
-The call has no zero points of weights. Where these are numbers that a parameter holds, the weight prologue checks that
-they are 0 and the call computes in float32 if they are not. A quantisation that follows joins the call if its bounds
-are those of its dtype. oneDNN rounds once, eager in every step; results differ by one quantum at most.
+The call has no zero points of weights. Where a parameter holds them, the weight prologue checks that they are 0. If
+they are not, the call computes in float32. A quantisation that follows joins the call if its bounds are those of its
+dtype. oneDNN rounds once, eager in every step; results differ by one quantum at most.
 """
 
 from __future__ import annotations

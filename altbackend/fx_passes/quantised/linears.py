@@ -34,17 +34,17 @@ def call_onednn(gm: GraphModule, ctx: Context, fewest_rows: int = 0) -> int:
     """Call oneDNN for linears of dequantised bytes and at least so many rows; return their number."""
     constant, count = ctx.constant_nodes(gm), 0
     for n in list(gm.graph.nodes):
-        found = product_of(n) if is_call(n, aten.mm.default, aten.addmm.default) else None
-        if found is None:
+        product = product_of(n) if is_call(n, aten.mm.default, aten.addmm.default) else None
+        if product is None:
             continue
         rows = val(n).shape[0]
         few = isinstance(rows, int) and rows < fewest_rows
-        reason = f"{rows} rows" if few else _refusal(found, constant)
+        reason = f"{rows} rows" if few else _refusal(product, constant)
         if reason:
             ctx.trace.decision(DecisionKind.QUANTISED, n.name, "no quantised linear", reason)
             continue
         ctx.trace.decision(DecisionKind.QUANTISED, n.name, "quantised linear", "bytes and packed weights")
-        _rewrite(gm, found)
+        _rewrite(gm, product)
         count += 1
     return count
 

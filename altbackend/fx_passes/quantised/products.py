@@ -47,15 +47,15 @@ def run(gm: GraphModule, ctx: Context) -> int:
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.mm.default, aten.addmm.default):
             continue
-        found = product_of(n)
-        if found is None:
+        product = product_of(n)
+        if product is None:
             continue
-        reason = _refusal(found, ctx.device)
+        reason = _refusal(product, ctx.device)
         if reason:
             ctx.trace.decision(DecisionKind.QUANTISED, n.name, "left as floats", reason)
             continue
         ctx.trace.decision(DecisionKind.QUANTISED, n.name, "product of integers", "both operands are bytes")
-        _rewrite(gm, found)
+        _rewrite(gm, product)
         count += 1
     return count
 

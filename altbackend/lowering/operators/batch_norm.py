@@ -124,8 +124,8 @@ def _moments(ctx: Ctx, x: Tensor, acc: torch.dtype) -> tuple[Tensor, Tensor]:
     if cut is None:
         return statistics(ctx, x, _reduced(x), acc)
     (parts,), inner, ends = cut
-    pieces = moments_of_pieces(ctx, parts, inner, acc, ends)  # [C, pieces, 1, ...]
-    mu, m2 = combined_moments(ctx, pieces, tuple(range(1, len(parts.sizes))), count(x, _reduced(x)))
+    moments = moments_of_pieces(ctx, parts, inner, acc, ends)  # [C, pieces, 1, ...]
+    mu, m2 = combined_moments(ctx, moments, tuple(range(1, len(parts.sizes))), count(x, _reduced(x)))
     return _keepdim(mu, x), _keepdim(m2, x)
 
 
@@ -135,8 +135,8 @@ def _totals(ctx: Ctx, x: Tensor, values: Sequence[Value], acc: torch.dtype) -> l
     cut = _pieces(ctx, tensors)
     if cut is None:
         return [reduce(ctx, "sum", t, _reduced(x), acc, acc) for t in tensors]
-    pieces, inner, _ = cut
-    parts = [reduce(ctx, "sum", t, inner, acc, acc) for t in pieces]
+    cut_tensors, inner, _ = cut
+    parts = [reduce(ctx, "sum", t, inner, acc, acc) for t in cut_tensors]
     pieces_dims = tuple(range(1, len(parts[0].sizes)))
     return [_keepdim(reduce(ctx, "sum", t, pieces_dims, acc, acc), x) for t in parts]
 

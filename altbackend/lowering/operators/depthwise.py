@@ -186,9 +186,9 @@ def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> T
 
 
 def _piece(images: int, plane: Sequence[int], totals: int) -> tuple[int, int]:
-    """Return (images, rows of an image) of a piece, as large as leaves `PROGRAMS` programs of 32 totals each."""
-    pieces = -(-PROGRAMS * 32 // totals)
-    if images >= pieces:
-        return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= pieces), plane[0]
-    rows = [k for k in range(1, plane[0] + 1) if plane[0] % k == 0 and images * (plane[0] // k) >= pieces]
+    """Return (images, rows of an image) of a piece: the largest that leaves `PROGRAMS` programs of 32 totals each."""
+    piece_count = -(-PROGRAMS * 32 // totals)
+    if images >= piece_count:
+        return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= piece_count), plane[0]
+    rows = [k for k in range(1, plane[0] + 1) if plane[0] % k == 0 and images * (plane[0] // k) >= piece_count]
     return 1, max(rows, default=1)

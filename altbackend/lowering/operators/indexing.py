@@ -33,7 +33,7 @@ class IndexRule:
 
 
 FROM_FRONT = IndexRule()
-READERS = 16  # elements of a result for each index from which the index is stored
+READERS = 16  # readers of an index: a GPU stores one that at least so many elements of a result read
 REPEATED_WORK = 1 << 26  # operations on indices that take a GPU longer than a launch does
 
 

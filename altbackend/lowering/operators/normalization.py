@@ -30,7 +30,7 @@ from .reduction import (
     shared_of_groups,
 )
 
-MOST_FLOPS = 64  # float additions that two kernels compute rather than one stores their result and the other reads it
+MOST_FLOPS = 64  # float additions that two kernels both compute; of more, one kernel stores the result for the other
 
 
 def moments(ctx: Ctx, x: Tensor, dims: tuple[int, ...], acc: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -53,8 +53,8 @@ def _of_pieces(
     if cut is None:
         return None
     last = (len(cut.tensor.sizes) - 1,)
-    pieces = moments_of_pieces(ctx, cut.tensor, last, acc, cut.ends, corrected)
-    mu, m2 = combined_moments(ctx, pieces, cut.inner, cut.rows)
+    moments = moments_of_pieces(ctx, cut.tensor, last, acc, cut.ends, corrected)
+    mu, m2 = combined_moments(ctx, moments, cut.inner, cut.rows)
     sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
     one, two = (split.joined(_keepdim(t, split.tensor, cut), sizes) for t in (mu, m2))
     return one, two
@@ -109,13 +109,13 @@ def moments_of_pieces(
     return Moments(mean, m2, own, reduce(ctx, "sum", apart, dims, acc, acc))
 
 
-def combined_moments(ctx: Ctx, pieces: Moments, dims: tuple[int, ...], rows: Index) -> tuple[Tensor, Tensor]:
+def combined_moments(ctx: Ctx, moments: Moments, dims: tuple[int, ...], rows: Index) -> tuple[Tensor, Tensor]:
     """Return the moments of rows of `rows` points from those of their pieces, which lie along `dims`.
 
     The sum of squared deviations is the sum of m2 + n (mean - mu)^2 over pieces of n points. Method: T. Chan, G. Golub,
     R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
     """
-    mean, acc, own = pieces.mean, pieces.m2.dtype, pieces.points
+    mean, acc, own = moments.mean, moments.m2.dtype, moments.points
     number = count(mean, dims)
     if own is None:
         total, n = reduce(ctx, "sum", mean, dims, acc, acc), as_number(number, acc)
@@ -125,12 +125,12 @@ def combined_moments(ctx: Ctx, pieces: Moments, dims: tuple[int, ...], rows: Ind
         total, n = reduce(ctx, "sum", weighted, dims, acc, acc), as_number(rows, acc)
     mu = Tensor(total.sizes, acc, s.div(total.value, n))
     apart = s.sub(mean.value, expand(mu, mean.sizes).value)
-    if pieces.left is None:
-        spread = Tensor(mean.sizes, acc, s.add(pieces.m2.value, s.mul(s.square(apart), own)))
+    if moments.left is None:
+        spread = Tensor(mean.sizes, acc, s.add(moments.m2.value, s.mul(s.square(apart), own)))
         return mu, reduce(ctx, "sum", spread, dims, acc, acc)
-    off = s.div(pieces.left.value, own)
+    off = s.div(moments.left.value, own)
     apart = s.add(apart, off)
-    own_m2 = s.sub(pieces.m2.value, s.mul(pieces.left.value, off))
+    own_m2 = s.sub(moments.m2.value, s.mul(moments.left.value, off))
     spread = Tensor(mean.sizes, acc, s.add(own_m2, s.mul(s.square(apart), own)))
     left = reduce(ctx, "sum", Tensor(mean.sizes, acc, s.mul(apart, own)), dims, acc, acc)
     return _corrected(mu, reduce(ctx, "sum", spread, dims, acc, acc), left, as_number(rows, acc))

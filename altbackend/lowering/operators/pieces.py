@@ -68,7 +68,7 @@ class Split:
     chains: tuple[tuple[Index, ...], ...]
 
     def dims(self, original: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions of the parts of dimensions of the original tensor."""
+        """Return the dimensions of the split tensor that are parts of these dimensions of the original one."""
         starts = [sum(map(len, self.chains[:k])) for k in range(len(self.chains))]
         return tuple(starts[k] + j for k in original for j in range(len(self.chains[k])))
 
@@ -105,24 +105,24 @@ def cut_of(x: Tensor, dims: tuple[int, ...]) -> Cut | None:
     order = [k for k in slowest_first(x, x.value) if x.sizes[k] != 1]
     if not order or not any(ex.coefficient(i, axes(x.sizes)[order[-1]]) == 1 for _, i in va.loads(x.value)):
         return None
-    kept = tuple(k for k in order if k not in dims)
+    remaining = tuple(k for k in order if k not in dims)
     narrow = order[-1:] if _is_narrow(x, order, dims) else []
     reduced = [k for k in order if k in dims and k not in narrow]
-    rows, columns = _product(x, reduced), _product(x, (*kept, *narrow))
-    if order[-1] in kept or narrow:
+    rows, columns = _product(x, reduced), _product(x, (*remaining, *narrow))
+    if order[-1] in remaining or narrow:
         near = _product(x, order[-2:] if narrow else order[-1:])
         if rows < LONG_COLUMN or near < NEIGHBOURS:
             return None
         length = piece_length(rows, -(-columns // 32), FEWEST_ROWS, MOST_ROWS)
-        return _columns(x, kept, narrow, reduced, length)
-    return _rows(x, kept, reduced, piece_length(rows, columns, SHORTEST, LONGEST)) if rows >= LONG_ROW else None
+        return _columns(x, remaining, narrow, reduced, length)
+    return _rows(x, remaining, reduced, piece_length(rows, columns, SHORTEST, LONGEST)) if rows >= LONG_ROW else None
 
 
 def piece_length(rows: int, programs: int, least: int, most: int) -> int:
     """Return the points of pieces of `rows` points, from `least` to `most`: a power of two, or a divisor of `rows`.
 
-    `programs`: those of one piece of every row. The longest pieces that fill a GPU, else the shortest. Where no divisor
-    is a power of two, pieces are equal if another divisor is, else the last one is shorter.
+    `programs`: the programs that compute one piece of every row. The pieces are the longest that fill a GPU, else the
+    shortest. Powers of two that divide `rows` come first, then other divisors. Without any, the last piece is shorter.
     """
     powers = [1 << k for k in range((least - 1).bit_length(), most.bit_length()) if 1 << k <= most]
     divisors = [n for n in range(least, most + 1) if rows % n == 0]
@@ -159,28 +159,30 @@ def _is_narrow(x: Tensor, order: Sequence[int], dims: tuple[int, ...]) -> bool:
     return len(order) > 1 and order[-1] in dims and order[-2] not in dims and isinstance(n, int) and n <= SHORT
 
 
-def _columns(x: Tensor, kept: tuple[int, ...], narrow: Sequence[int], reduced: Sequence[int], length: int) -> Cut:
-    """Return pieces [parts, kept, narrow, points]: the results of neighbouring columns are neighbours."""
+def _columns(x: Tensor, remaining: tuple[int, ...], narrow: Sequence[int], reduced: Sequence[int], length: int) -> Cut:
+    """Return pieces [parts, remaining, narrow, points]: the results of neighbouring columns are neighbours."""
     rows = _product(x, reduced)
-    sizes = (-(-rows // length), *(x.sizes[k] for k in (*kept, *narrow)), length)
+    sizes = (-(-rows // length), *(x.sizes[k] for k in (*remaining, *narrow)), length)
     p = points(sizes)
     point = _split_row(x, reduced, ex.add(ex.mul(p[0], length), p[-1]))
-    point |= dict(zip((*kept, *narrow), p[1:-1], strict=True))
+    point |= dict(zip((*remaining, *narrow), p[1:-1], strict=True))
     ends = ends_of(p[0], p[-1], length, rows)
     tensor = Tensor(sizes, x.dtype, inside(x.at([point.get(k, 0) for k in range(len(x.sizes))]), ends))
-    return Cut(tensor, (0, *range(1 + len(kept), len(sizes) - 1)), kept, length, rows * _product(x, narrow), ends)
+    return Cut(
+        tensor, (0, *range(1 + len(remaining), len(sizes) - 1)), remaining, length, rows * _product(x, narrow), ends
+    )
 
 
-def _rows(x: Tensor, kept: tuple[int, ...], reduced: Sequence[int], length: int) -> Cut:
-    """Return pieces [kept, parts, points]."""
+def _rows(x: Tensor, remaining: tuple[int, ...], reduced: Sequence[int], length: int) -> Cut:
+    """Return pieces [remaining, parts, points]."""
     rows = _product(x, reduced)
-    sizes = (*(x.sizes[k] for k in kept), -(-rows // length), length)
+    sizes = (*(x.sizes[k] for k in remaining), -(-rows // length), length)
     p = points(sizes)
     point = _split_row(x, reduced, ex.add(ex.mul(p[-2], length), p[-1]))
-    point |= dict(zip(kept, p[:-2], strict=True))
+    point |= dict(zip(remaining, p[:-2], strict=True))
     ends = ends_of(p[-2], p[-1], length, rows)
     tensor = Tensor(sizes, x.dtype, inside(x.at([point.get(k, 0) for k in range(len(x.sizes))]), ends))
-    return Cut(tensor, (len(kept),), kept, length, rows, ends)
+    return Cut(tensor, (len(remaining),), remaining, length, rows, ends)
 
 
 def _split_row(x: Tensor, reduced: Sequence[int], row: Index) -> dict[int, Index]:

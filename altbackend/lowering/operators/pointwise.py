@@ -217,8 +217,8 @@ def add(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
 
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(ctx: Ctx, a: Operand, b: Operand, alpha: s.Num = 1) -> Tensor:
-    # x - logsumexp(x) of a backward: where a row's number was stored in 16 bits, an x with more bits is not near it,
-    # and exp of the difference is not near 1
+    # A backward computes exp(x - logsumexp(x)). If the logsumexp was rounded to 16 bits in memory, x is rounded too:
+    # with more bits, the largest x would not be near it, nor exp of their difference near 1.
     if _is_stored_per_row(ctx, a) or _is_stored_per_row(ctx, b):
         a, b = _rounded(a, b)
     return elementwise(ctx, lambda x, y: s.sub(x, _scaled(y, alpha)), a, b)

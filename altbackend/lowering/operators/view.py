@@ -326,15 +326,15 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return of_view(View(buffer.name, buffer.sizes, buffer.strides), out.dtype)
 
 
-MOST_PARTS, PART_FLOPS, PART_LOADS = 6, 8, 3  # of a concatenation that its readers compute element by element
+MOST_PARTS, PART_FLOPS, PART_LOADS = 6, 8, 3  # limits for a concatenation that its readers compute
 MOST_READERS = 2
 
 
 def _is_read_in_place(ctx: Ctx, parts: Sequence[Tensor]) -> bool:
     """Return whether the readers of a concatenation choose the part of each element, and nothing is stored.
 
-    So they do on a GPU if no kernel computes a part, which could store it in its place, and if they are kernels
-    themselves: writing and reading the concatenation would be two more passes over memory.
+    This holds on a GPU under two conditions. No kernel computes a part, since it could store the part in its place. The
+    readers are kernels, for which writing and reading the concatenation would be two more passes over memory.
     """
     if not ctx.gpu or len(parts) > MOST_PARTS or ctx.returned[ctx.node] or len(ctx.node.users) > MOST_READERS:
         return False

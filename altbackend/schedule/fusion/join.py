@@ -74,7 +74,7 @@ def _range(index: Index, row: Atom) -> tuple[tuple[int, int], ...]:
 
 
 def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> Group | Refusal:
-    """Return `joined` mapped onto `rows` rows; `group` is mapped, and lacks the last node of `joined`."""
+    """Return `joined` with all nodes mapped onto `rows` rows. `group`: the same kernel without the last node."""
     node = joined.nodes[-1]
     assert not isinstance(node, Extern)
     candidates = mappings(node, rows, any_order=fusion.on_gpu)

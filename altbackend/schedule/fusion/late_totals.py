@@ -1,7 +1,7 @@
 """Let totals of columns join a kernel over the same data that a later node opened.
 
-A kernel of rows takes totals over its rows beside its other work (`Kind.CROSS_ROW`). Fusion goes in program order, so
-that totals which come first have opened a kernel of their own, one column a row, and nothing else fits on its rows.
+A kernel of rows takes totals over its rows beside its other work (`Kind.CROSS_ROW`). Fusion goes in program order:
+totals that come first open a kernel of their own. Each of its rows is one column, and no other node fits on such rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REACH = 24  # how many kernels forward or back a kernel of totals looks for one 
 def join_late_totals(fusion: Fusion, groups: Sequence[Group], reachability: Reachability) -> list[Group]:
     """Return the kernels, with totals of columns in the kernel of rows with which they share the most bytes.
 
-    What the kernel of the totals computed from them stays behind, as a kernel of its own.
+    Nodes that compute values from the totals stay behind, as a kernel of their own.
     """
     alive = {g.number: g for g in groups}
     users: dict[int, set[int]] = {}
@@ -71,7 +71,7 @@ def _candidates(fusion: Fusion, totals: Group, alive: Mapping[int, Group]) -> It
     near = (alive[n] for n in range(totals.number - REACH, totals.number + REACH + 1) if n in alive)
     rows = [g for g in near if g.extern is None and g.number != totals.number and g.rows not in (1, totals.rows)]
     shared = {g.number: _bytes(fusion, totals.reads & (g.reads | g.writes)) for g in rows}
-    # a row's statistics are no reason to join: half of the data is
+    # a kernel that shares only statistics of rows would save no pass: it must share half of the data
     enough = _bytes(fusion, totals.reads) // 2
     return sorted((g for g in rows if shared[g.number] > enough), key=lambda g: (-shared[g.number], g.number))
 

@@ -12,7 +12,7 @@ from .group import Group
 def order(groups: Sequence[Group]) -> list[Group]:
     """Return the groups in topological order, each at the position of its first node, or once its needs have run.
 
-    A kernel that runs later keeps what it reads alive longer; one that runs earlier does so with what it writes.
+    A kernel that runs later keeps its operands alive longer; a kernel that runs earlier does so with its results.
     """
     by_number = {g.number: g for g in groups}
     waiting = {g.number: set(g.needs) for g in groups}

@@ -1,7 +1,7 @@
 """Join matrix products with the pointwise kernels that read them, where one kernel is possible and pays.
 
-Works on the fused groups of a GPU. A library call and the kernel that reads its result become one kernel if every node
-of the reader is pointwise over just the product's points. The sums are then still in registers when they are used.
+The pass works on the fused groups of a GPU. A library call and the kernel that reads its result become one kernel under
+one condition: every node of the reader is pointwise over the product's points. Its sums are then used in registers.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Kernel:
         return " + ".join(parts)
 
     def step(self, v: View, axis: int, position: str) -> str:
-        """Return how far a position along an axis is from the first."""
+        """Return the distance in memory of a position along an axis from the first one."""
         n, stride = v.sizes[axis], v.strides[axis]
         if stride == 1:
             return position
@@ -224,8 +224,8 @@ def visit(k: Kernel, blocks: Blocks | None, outer: str, side: Side, body: list[s
     longest = indices.sizes[3]
     other = k.rows if side is k.columns else k.columns
     listed = counts.sizes[2]
-    known = isinstance(listed, int) and isinstance(other.blocks, int) and other.blocks <= listed
-    mask = "" if known or at[2] == "0" else f", mask={outer} < {k.parameters.text(listed)}, other=0"
+    is_in_bounds = isinstance(listed, int) and isinstance(other.blocks, int) and other.blocks <= listed
+    mask = "" if is_in_bounds or at[2] == "0" else f", mask={outer} < {k.parameters.text(listed)}, other=0"
     if at[2] == "0" and other.blocks != 1:
         mask = f", mask={outer} == 0, other=0"
     tiles = k.parameters.text(side.tiles)

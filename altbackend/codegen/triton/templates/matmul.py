@@ -1,8 +1,8 @@
 """Print the loop of a matrix product in Triton, which runs before the pointwise code that uses its sums.
 
-The text defines `across` and `along` (which tile of rows and of columns), `batch` where there is one, and `sums`,
-a float32 tile [XBLOCK, RBLOCK]. Tiles are numbered in bands of several rows, so that programs that run together share
-columns in the L2 cache, as Triton's matmul tutorial does.
+The text defines `across` and `along`, the numbers of the tile of rows and of that of columns. It also defines `batch`,
+where there is one, and the float32 tile `sums` [XBLOCK, RBLOCK]. Tiles are numbered in bands of several rows, as in
+Triton's matmul tutorial: programs that run together share columns in the L2 cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Descriptors:
     matmul: Matmul
 
 
-DESCRIPTOR_BYTES = 128  # of global memory
+DESCRIPTOR_BYTES = 128  # bytes of global memory for one descriptor
 
 
 def scratch_bytes(m: Matmul | None) -> int:

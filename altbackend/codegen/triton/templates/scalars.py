@@ -111,12 +111,12 @@ class Scalars:
 
     def _level(self, v: Value) -> Level:
         needed = {x.attr for x in va.walk(v) if x.op == "name"}
-        known: set[str] = set()
+        names: set[str] = set()
         for level in self.levels:
-            known |= level.names
-            if needed <= known:
+            names |= level.names
+            if needed <= names:
                 return level
-        raise AssertionError(f"{needed - known} of {v}")
+        raise AssertionError(f"{needed - names} of {v}")
 
     def _let(self, level: Level, text: str, dtype: torch.dtype, axes: Axes) -> Value:
         label = f"t{self.count}"
@@ -148,7 +148,7 @@ class Scalars:
         return self._let(level, f"tl.load({self.parameters.of(buffer)} + {text}{mask})", v.dtype, axes)
 
     def _lookup(self, x: Value, small: bool) -> tuple[Value, Value | None]:
-        """Return a position that is read from data, and the name that says whether it is in range, if it may not be."""
+        """Return a position that is read from data. If it may be out of range, also return the name of its check."""
         level = self._level(x)
         if x.op != "wrap_index":
             return self._narrow(level, self.bind(x), small), None

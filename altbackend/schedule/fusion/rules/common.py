@@ -40,7 +40,7 @@ def _single_row(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 
 def _overwrites(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse a kernel that reads an input after, or elsewhere than, it overwrites the input in place."""
+    """Refuse a kernel that overwrites an input in place and reads it afterwards, or at other points."""
     for n in proposal.new:
         for k, other in enumerate(proposal.mapped):
             if k != n and (refusal := _overwrite(fusion, proposal.mapped[n], other)) is not None:

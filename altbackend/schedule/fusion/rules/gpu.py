@@ -39,9 +39,9 @@ REPEATED_FLOPS = 256  # float additions that a pass over a long row may repeat
 RESIDENT = 4  # programs of long rows that a multiprocessor runs at the same time, of 16 warps each
 LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
-SCATTERED = 128  # points of a row, each in a cache line of its own, that a kernel of other rows may compute
-MOST_OF_COLUMNS = 2048  # points of each of them that one of few programs should compute: about the cost of a launch
-APART = 1.5  # times the sectors of two kernels that a kernel of both may touch; the second one also costs a launch
+SCATTERED = 128  # most points of a row that may lie in cache lines of their own, where other rows are contiguous
+MOST_OF_COLUMNS = 2048  # points of a column that one of few programs computes in about the time of a launch
+APART = 1.5  # one kernel may touch so many times the sectors of two, since the second costs a launch
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
 # convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
 WIDEST_WINDOW = 24
@@ -104,7 +104,10 @@ def _node_on_tile(q: MappedNode, device: Gpu) -> Refusal | None:
 
 
 def _rows_of_long_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse to total over columns, one a row, what a kernel of rows would sum; long columns become totals of that."""
+    """Refuse one row for each long column in a kernel with sums of neighbours, whose rows would be single elements.
+
+    The sums open a kernel of rows instead, and the columns become totals over those rows.
+    """
     new = [proposal.mapped[n] for n in proposal.new]
     if not any(q.kind is Kind.CROSS_ROW and q.results != 1 and not q.reduced and _sums_neighbours(q) for q in new):
         return None

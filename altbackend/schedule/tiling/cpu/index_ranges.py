@@ -19,10 +19,10 @@ from ....ir.expr import Atom, Index
 from ....ir.value import Value
 from ...loop_mapping import MappedNode
 
-MOST_PIECES = 5  # of a loop whose conditions all become constant
+MOST_PIECES = 5  # pieces of a loop whose conditions all become constant
 LEAST_PIECE = 8  # mean iterations of such a piece
 LEAST_INTERIOR = 16  # iterations between borders that keep their conditions
-MOST_CUTS = 32  # of one loop; wider windows have more
+MOST_CUTS = 32  # cuts of one loop; loops over wider windows stay whole
 MOST_VALUES = 1500  # values of all pieces, which the compiler has to read
 
 Nodes = tuple[MappedNode, ...]
@@ -50,10 +50,10 @@ def _all_cuts(inner: tuple[Atom, ...], members: Nodes, r: Range) -> set[int]:
     """Return the iterations in `r` at which a condition changes; some show only where others are decided."""
     loops, nodes = _piece(inner, members, r)
     length = r[1] - r[0]
-    found = {at for q in nodes for at in _cuts(q, loops[-1]) if 0 < at < length}
-    if not found or len(found) > MOST_CUTS:
+    offsets = {at for q in nodes for at in _cuts(q, loops[-1]) if 0 < at < length}
+    if not offsets or len(offsets) > MOST_CUTS:
         return set()
-    cuts = sorted(r[0] + at for at in found)
+    cuts = sorted(r[0] + at for at in offsets)
     edges = [r[0], *cuts, r[1]]
     return set(cuts).union(*(_all_cuts(inner, members, part) for part in itertools.pairwise(edges)))
 

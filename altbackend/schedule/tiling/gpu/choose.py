@@ -28,16 +28,16 @@ from .row_tiles import row_blocks
 
 ONE_PROGRAM = 4096  # elements that one program reduces as fast as many programs and a second kernel do
 FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
-WINDOW = 4  # reads of one tensor at constant distances, from which a kernel's time is that of the cache
+WINDOW = 4  # reads of one tensor at constant distances, from which on the cache bounds a kernel's time
 # Bytes between the first reads of neighbouring threads, and warps: the fastest of 7 forms for nearly all of eight pools
 # of 16 and 32 bits on an H100 (docs/decisions/windows-in-threads.md).
 WINDOW_BYTES, WINDOW_WARPS = 8, 8
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
-COSTLY_ROW = 16  # float additions: as long as two elements of a thread take
+COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
 VECTOR = 16  # bytes of the widest load
-VECTOR_ELEMENTS = 8  # of 16 bits in one load
+VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
 
 
 def choose_blocks(p: Program, k: Kernel, device: Gpu) -> Blocks:

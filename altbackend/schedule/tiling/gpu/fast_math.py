@@ -1,8 +1,8 @@
 """Find functions whose cheaper form is hidden by a rounding to 16 bits that follows.
 
 A kernel whose floats in memory all have 16 bits may use the cheap forms everywhere. Other kernels store float32 too, as
-a training step does its statistics. There a function may be cheap if every result that depends on it is rounded first,
-through arithmetic that does not magnify an error.
+a training step does its statistics. In such a kernel a function may be cheap if every result that depends on it is
+rounded first, and the arithmetic between them does not magnify an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def only_low_precision(p: Program, k: Kernel) -> bool:
 
 
 def with_fast_math(p: Program, k: Kernel) -> dict[Loop, Value]:
-    """Return the new values of nodes in which rounding hides functions: these take their cheap form.
+    """Return new values of nodes where a rounding hides the errors of functions: these take their cheap form.
 
     The key is the node, since several nodes may write parts of one buffer.
     """

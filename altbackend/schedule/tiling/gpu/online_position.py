@@ -47,8 +47,8 @@ def online_position(first: Stage, second: Stage, stored: frozenset[str]) -> Onli
     if not _reduces(extremum, "max", "min") or not _reduces(least, "min"):
         return None
     operand, at = inlined(extremum.value, point_of), (extremum.node.out, extremum.index)
-    found = position(inlined(least.value, point_of), operand, at)
-    return None if found is None else OnlinePosition(extremum, least, found, tuple(points))
+    row_position = position(inlined(least.value, point_of), operand, at)
+    return None if row_position is None else OnlinePosition(extremum, least, row_position, tuple(points))
 
 
 def _reduces(q: MappedNode, *ops: str) -> bool:

@@ -1,7 +1,7 @@
 """Find sums of exp(v - max v) over long rows, which one pass computes together with the maximum.
 
-The pass rescales the running sum whenever a block of the row raises the maximum, so that it reads the row once and not
-twice (`schedule/one_pass_forms.py`).
+The pass reads the row once and not twice: it rescales the running sum whenever a block of the row raises the maximum
+(`schedule/one_pass_forms.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ...rows import ROW_TILE, ROWS_OF_COLUMNS, TILED_ROW, estimate, is_long, row
 from ...sectors import accesses_of, numberings, sectors_of
 from .row_order import LEAST_GAIN
 
-LEAST_ROWS = 8  # of a tile whose rows are neighbours for some access: a sector of float32
+LEAST_ROWS = 8  # rows of a tile whose rows are neighbours for some access: they fill a sector of float32
 
 
 def number_rows(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str], device: Gpu) -> list[MappedNode]:

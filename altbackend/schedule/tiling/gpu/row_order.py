@@ -110,11 +110,11 @@ def _best_order(loops: tuple[Atom, ...], accesses: Sequence[_Access]) -> tuple[A
 def _accesses(p: Program, nodes: Sequence[MappedNode], stored: frozenset[str], device: Gpu) -> Iterator[_Access]:
     """Yield the reads and stores of memory; a row that does not fit in registers is read by each stage anew."""
     written = {q.node.out for q in nodes}
-    again = is_long(nodes[0].points, device)
+    rereads = is_long(nodes[0].points, device)
     seen: set[tuple[str, Index]] = set()
     for q in nodes:
         for name, index in va.loads(q.value):
-            if name not in written and (again or (name, index) not in seen):
+            if name not in written and (rereads or (name, index) not in seen):
                 seen.add((name, index))
                 yield _access(p, q, name, index, 1)
         if q.kind is Kind.POINT and q.node.out in stored:

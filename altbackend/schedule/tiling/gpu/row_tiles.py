@@ -38,11 +38,11 @@ from .blocks import (
 from .one_pass import joined_passes
 from .pressure import alive_at_once
 
-LONE_ROW = 1024  # elements of a row that is a tile of its own
+LONE_ROW = 1024  # elements from which on a row fills a tile alone
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
-LONG_BLOCK_OF_FEW = 8192  # the same where a row is read from one or two tensors
+LONG_BLOCK_OF_FEW = 8192  # elements in registers of a long row that is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has ROWS_OF_COLUMNS rows
-WINDOW = 3  # positions of a tensor, each with its own total: more tiles than a program holds whole rows of
+WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
 SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
@@ -52,14 +52,16 @@ COLUMN_LIMIT = 512  # points of such a row that stay in registers
 PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
 # persistent programs of a multiprocessor: all of them are resident, since a second round would leave a tail
 FEWEST_PERSISTENT, MOST_PERSISTENT = 2, 8
-LEAST_TURNS = 4  # of each, where they are more than the fewest: every one leaves a row of totals
-OTHER_REGISTERS = 30  # of a thread, besides its elements of tiles: positions and masks
-SPARE = 1.2  # times the estimate: the compiler took at most 1.21 times as many in 20 kernels of training steps
+LEAST_TURNS = 4  # turns of a persistent program; each program more leaves one more row of totals to add
+OTHER_REGISTERS = 30  # registers of a thread for positions and masks, besides its elements of tiles
+SPARE = (
+    1.2  # times the estimated registers: the compiler took at most 1.21 times as many in 20 kernels of training steps
+)
 # Times the registers of a thread: with an estimate of 1.5 of them kernels of norms over 512 columns do not spill, since
 # values are computed one after the other; with 2.1 one spills 114 registers.
 SPILL = 1.6
 ADDRESS = 1.5  # registers of an element that no wide load brings: its address and mask
-MOST_REGISTERS = 255  # of a thread
+MOST_REGISTERS = 255  # registers that a thread can have
 QUAD = 4  # elements of a wide load of float32
 MOST_LONG_WARPS = 16  # with LONG_BLOCK_OF_FEW for 8 warps, two such programs fill a multiprocessor's registers
 
@@ -278,7 +280,7 @@ def _slides(members: list[MappedNode]) -> bool:
 
 
 def _sliding(r: _Rows, n: Index) -> Blocks:
-    """Return the blocks of programs with a total for each of several positions, which read block by block."""
+    """Return the blocks of programs that read their rows block by block, with a total for each of several positions."""
     xblock, rblock, warps = SLIDING
     long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
     rows = r.kernel.rows
