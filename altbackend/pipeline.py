@@ -48,6 +48,7 @@ from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.products import epilogue
 from .schedule.scan_terms import separate_terms
+from .schedule.short_reductions import write_out_short_reductions
 from .schedule.split_scans import split_scans
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
@@ -225,6 +226,7 @@ def schedule_graph(
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")
     ctx = ScheduleContext(read_device(device, cfg.threads), fast_math=cfg.numerics != "eager")
     with trace.stage("schedule"):
+        program = check(write_out_short_reductions(program, ctx.device), cfg)
         unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
         program = split.split_reductions(program, ctx.device, unsplit)
         program = check(separate_terms(split_scans(program, ctx.device), ctx.device), cfg)

@@ -29,6 +29,7 @@ from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
 from altbackend.schedule.products import epilogue
 from altbackend.schedule.scan_terms import separate_terms
+from altbackend.schedule.short_reductions import write_out_short_reductions
 from altbackend.schedule.split_scans import split_scans
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -126,6 +127,7 @@ def schedule(
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), isinstance(device, Gpu))
     program = verify(share_concatenations(verify(program)))
     if isinstance(device, Gpu):
+        program = verify(write_out_short_reductions(program, device))
         program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
         program = verify(split_scans(program, device))
     program = verify(separate_terms(program, device))

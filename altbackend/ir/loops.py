@@ -26,6 +26,8 @@ from .host_functions import FUNCTIONS
 from .value import Value
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
+# The scalar operator that combines two results of a reduction.
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "logical_or", "all": "logical_and"}
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from .python_text import python_text
 from .registry import SUPPORTED_DTYPES
 from .tensor import Tensor, as_view, axes, of_buffer, points
 
-Stored = tuple[Value, tuple[Index, ...]]
+Stored = tuple[Hashable, ...]  # what determines a stored value
 
 MAX_ORIGINS = 24  # FX nodes that are named for one loop
 
@@ -187,8 +187,13 @@ class Ctx:
         self.store(b, t)
         out = of_buffer(b)
         if not fresh:
-            self.stored[key] = out
-            self._note_reads(key, (t.value, out.value))
+            self.remember(key, t.value, out)
+        return out
+
+    def remember(self, key: Stored, value: Value, out: Tensor) -> Tensor:
+        """Return `out`, from now on the result for `key`, until a buffer that `value` reads, or its own, is written."""
+        self.stored[key] = out
+        self._note_reads(key, (value, out.value))
         return out
 
     def store_region(self, b: Buffer, t: Tensor, dim: int, begin: Index) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from ..aten.comparison import is_compared_exactly, is_searched
 from ..aten.mutates import is_write_back
+from ..aten.name import words
 from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..config.options import Config
@@ -457,6 +458,7 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     reads = len(va.loads(t.value))
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
     compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
+    compared = compared and not _is_selected(t)
     if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
         return ctx.realize(t, fake, strides=operand_strides(ctx, node, t, fake))
     return t
@@ -498,6 +500,15 @@ def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
     if cost > most or len(loads) > RECOMPUTE_LOADS or len(large) > 1:
         return False
     return cost <= RECOMPUTE_FLOPS or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
+
+
+# Operators without rounding: no contraction of a product and a sum changes the bits of their results.
+_SELECTS = words("load const index masked where eq ne lt le gt ge logical_and logical_or logical_not")
+
+
+def _is_selected(t: Tensor) -> bool:
+    """Return whether every element is a constant or an element in memory, so that all readers compute equal bits."""
+    return all(v.op in _SELECTS for v in va.walk(t.value))
 
 
 def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:

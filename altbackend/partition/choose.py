@@ -60,6 +60,7 @@ class Chooser:
         self.chain = _chains(liveness)
         self.alive = {liveness.storage[n] for n in liveness.results}
         self.sources = _written_twice(liveness)
+        self.free = _without_inputs(liveness)
         self.prices = {n: self.price(n) for n in self.nodes}
         self.policies = {n: tagged(n) for n in self.nodes}
 
@@ -112,6 +113,8 @@ class Chooser:
 
     def recompute_cost(self, n: Node) -> int:
         """Return the cost of recomputing a value, in bytes whose saving costs as much."""
+        if n in self.free:
+            return 0
         if n not in self._costs:
             self._costs[n] = cost.recompute_cost(n, self.liveness.kinds[n], self.rules.speed)
         return self._costs[n]
@@ -154,6 +157,8 @@ class Chooser:
             return "the forward and the backward write it to one input"
         if policy is not None and own:
             return "checkpoint policy"
+        if n in self.free:
+            return ""
         if reads_number(call) or (kind == "call" and (bans.calls or not cost.is_repeatable(call))):
             return "a library call"
         if not own or kind in ("view", "size"):
@@ -209,6 +214,19 @@ def _depths(h: Liveness, kinds: tuple[cost.Kind, ...]) -> dict[Node, int]:
     for n in h.early:
         depth[n] = _operand_depth(n, depth) + (n.op == "call_function" and h.kinds[n] in kinds)
     return depth
+
+
+def _without_inputs(h: Liveness) -> frozenset[Node]:
+    """Return the early pointwise nodes that depend on no input, such as tables of positions.
+
+    Their readers compute them in registers, so that saving them costs a kernel and a result.
+    """
+    free: set[Node] = set()
+    for n in h.early:
+        fuses = n.op == "call_function" and h.kinds[n] in ("point", "view") and n.target not in cost.DRAWS
+        if fuses and n not in h.written and all(a in free for a in n.all_input_nodes):
+            free.add(n)
+    return frozenset(free)
 
 
 def _chains(h: Liveness) -> dict[Node, int]:

@@ -40,7 +40,7 @@ class Speed:
 
 
 # Random draws that are functions of a seed.
-_DRAWS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
+DRAWS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
 
 def kind_of(n: Node) -> Kind:
@@ -50,7 +50,7 @@ def kind_of(n: Node) -> Kind:
     if n.target is operator.getitem or n.op == "get_attr":
         return "view"
     target = n.target
-    if target in _DRAWS:
+    if target in DRAWS or target is torch.ops.prims.iota.default:
         return "point"
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or is_random(target):
         return "call"
@@ -99,7 +99,7 @@ def recompute_cost(n: Node, kind: Kind, speed: Speed) -> int:
     name = operator_name(n.target)
     operand_numel = max((numel(a) for a in n.all_input_nodes), default=0)
     steps = {"row": 12, "total": 2}.get(kind, 4 if name in COSTLY | LOOKUPS else 1)
-    steps = 60 if n.target in _DRAWS else steps
+    steps = 60 if n.target in DRAWS else steps
     elements = max(numel(n), operand_numel) if kind in ("row", "total") else numel(n)
     return elements * steps // OPERATIONS_PER_BYTE
 

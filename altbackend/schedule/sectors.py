@@ -32,14 +32,23 @@ class Access:
     def sectors(self, row: Atom, tile_rows: int, index: Index) -> float:
         """Return the sectors of a row in a tile of so many, with the access at `index`."""
         along = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) == 1), 1)
+        if along == 1 and (step := self._short_step(index)) is not None:
+            return self.weight * self.itemsize * step / SECTOR
         across = _run_of_rows(index, row, along)
         run = along * min(across, tile_rows)
         return self.weight * self.itemsize / min(SECTOR, run * self.itemsize)
+
+    def _short_step(self, index: Index) -> int | None:
+        """Return the least stride of a loop over elements of which a sector holds several; None without such a loop."""
+        strides = [c for v in self.inner if isinstance(c := ex.coefficient(index, v), int) and c > 1]
+        step = min(strides, default=SECTOR)
+        return step if step * self.itemsize < SECTOR else None
 
 
 def accesses_of(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str]) -> Iterator[Access]:
     """Yield the reads and stores of memory that have an element for each point of a row.
 
+    Accesses of a buffer that lie a constant apart, such as the coordinates of points, touch the same sectors.
     `stored`: the buffers that the kernel writes to memory.
     """
     written = {q.node.out for q in mapped}
@@ -50,9 +59,14 @@ def accesses_of(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str]
             at.append((q.node.out, q.index, STORED))
         for name, index, weight in at:
             touched = ex.prod(ex.size_of(v) for v in q.inner if v in ex.vars_of(index))
-            if touched != 1 and (name, index) not in seen:
-                seen.add((name, index))
+            place = (name, ex.sub(index, _constant(index)))
+            if touched != 1 and place not in seen:
+                seen.add(place)
                 yield Access(index, p.buffers[name].dtype.itemsize, q.inner, weight * estimate(touched))
+
+
+def _constant(index: Index) -> int:
+    return index if isinstance(index, int) else index.const
 
 
 def sectors_of(accesses: Sequence[Access], row: Atom, tile_rows: int, number: Index | None) -> float:

@@ -15,12 +15,11 @@ from dataclasses import replace
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom
-from ..ir.loops import Buffer, Node, Program, Reduction, Scan
+from ..ir.loops import COMBINE, Buffer, Node, Program, Reduction, Scan
 from .device import Device, Gpu
 from .loop_mapping import has_columns
 from .rows import ROWS_OF_COLUMNS
 
-COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 LONG_ROW, SHORTEST_ROW = 1 << 14, 1 << 11  # elements along the scan from which it is split, and of a part
 LONG_COLUMN, SHORTEST_COLUMN, BEST_COLUMN = 1 << 10, 1 << 6, 1 << 7
 IDLE = 3  # a scan is split where it would fill at most one such part of the device

@@ -137,18 +137,26 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x.amax(-1), r(5000, 7)),
             """\
-# grid 313, XBLOCK=16, RBLOCK=8, 1 warps
-def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+# grid 40, XBLOCK=128, 2 warps
+def kernel(in0, out0, XBLOCK: tl.constexpr):
     program = tl.program_id(0)
-    x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    x = program * XBLOCK + tl.arange(0, XBLOCK)
     xmask = x < 5000
-    r0 = tl.arange(0, RBLOCK)[None, :]
-    r0mask = r0 < 7
     # amax.default
-    t0 = tl.load(in0 + (x * 7 + r0), mask=r0mask & xmask, other=0.0)
-    t1 = tl.where(r0mask, t0, float("-inf"))
-    total0 = tl.reduce(t1, 1, largest, keep_dims=True)
-    tl.store(out0 + x, total0, mask=xmask)
+    t0 = tl.load(in0 + (x * 7), mask=xmask, other=0.0)
+    t1 = tl.load(in0 + (x * 7 + 1), mask=xmask, other=0.0)
+    t2 = largest(t0, t1)
+    t3 = tl.load(in0 + (x * 7 + 2), mask=xmask, other=0.0)
+    t4 = largest(t2, t3)
+    t5 = tl.load(in0 + (x * 7 + 3), mask=xmask, other=0.0)
+    t6 = largest(t4, t5)
+    t7 = tl.load(in0 + (x * 7 + 4), mask=xmask, other=0.0)
+    t8 = largest(t6, t7)
+    t9 = tl.load(in0 + (x * 7 + 5), mask=xmask, other=0.0)
+    t10 = largest(t8, t9)
+    t11 = tl.load(in0 + (x * 7 + 6), mask=xmask, other=0.0)
+    t12 = largest(t10, t11)
+    tl.store(out0 + x, t12, mask=xmask)
 """,
         )
 

@@ -281,11 +281,18 @@ def pow_scalar(ctx: Ctx, a: Tensor, b: Operand) -> Tensor:
     if b < 0 and not (a.dtype.is_floating_point or ctx.result.is_floating_point()):
         raise FallBack("an integer to a negative power, which the library refuses")
     exponent = b
-    return elementwise(ctx, lambda x: power(x, exponent), a)
+    most = 0 if ctx.cfg.numerics == "eager" else MOST_FACTORS
+    return elementwise(ctx, lambda x: power(x, exponent, most), a)
 
 
-def power(x: Value, p: Value | Index | float) -> Value:
-    """Return x**p for a constant p, as a product or root for those p for which eager takes them too."""
+MOST_FACTORS = 8  # of a power that is computed as a product: three roundings, where `pow` takes some 100 instructions
+
+
+def power(x: Value, p: Value | Index | float, most_factors: int = 0) -> Value:
+    """Return x**p for a constant p, as a product or root for those p for which eager takes them too.
+
+    `most_factors`: a product also for other whole p up to this many factors.
+    """
     if p == 1:
         return x
     if p == 2:
@@ -301,7 +308,19 @@ def power(x: Value, p: Value | Index | float) -> Value:
             return s.unary("reciprocal", x)
         if p == -2:
             return s.unary("reciprocal", s.mul(x, x))
+        if isinstance(p, (int, float)) and 0 < abs(p) <= most_factors and p == int(p):
+            product = _product(x, abs(int(p)))
+            return product if p > 0 else s.unary("reciprocal", product)
     return s.binary("pow", x, p)
+
+
+def _product(x: Value, n: int) -> Value:
+    """Return x**n by squaring."""
+    if n == 1:
+        return x
+    half = _product(x, n // 2)
+    square = s.mul(half, half)
+    return square if n % 2 == 0 else s.mul(square, x)
 
 
 @lowers("where.self")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import torch
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from ...ir.loops import Reduction, Scan
+from ...ir.loops import COMBINE, Reduction, Scan
 from ...ir.ops import compute_dtype
 from ...ir.value import Value
 from .. import scalar as s
@@ -47,7 +49,8 @@ def norm_dims(dims: Dims, rank: int) -> tuple[int, ...]:
 def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype, out: torch.dtype) -> Tensor:
     """Emit a reduction and return its result, which has size 1 in `dims` (keepdim).
 
-    `acc`: dtype of the accumulator. `out`: dtype of the buffer.
+    `acc`: dtype of the accumulator. `out`: dtype of the buffer. Equal reductions share a buffer: a softmax and a
+    log-softmax of one tensor have the same maximum.
     """
     out_sizes = tuple(1 if k in dims else n for k, n in enumerate(x.sizes))
     if all(k >= len(x.sizes) or x.sizes[k] == 1 for k in dims):  # a reduction of single elements
@@ -59,10 +62,16 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     varying = [k for k in dims if x.sizes[k] != 1]
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
         return Tensor(out_sizes, out, va.cast(single, out))
+    if ctx.gpu and (terms := _few_terms(x, value, varying, op)) is not None:
+        combined = functools.reduce(functools.partial(va.apply, COMBINE[op]), terms)
+        return Tensor(out_sizes, out, va.cast(combined, out))
+    key = (op, value, x.sizes, dims, out)
+    if key in ctx.stored:
+        return ctx.stored[key]
     order = slowest_first(x, value)
     fresh = {k: ex.dim(j, x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
-    value = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
+    read = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
     parallel = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
     reduced = tuple(fresh[k] for k in order if k in dims and x.sizes[k] != 1)
     buffer = ctx.new_buffer(out, out_sizes, ctx.strides_like(out_sizes, None))
@@ -74,8 +83,31 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
             if k not in dims
         ),
     )
-    ctx.emit(Reduction(buffer.name, parallel, reduced, index, op, value, ctx.origins()))
-    return of_buffer(buffer)
+    ctx.emit(Reduction(buffer.name, parallel, reduced, index, op, read, ctx.origins()))
+    return ctx.remember(key, value, of_buffer(buffer))
+
+
+MOST_TERMS, MOST_FLOPS = 8, 64  # of a reduction that is written out, in float additions
+
+
+def _few_terms(x: Tensor, value: Value, dims: Sequence[int], op: str) -> list[Value] | None:
+    """Return the terms of a short reduction of operands that are all smaller than its results; None for others.
+
+    Distances of all pairs of points are an example. Each reader then computes them anew, from operands in the cache,
+    in place of reading as many numbers as there are pairs.
+    """
+    extents = [x.sizes[k] for k in dims]
+    if op not in COMBINE or not all(isinstance(n, int) for n in extents):
+        return None
+    terms = math.prod(n for n in extents if isinstance(n, int))
+    results = {a for k, (a, n) in enumerate(zip(axes(x.sizes), x.sizes, strict=True)) if k not in dims and n != 1}
+    loads = va.loads(value)
+    small = all(not results <= set(ex.vars_of(index)) for _, index in loads)
+    if not loads or not small or not 0 < terms <= MOST_TERMS or terms * va.flops(value) > MOST_FLOPS:
+        return None
+    points = itertools.product(*(range(n) for n in extents if isinstance(n, int)))
+    loops = [axes(x.sizes)[k] for k in dims]
+    return [value.substitute(dict(zip(loops, point, strict=True))) for point in points]
 
 
 _FAR = 1 << 40  # elements: slower than the stride of any tensor
