@@ -210,10 +210,11 @@ def schedule_graph(
     with trace.stage("post_grad"):
         static = job.static_inputs if job.kind == "inference" else ()
         gm = fx_passes.post_grad(gm, cfg, trace, static)
-        if static:
+        if static or (cuda and job.kind == "inference"):
             names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
             frozen = fx_passes.inference(gm, static, cfg, trace, "gpu" if cuda else "cpu")
-            _log_frozen(frozen, names, job, trace)
+            if static:
+                _log_frozen(frozen, names, job, trace)
         gm = fx_passes.finish(gm, cfg, trace)
     trace.artifact("post_grad_graph.txt", lambda: gm.print_readable(print_output=False), "graph")
     with trace.stage("lower"):

@@ -53,10 +53,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _made = pytest.StashKey[str]()
 
 
+def _end_override() -> None:
+    """Let Dynamo compile frames that other frames call.
+
+    A call with `fullgraph=True` in torch 2.11 turns that off while it runs, for all threads. Calls that overlap restore
+    it in the wrong order, and later tests would run their inner functions in eager.
+    """
+    set_override = getattr(torch._C._dynamo.eval_frame, "set_eval_frame_override", None)
+    if set_override is not None:
+        set_override(torch._C._dynamo.eval_frame._EvalFrameOverride.NONE)  # type: ignore[attr-defined]
+
+
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     """No test sees the compiled code or the random numbers of another."""
     torch._dynamo.reset()
+    _end_override()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

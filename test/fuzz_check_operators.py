@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from altbackend.compat import torch_api
+
 Tensor = torch.Tensor
 Numbers = tuple[int, ...]
 
@@ -107,10 +109,17 @@ POSITIONS: dict[str, Operator] = {
     "one_hot": lambda s, n: F.one_hot(s.at(n[0]), 7).sum(1),
     "counted": lambda s, n: torch.arange(4) + s.integer(n[0]),
 }
+
+
+def _least(n: int) -> int:
+    """Return the least count: negative ones take all memory in eager before torch 2.12."""
+    return n % 2 - 1 if torch_api.version() >= (2, 12) else 0
+
+
 TENSORS: dict[str, Operator] = {
     "masked": lambda s, n: _row(s.tensor(n[0]))[_row(s.tensor(n[0])) > n[1] % 3 - 1],
     "masked_select": lambda s, n: torch.masked_select(s.tensor(n[0]), s.tensor(n[0]) < n[1] % 3),
-    "repeat_interleave": lambda s, n: torch.repeat_interleave(s.at(n[0]).float(), s.at(n[0]).clamp(min=n[1] % 2 - 1)),
+    "repeat_interleave": lambda s, n: torch.repeat_interleave(s.at(n[0]).float(), s.at(n[0]).clamp(min=_least(n[1]))),
     "zeros": lambda s, n: torch.zeros(s.integer(n[0])) + s.real(n[1]),
     "head": lambda s, n: s.tensor(n[0])[: s.integer(n[1])] * 2,
     "tail": lambda s, n: s.tensor(n[0])[s.integer(n[1]) :] + 1,

@@ -130,9 +130,10 @@ def post_grad(gm: GraphModule, cfg: Config, trace: Trace, static: Sequence[int] 
 
 
 def inference(gm: GraphModule, static: Sequence[int], cfg: Config, trace: Trace, device: str) -> constants.Split | None:
-    """Run the passes over an inference graph with parameters; with freezing, split off the prologue of parameters.
+    """Run the passes over an inference graph; with freezing, split off the prologue of parameters.
 
-    `static`: positions of the parameters. `device`: "cpu" or "gpu". Returns None if there is no prologue.
+    `static`: positions of the parameters. A graph without them has weights among its inputs; a GPU then still chooses
+    layouts and pads products. `device`: "cpu" or "gpu". Returns None if there is no prologue.
     """
     ctx = Context(cfg, trace, tuple(static), device)
     run_phase(Phase.INFERENCE, gm, ctx)

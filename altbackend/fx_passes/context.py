@@ -21,7 +21,7 @@ class Phase(Enum):
     JOINT = "joint graph, before it is split"
     AFTER_JOINT = "joint or inference graph, last"
     POST_GRAD = "forward, backward or inference graph"
-    INFERENCE = "inference graph with parameters"
+    INFERENCE = "inference graph; on a CPU, with parameters"
     LAST = "forward, backward or inference graph, last"
 
 

@@ -194,7 +194,7 @@ PASSES: tuple[Pass, ...] = (
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
         decision=(DecisionKind.SIMPLIFY, "casts of products", "done by the library", "{} matmuls write float32"),
     ),
-    # --- inference graphs with parameters
+    # --- inference graphs; on a CPU, those with parameters
     Pass("quantised convolutions", P.INFERENCE, CPU, FAST, quantised_convolutions.run, when=has_onednn),
     Pass("batch norm folding", P.INFERENCE, CPU, ANY, conv_bn.run, decision=_FOLDED),
     # without freezing, a GPU applies the scale in the kernel that reads the result of the convolution

@@ -12,8 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp
 from altbackend.compat import torch_api
+from altbackend.config.resolve import resolve
 from altbackend.fx_passes import pad_matmul, padding_cost
 from altbackend.fx_passes.graph import propagate
+from tools import translated
 
 T = torch.Tensor
 
@@ -100,3 +102,17 @@ def test_products_of_symbolic_sizes_stay() -> None:
 
     gm = make_fx(fn, tracing_mode="symbolic")(torch.randn(8205, 299).bfloat16(), torch.randn(299, 591).bfloat16())
     assert pad_matmul.pad(gm) == 0
+
+
+def test_products_of_inputs_are_padded_too() -> None:
+    """The weights of a function are among its inputs: its inference graph has no parameters."""
+    a, b = torch.empty(4097, 4097, dtype=torch.bfloat16), torch.empty(4097, 4097, dtype=torch.bfloat16)
+
+    def run(backend: Any) -> None:
+        with torch.no_grad():
+            torch.compile(lambda x, y: (x @ y).sin(), backend=backend, dynamic=False)(a, b)
+
+    def code(**options: Any) -> list[str]:
+        return [c.python for c in translated.codes(run, "cuda", resolve(options=options))]
+
+    assert code() != code(disabled_passes="pad matmuls")
