@@ -66,6 +66,8 @@ def _widens_bytes(n: Node) -> bool:
 
 def move_up(gm: GraphModule, constant: set[Node]) -> None:
     """Move constant calls directly behind the placeholders, so that any other call may use them."""
+    if not any(n.op == "call_function" for n in constant):
+        return
     last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
     for n in list(gm.graph.nodes):
         if n in constant and n.op == "call_function":

@@ -116,3 +116,11 @@ def test_products_of_inputs_are_padded_too() -> None:
         return [c.python for c in translated.codes(run, "cuda", resolve(options=options))]
 
     assert code() != code(disabled_passes="pad matmuls")
+
+
+def test_a_graph_without_inputs_has_nothing_to_move() -> None:
+    def run(backend: Any) -> None:
+        with torch.no_grad():
+            torch.compile(lambda: torch.arange(5) * 2.5, backend=backend)()
+
+    assert len(translated.codes(run, "cuda", resolve(options={"strict": True}))) == 1

@@ -19,6 +19,7 @@ from altbackend.debug.trace import Trace
 from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.quantised import weight_only
 from test import triton_run
+from tools import translated
 
 T = torch.Tensor
 D = torch.ops.quantized_decomposed
@@ -135,3 +136,12 @@ def test_few_rows_on_a_gpu(fn: Callable[..., T], rows: int, monkeypatch: pytest.
     close(gm(*args), fn, args)
     if rows == 2:
         close(triton_run.compiled(gm)(*args), fn, args)
+
+
+def test_symbolic_sizes_of_an_operand_are_no_weights() -> None:
+    def run(backend: Any) -> None:
+        with torch.no_grad():
+            x = torch.randn(3, 30, 4, 5)
+            torch.compile(lambda c: torch.tensordot(c[0], c[1], ([1, 2], [1, 2])), backend=backend, dynamic=True)(x)
+
+    assert translated.codes(run, "cuda", resolve(options={"strict": True}))

@@ -233,7 +233,7 @@ def _reads_bytes(n: Node) -> bool:
     size = val(n).numel()
     while n.op == "call_function" and only_user(n) is not None:
         moves = is_call(n, *_POINTWISE, *_MOVES) or dequantised(n) is not None
-        sources = [a for a in n.all_input_nodes if val(a).numel() == size]
+        sources = [a for a in n.all_input_nodes if isinstance(val(a), torch.Tensor) and val(a).numel() == size]
         if not moves or len(sources) != 1:
             return False
         (n,) = sources
