@@ -119,7 +119,7 @@ def _least(n: int) -> int:
 TENSORS: dict[str, Operator] = {
     "masked": lambda s, n: _row(s.tensor(n[0]))[_row(s.tensor(n[0])) > n[1] % 3 - 1],
     "masked_select": lambda s, n: torch.masked_select(s.tensor(n[0]), s.tensor(n[0]) < n[1] % 3),
-    "repeat_interleave": lambda s, n: torch.repeat_interleave(s.at(n[0]).float(), s.at(n[0]).clamp(min=_least(n[1]))),
+    "repeat_interleave": lambda s, n: torch.repeat_interleave(s.at(n[0]).float(), s.at(n[0]).clamp(_least(n[1]), 999)),
     "zeros": lambda s, n: torch.zeros(s.integer(n[0])) + s.real(n[1]),
     "head": lambda s, n: s.tensor(n[0])[: s.integer(n[1])] * 2,
     "tail": lambda s, n: s.tensor(n[0])[s.integer(n[1]) :] + 1,

@@ -512,3 +512,20 @@ def test_extremes_of_nothing(name: str) -> None:
         x = torch.arange(rows * 4.0).view(rows, 4)
         torch._dynamo.maybe_mark_dynamic(x, 0)
         check_calls(fn, [(x,)], run)
+
+
+@pytest.mark.parametrize(("size", "position"), [(1, 1), (1, -2), (6, 6), (6, -7), (6, -6), (6, 5)])
+def test_constant_positions_that_tracing_did_not_check(size: int, position: int) -> None:
+    """torch 2.11 traces x[n] of a symbolic n, which it makes a constant afterwards, without a check."""
+
+    def moved(graph: torch.fx.Graph) -> None:
+        for n in graph.find_nodes(op="call_function", target=torch.ops.aten.select.int):
+            n.update_arg(2, position)
+
+    run = compiled(lambda x: x[0] * 2, post_grad_custom_pre_pass=moved, cache_graphs=False)
+    x = torch.randn(size, 3)
+    if -size <= position < size:
+        torch.testing.assert_close(run(x), x[position] * 2)
+    else:
+        with pytest.raises(IndexError, match="out of range|out of bounds"):
+            run(x)

@@ -126,14 +126,19 @@ def select(ctx: Ctx, x: Tensor, dim: int, at: Size) -> Tensor:
 
 
 def _selected(ctx: Ctx, at: Size, size: Index, dim: int) -> Index:
-    """Return a position of either sign, counted from the front; the host program checks a symbolic one."""
+    """Return a position of either sign, counted from the front; the host program checks one that may be out of range.
+
+    Tracing does not check a number that it has made a constant late, so that a constant may be out of range, too.
+    """
     index = ctx.index(at)
-    if isinstance(index, int) and isinstance(size, int):
+    if isinstance(index, int) and isinstance(size, int) and -size <= index < size:
         return index % size
     if ex.known_nonnegative(index) and ex.known_less(index, size):
         return index
+    if ex.bounds(size)[1] <= 1 or (isinstance(index, int) and isinstance(size, int)):
+        raise FallBack(f"position {ex.show(index)} of {ex.show(size)}, which the library checks")
     name = ctx.number(f"position({ex.show(index)}, {ex.show(size)}, {dim})")
-    return ex.sym(name, 0, max(ex.bounds(size)[1] - 1, 0))
+    return ex.sym(name, 0, ex.bounds(size)[1] - 1)
 
 
 @lowers("slice.Tensor")
