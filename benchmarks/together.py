@@ -4,6 +4,7 @@
     python -m benchmarks.together --device cuda --mode training --cases bert,resnet50 --processes 8
     python -m benchmarks.together --device cpu --frozen --processes 1 --cases resnet50,timm:resnest50d
     python -m benchmarks.together --suite programs --device cuda --dtype float32
+    python -m benchmarks.together --suite tasks --device cpu --processes 1 --seconds 0.3 --cases "box overlaps"
 
 `benchmarks models` takes a fresh process for each model and compiler. This command takes one process for each model, so
 that a whole suite fits into minutes on a machine with many cores. A row begins with eager's, TorchInductor's and our

@@ -1,9 +1,14 @@
 """The cases, by suite and by name."""
 
-from benchmarks.cases import micro, models, programs, timm_table, transformers_table
+from benchmarks.cases import micro, models, programs, tasks, timm_table, transformers_table
 from benchmarks.cases.case import Built, Case, Mode, Preset, class_loss, mean_square
 
-SUITES: dict[str, tuple[Case, ...]] = {"micro": micro.CASES, "models": models.CASES, "programs": programs.CASES}
+SUITES: dict[str, tuple[Case, ...]] = {
+    "micro": micro.CASES,
+    "models": models.CASES,
+    "programs": programs.CASES,
+    "tasks": tasks.CASES,
+}
 # What `benchmarks.sweep` checks; too many to time.
 SWEEPS: dict[str, tuple[Case, ...]] = {"transformers": transformers_table.CASES, "timm": timm_table.CASES}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from benchmarks import __main__ as command
 from benchmarks import check, machine, runner
@@ -205,7 +206,7 @@ def test_tiny_case_runs_and_trains(case: Case, monkeypatch: pytest.MonkeyPatch) 
         assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
         return
     if case.mode == "inference":
-        assert module(*args, **kwargs).numel() > 0
+        assert all(x.numel() > 0 and not x.isnan().any() for x in pytree.tree_leaves(module(*args, **kwargs)))
         return
     leaves = list(module.parameters())
     leaves += [arg.requires_grad_() for arg in args if case.input_gradients and arg.is_floating_point()]
@@ -214,6 +215,15 @@ def test_tiny_case_runs_and_trains(case: Case, monkeypatch: pytest.MonkeyPatch) 
     assert loss.isfinite()
     assert all(output.isfinite().all() for output in outputs)
     assert any(leaf.grad is not None and leaf.grad.abs().sum() > 0 for leaf in leaves)
+
+
+@pytest.mark.parametrize("case", SUITES["tasks"], ids=lambda case: case.name)
+def test_a_task_is_eight_times_as_large_on_a_gpu(case: Case) -> None:
+    with torch.device("meta"):
+        small, large = case.build("cpu")[1], case.build("gpu")[1]
+    ratios = {b / a for x, y in zip(small, large, strict=True) for a, b in zip(x.shape, y.shape, strict=True)}
+    assert 8 in ratios
+    assert ratios <= {1, 8}
 
 
 # Processes
