@@ -527,5 +527,5 @@ def test_constant_positions_that_tracing_did_not_check(size: int, position: int)
     if -size <= position < size:
         torch.testing.assert_close(run(x), x[position] * 2)
     else:
-        with pytest.raises(IndexError, match="out of range|out of bounds"):
+        with pytest.raises(IndexError, match=r"out of range|out of bounds"):
             run(x)
