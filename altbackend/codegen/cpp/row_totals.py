@@ -3,6 +3,9 @@
 A vector loop with an OpenMP reduction adds the lanes of its accumulators one after the other. For a row of 32 float32
 numbers and registers of 16 lanes, these are 16 dependent additions, longer than all the rest of the row. A layer norm
 over 32 elements took 57 ns a row, and 36 with its terms in a row of memory.
+
+Where a short loop is the innermost of several that one total runs over, its row collects the terms of all of them, and
+is totalled once: means over windows of 8x8 elements in bfloat16 took five times as long with a total for each line.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import torch
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from .ast import Declare, Function, Loop, Stmt, Store, Update
+from .ast import Declare, Function, Let, Loop, Stmt, Store, Update
 
+SHORT_LINE = 64  # terms of a loop whose row collects the terms of the loops around it
 MOST_TERMS = 1024  # terms of a row; beside more of them, the additions of lanes take little time
 DTYPES = (torch.float32, torch.float64)
 OPS = ("sum", "max", "min")
@@ -55,9 +59,55 @@ def _statements(body: Sequence[Stmt], rows: _Rows, block: int) -> tuple[Stmt, ..
             out.append(s)
         elif s.sums:
             out += _totals(s, rows, block)
+        elif (line := _short_line(s)) is not None:
+            out += _collected(s, line, rows)
         else:
             out.append(replace(s, body=_statements(s.body, rows, s.step if s.step > 1 else 0)))
     return tuple(out)
+
+
+def _short_line(s: Loop) -> Loop | None:
+    """Return the short total at the end of a nest of loops that hold nothing else but values; None for other loops."""
+    while not s.sums:
+        *values, last = s.body
+        if (
+            s.step != 1
+            or s.limit is not None
+            or not isinstance(last, Loop)
+            or not all(isinstance(x, Let) for x in values)
+        ):
+            return None
+        s = last
+    size, _, _ = _extent(s, 0)
+    return s if 0 < size <= SHORT_LINE and all(_suits(s, op, acc) for op, acc in s.sums) else None
+
+
+def _collected(nest: Loop, line: Loop, rows: _Rows) -> list[Stmt]:
+    """Return the nest with the terms of all its lines combined in a row, whose total follows."""
+    size = ex.size_of(line.var)
+    assert isinstance(size, int)
+    names = {acc for _, acc in line.sums}
+    at = ex.ix(line.var)
+    body: list[Stmt] = []
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    for x in line.body:
+        if not isinstance(x, Update) or x.target not in names:
+            body.append(x)
+            continue
+        row = rows.declare(x.value.dtype, len(after), size)
+        before.append(Store(row, at, va.identity(x.op, x.value.dtype)))
+        body.append(Update(row, at, x.op, x.value))
+        after.append(Update(x.target, None, x.op, va.make("row_total", (), x.value.dtype, (x.op, row, size))))
+    first = replace(line, body=tuple(before), sums=())
+    return [first, _with_line(nest, replace(line, body=tuple(body), sums=())), *after]
+
+
+def _with_line(nest: Loop, line: Loop) -> Loop:
+    """Return a nest of loops with `line` in place of its innermost loop."""
+    *values, inner = nest.body
+    assert isinstance(inner, Loop)
+    return replace(nest, body=(*values, line if inner.sums else _with_line(inner, line)))
 
 
 def _totals(s: Loop, rows: _Rows, block: int) -> list[Stmt]:
