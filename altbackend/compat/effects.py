@@ -21,9 +21,9 @@ def without_tokens(gm: GraphModule, suits: Callable[[torch._ops.OpOverload], boo
     replaced = [n for n in calls if isinstance(n.args[1], torch._ops.OpOverload) and suits(n.args[1])]
     for n in replaced:
         _replace(gm, n)
-    gone = set(replaced)
+    gone, ends = set(replaced), len(replaced) == len(calls)  # other ordered calls still need their tokens
     for n in reversed(graph.nodes):
-        is_token = n.op == "call_function" and getattr(n.target, "__name__", "") in _TOKENS and bool(replaced)
+        is_token = ends and n.op == "call_function" and getattr(n.target, "__name__", "") in _TOKENS
         if (is_token or n in gone) and not n.users:
             graph.erase_node(n)
     if replaced:

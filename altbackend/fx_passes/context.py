@@ -62,10 +62,10 @@ def always(ctx: Context) -> bool:
 class Pass:
     """A row of the table of passes.
 
-    `run` changes the graph in place and returns the number of its rewrites. `devices` and `modes` (the option
-    `numerics`) say for which compilations the pass runs, `when` which options turn it off. `decision`: (kind, subject,
-    verdict, reason) of the entry in the decision log, where `{}` is the number of rewrites; a pass without it writes
-    its own entries. `preserves`: results must keep dtype, shape and storage, which `verify_ir` checks.
+    `run` changes the graph in place and returns the number of its rewrites. The pass runs on `devices`, for the `modes`
+    of the option `numerics`, unless `when` is false for the options. `decision` is its entry in the decision log:
+    (kind, subject, verdict, reason), where `{}` is the number of rewrites. A pass without `decision` writes its own
+    entries. `preserves`: results must keep dtype, shape and storage, which `verify_ir` checks.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Call operators without results, such as checks, directly in place of through effect tokens.
 
-An operator that returns nothing is ordered among the calls with effects anyway. `with_effects` is a Python function
-that dispatches the operator once more, and that no C++ program can call.
+The scheduler keeps the order of all calls without results, so that these need no token. `with_effects` is a Python
+function: it dispatches the operator once more, and no C++ program can call it.
 """
 
 from __future__ import annotations

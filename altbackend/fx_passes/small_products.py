@@ -1,10 +1,13 @@
 """Compute small matrix products in generated kernels: sum_k a[i, k] b[k, j].
 
-A product of depth 1 is an outer product, which is pointwise. On a CPU, products with one column, and batches of
-products with one row, are bound by memory; the library takes 1.0 to 12 times as long as a generated kernel, oneDNN with
-a packed weight 1.0 to 2.4 times (64 to 100,000 rows, depths up to 1,024). With one row, a packed weight is as fast. On
-a GPU, many rows (or many matrices) of little depth and width are bound by memory; a generated kernel reads them as fast
-as the library does, and fuses with its neighbours.
+A product of depth 1 is an outer product, which is pointwise.
+
+On a CPU, memory bounds products with one column, and batches of products with one row. The library takes 1.0 to 12
+times as long as a generated kernel. For one column, oneDNN with a packed weight takes 1.0 to 2.4 times as long (64 to
+100,000 rows, depths up to 1,024). With one row, a packed weight is as fast.
+
+On a GPU, memory bounds many rows, or many matrices, of little depth and width. A generated kernel reads them as fast as
+the library does, and fuses with its neighbours.
 """
 
 from __future__ import annotations

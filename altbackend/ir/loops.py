@@ -12,8 +12,11 @@ All nodes are frozen. Indices are linear element positions in the buffer (`ir.ex
 
 from __future__ import annotations
 
+import functools
+import itertools
 import keyword
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +31,7 @@ from .value import Value
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
 # The scalar operator that combines two results of a reduction.
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "logical_or", "all": "logical_and"}
+MOST_WRITTEN_OUT = 8  # terms of a reduction that a GPU computes as one value
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 
 
@@ -95,6 +99,13 @@ class Reduction:
     op: str
     value: Value
     origins: tuple[Origin, ...] = ()
+
+
+def written_out(op: str, value: Value, loops: Sequence[Atom]) -> Value:
+    """Return the reduction `op` of `value` over `loops` of constant extents as one value: its terms, combined in order."""
+    points = itertools.product(*(range(ex.bounds(ex.size_of(v))[1]) for v in loops))
+    terms = [value.substitute(dict(zip(loops, point, strict=True))) for point in points]
+    return functools.reduce(lambda a, b: va.apply(COMBINE[op], a, b), terms)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,27 @@ terms (`unroll_reductions_threshold`).
 
 from __future__ import annotations
 
-import functools
-import itertools
 from dataclasses import replace
 
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import COMBINE, Extern, Loop, Node, Pointwise, Program, Reduction, reads, writes
+from ..ir.loops import (
+    COMBINE,
+    MOST_WRITTEN_OUT,
+    Extern,
+    Loop,
+    Node,
+    Pointwise,
+    Program,
+    Reduction,
+    reads,
+    writes,
+    written_out,
+)
 from .device import Device, Gpu
 from .rows import estimate
 
-MOST_TERMS = 8
 MOST_FLOPS = 256  # float additions of all terms
 
 
@@ -46,7 +55,7 @@ def _is_short(n: Node) -> bool:
     if not isinstance(n, Reduction) or not n.dims or n.op not in COMBINE:
         return False
     terms = ex.prod(ex.size_of(v) for v in n.rdims)
-    return isinstance(terms, int) and 0 < terms <= MOST_TERMS and va.flops(n.value) * terms <= MOST_FLOPS
+    return isinstance(terms, int) and 0 < terms <= MOST_WRITTEN_OUT and va.flops(n.value) * terms <= MOST_FLOPS
 
 
 def _large(p: Program, n: Reduction) -> frozenset[str]:
@@ -71,9 +80,7 @@ def _points(n: Loop) -> Index:
 
 
 def _written_out(p: Program, n: Reduction) -> Pointwise:
-    points = itertools.product(*(range(estimate(ex.size_of(v))) for v in n.rdims))
-    terms = [n.value.substitute(dict(zip(n.rdims, point, strict=True))) for point in points]
-    total = functools.reduce(lambda a, b: va.apply(COMBINE[n.op], a, b), terms)
+    total = written_out(n.op, n.value, n.rdims)
     dims = sorted(n.dims, key=lambda v: -_stride(n.index, v))
     return Pointwise(n.out, tuple(dims), n.index, va.cast(total, p.buffers[n.out].dtype), n.origins)
 

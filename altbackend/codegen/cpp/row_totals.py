@@ -10,8 +10,9 @@ is totalled once: means over windows of 8x8 elements in bfloat16 took five times
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -86,21 +87,10 @@ def _collected(nest: Loop, line: Loop, rows: _Rows) -> list[Stmt]:
     """Return the nest with the terms of all its lines combined in a row, whose total follows."""
     size = ex.size_of(line.var)
     assert isinstance(size, int)
-    names = {acc for _, acc in line.sums}
     at = ex.ix(line.var)
-    body: list[Stmt] = []
-    before: list[Stmt] = []
-    after: list[Stmt] = []
-    for x in line.body:
-        if not isinstance(x, Update) or x.target not in names:
-            body.append(x)
-            continue
-        row = rows.declare(x.value.dtype, len(after), size)
-        before.append(Store(row, at, va.identity(x.op, x.value.dtype)))
-        body.append(Update(row, at, x.op, x.value))
-        after.append(Update(x.target, None, x.op, va.make("row_total", (), x.value.dtype, (x.op, row, size))))
-    first = replace(line, body=tuple(before), sums=())
-    return [first, _with_line(nest, replace(line, body=tuple(body), sums=())), *after]
+    combining = _in_rows(line, rows, size, size, lambda row, x: Update(row, at, x.op, x.value))
+    first = tuple(Store(row, at, va.identity(x.op, x.value.dtype)) for row, x in combining.terms)
+    return [replace(combining.loop, body=first), _with_line(nest, combining.loop), *combining.totals]
 
 
 def _with_line(nest: Loop, line: Loop) -> Loop:
@@ -115,18 +105,35 @@ def _totals(s: Loop, rows: _Rows, block: int) -> list[Stmt]:
     size, first, count = _extent(s, block)
     if not 0 < size <= MOST_TERMS or not all(_suits(s, op, acc) for op, acc in s.sums):
         return [s]
+    at = ex.sub(ex.ix(s.var), first)
+    storing = _in_rows(s, rows, size, count, lambda row, x: Store(row, at, x.value))
+    return [storing.loop, *storing.totals]
+
+
+class _InRows(NamedTuple):
+    """A loop whose terms go into rows, the row of each former update, and the updates by the totals of the rows."""
+
+    loop: Loop
+    terms: list[tuple[str, Update]]
+    totals: list[Stmt]
+
+
+def _in_rows(s: Loop, rows: _Rows, size: int, count: Index, put: Callable[[str, Update], Stmt]) -> _InRows:
+    """Return `s` with `put(row, update)` for each update of a total. Rows have `size` elements, `count` in use."""
     names = {acc for _, acc in s.sums}
     body: list[Stmt] = []
-    after: list[Stmt] = []
+    terms: list[tuple[str, Update]] = []
     for x in s.body:
         if not isinstance(x, Update) or x.target not in names:
             body.append(x)
             continue
-        row = rows.declare(x.value.dtype, len(after), size)
-        body.append(Store(row, ex.sub(ex.ix(s.var), first), x.value))
-        total = va.make("row_total", (), x.value.dtype, (x.op, row, count))
-        after.append(Update(x.target, None, x.op, total))
-    return [replace(s, body=tuple(body), sums=()), *after]
+        row = rows.declare(x.value.dtype, len(terms), size)
+        body.append(put(row, x))
+        terms.append((row, x))
+    totals = [
+        Update(x.target, None, x.op, va.make("row_total", (), x.value.dtype, (x.op, row, count))) for row, x in terms
+    ]
+    return _InRows(replace(s, body=tuple(body), sums=()), terms, [*totals])
 
 
 def _extent(s: Loop, block: int) -> tuple[int, Index, Index]:

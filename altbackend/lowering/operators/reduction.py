@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import torch
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from ...ir.loops import COMBINE, Reduction, Scan
+from ...ir.loops import COMBINE, MOST_WRITTEN_OUT, Reduction, Scan, written_out
 from ...ir.ops import compute_dtype
 from ...ir.value import Value
 from .. import scalar as s
@@ -62,9 +60,8 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     varying = [k for k in dims if x.sizes[k] != 1]
     if op == "sum" and len(varying) == 1 and (single := total(value, axes(x.sizes)[varying[0]])) is not None:
         return Tensor(out_sizes, out, va.cast(single, out))
-    if ctx.gpu and (terms := _few_terms(x, value, varying, op)) is not None:
-        combined = functools.reduce(functools.partial(va.apply, COMBINE[op]), terms)
-        return Tensor(out_sizes, out, va.cast(combined, out))
+    if ctx.gpu and op in COMBINE and _is_recomputed(x, value, varying):
+        return Tensor(out_sizes, out, va.cast(written_out(op, value, [axes(x.sizes)[k] for k in varying]), out))
     key = (op, value, x.sizes, dims, out)
     if key in ctx.stored:
         return ctx.stored[key]
@@ -87,27 +84,21 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     return ctx.remember(key, value, of_buffer(buffer))
 
 
-MOST_TERMS, MOST_FLOPS = 8, 64  # of a reduction that is written out, in float additions
+MOST_FLOPS = 64  # float additions of all terms of a reduction that its readers compute anew
 
 
-def _few_terms(x: Tensor, value: Value, dims: Sequence[int], op: str) -> list[Value] | None:
-    """Return the terms of a short reduction of operands that are all smaller than its results; None for others.
+def _is_recomputed(x: Tensor, value: Value, dims: Sequence[int]) -> bool:
+    """Return whether a reduction over `dims` has few terms and operands that are all smaller than its results.
 
-    Distances of all pairs of points are an example. Each reader then computes them anew, from operands in the cache,
-    in place of reading as many numbers as there are pairs.
+    Distances of all pairs of points are an example. Each reader computes them anew, from operands in the cache, in
+    place of reading as many numbers as there are pairs.
     """
-    extents = [x.sizes[k] for k in dims]
-    if op not in COMBINE or not all(isinstance(n, int) for n in extents):
-        return None
-    terms = math.prod(n for n in extents if isinstance(n, int))
+    terms = ex.prod(x.sizes[k] for k in dims)
     results = {a for k, (a, n) in enumerate(zip(axes(x.sizes), x.sizes, strict=True)) if k not in dims and n != 1}
     loads = va.loads(value)
-    small = all(not results <= set(ex.vars_of(index)) for _, index in loads)
-    if not loads or not small or not 0 < terms <= MOST_TERMS or terms * va.flops(value) > MOST_FLOPS:
-        return None
-    points = itertools.product(*(range(n) for n in extents if isinstance(n, int)))
-    loops = [axes(x.sizes)[k] for k in dims]
-    return [value.substitute(dict(zip(loops, point, strict=True))) for point in points]
+    small = bool(loads) and all(not results <= set(ex.vars_of(index)) for _, index in loads)
+    few = isinstance(terms, int) and 0 < terms <= MOST_WRITTEN_OUT and terms * va.flops(value) <= MOST_FLOPS
+    return small and few
 
 
 _FAR = 1 << 40  # elements: slower than the stride of any tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -68,6 +69,7 @@ def _reads_alike(q: MappedNode, others: Sequence[MappedNode]) -> bool:
     return all(_range(index, q.row) in ranges[b] for b, index in va.loads(q.value) if b in ranges)
 
 
+@functools.lru_cache(maxsize=8192)  # each node that may join a kernel asks about all reads of the kernel
 def _range(index: Index, row: Atom) -> tuple[tuple[int, int], ...]:
     """Return the first and last element that the first two rows read."""
     return tuple(ex.bounds(ex.substitute(index, {row: k})) for k in (0, 1))
