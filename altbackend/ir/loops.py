@@ -102,7 +102,7 @@ class Reduction:
 
 
 def written_out(op: str, value: Value, loops: Sequence[Atom]) -> Value:
-    """Return the reduction `op` of `value` over `loops` of constant extents as one value: its terms, combined in order."""
+    """Return the reduction `op` of `value` over loops of constant extents as one value: all its terms, combined."""
     points = itertools.product(*(range(ex.bounds(ex.size_of(v))[1]) for v in loops))
     terms = [value.substitute(dict(zip(loops, point, strict=True))) for point in points]
     return functools.reduce(lambda a, b: va.apply(COMBINE[op], a, b), terms)
