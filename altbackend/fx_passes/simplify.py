@@ -81,8 +81,8 @@ def same_sizes(a: Sequence[object], b: Sequence[object]) -> bool:
 
 
 def same_layout(a: object, b: object) -> bool:
-    """Return whether two fake values are tensors of equal dtype, sizes and strides."""
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+    """Return whether two fake values are tensors of equal dtype, sizes and strides on the same device."""
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.device != b.device:
         return False
     return a.dtype == b.dtype and same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import alt
 from altbackend.fx_passes import simplify
+from altbackend.fx_passes.graph import val
 
 X = torch.randn(4, 6)
 
@@ -33,6 +35,18 @@ def test_rule(rule: str) -> None:
     assert simplify.apply_rules(gm) == {}
     gm.recompile()
     torch.testing.assert_close(gm(X), EXAMPLES[rule](X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_a_copy_to_another_device_stays(device: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp().to(device) * 2).to("cuda:0") + 1
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gm = make_fx(fn, tracing_mode="fake")(torch.empty(4, 6, device="cuda:0"))
+    simplify.normalise(gm)
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    assert [val(n).device for n in copies] == [torch.device(device), torch.device("cuda:0")]
 
 
 @pytest.mark.parametrize("training", [False, True])
