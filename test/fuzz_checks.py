@@ -39,7 +39,7 @@ from test.fuzz_check_operators import KINDS, WEIGHTS, State, inputs, step
 from test.ways import Verdicts
 
 CALLS = 5
-BATCH = 25  # programs of one child
+BATCH = 50  # programs of one child
 TIMEOUT = 900  # seconds of a batch
 OUT_OF_RANGE = (IndexError, RuntimeError)  # one operator of eager raises either, by the shapes and the machine
 Step = tuple[str, str, tuple[int, int, int]]

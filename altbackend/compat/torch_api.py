@@ -257,9 +257,14 @@ def multiplies_unsigned_bytes() -> bool:
     return True
 
 
+def has_avx512() -> bool:
+    """Return whether torch's kernels use vectors of 512 bits on this processor."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def fast_byte_weights() -> bool:
     """Return whether ATen has a vectorised product of bfloat16 with weights of int8 on this processor."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_avx512()
 
 
 def cuda_name(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..compat import torch_api
 from .context import Context
 
-DEVICES = ("cuda",)
+DEVICES = ("cuda", "cpu")
 # of torch.nn.functional.instance_norm, with their defaults
 PARAMETERS = {
     "input": None,

@@ -76,6 +76,29 @@ def test_blocks_are_used(tmp_path: Path) -> None:
     assert "* const q0 = b0 + " in text
 
 
-def test_rows_that_fit_into_the_cache_have_none(tmp_path: Path) -> None:
+def test_short_rows_are_turned_over_too(tmp_path: Path) -> None:
     compiled(to_columns, debug_dir=str(tmp_path), cache_graphs=False)(torch.randn(3, 50, 75))
-    assert " b0[" not in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+    assert "alt::transpose(" in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+
+
+WIDTHS = [torch.bool, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("sizes", [(2, 64, 28), (3, 32, 10), (5, 24, 5), (2, 8, 17), (1, 130, 9), (2, 33, 31)], ids=str)
+def test_pointwise_kernels_between_layouts(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    batch, channels, side = sizes
+    x = torch.randn(batch, channels, side, side).mul(3).to(dtype)
+    check(lambda x: torch.where(x > 0, x, ~x if dtype == torch.bool else -x).to(memory_format=torch.channels_last), x)
+    check(lambda x: (x == x.flip(2)).contiguous(), x.to(memory_format=torch.channels_last))
+    check(lambda x: x.flip(0, 1).permute(0, 3, 2, 1).contiguous().ne(0), x)
+
+
+def test_tiles_of_symbolic_sizes(tmp_path: Path) -> None:
+    run = compiled(
+        lambda x: (x * 2).transpose(0, 1).contiguous(), dynamic=True, debug_dir=str(tmp_path), cache_graphs=False
+    )
+    for rows, columns in ((130, 70), (64, 64), (16, 200), (17, 65), (3, 9)):
+        x = torch.randn(rows, columns)
+        assert torch.equal(run(x), (x * 2).t())
+    assert "alt::transpose(p0 + " in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))

@@ -67,7 +67,7 @@ def test_around_parameters(fn: Callable[[T, T], T | tuple[T, T]], trains: bool) 
         out = run(x.to(dtype), host.to(dtype))
         if not trains:
             return (out,)
-        return out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))
+        return out.detach(), *torch.autograd.grad(out.square().mean(), list(model.parameters()))
 
     with torch.set_grad_enabled(trains):
         got, want = results(build(model), torch.float32), results(model, torch.float32)

@@ -108,9 +108,25 @@ class BlockWrite:
     index: Index
 
 
+@dataclass(frozen=True)
+class TileRead:
+    """Turn a tile of `source` over: element (k, i) of `tile` is that at `first` + i * `stride` + k.
+
+    i is below `lines` and k below `count`; rows of `tile` begin `pitch` elements apart.
+    """
+
+    tile: str
+    pitch: int
+    source: str
+    first: Index
+    stride: Index
+    lines: Index
+    count: Index
+
+
 PARALLEL, CLOSE = "parallel {", "} parallel"  # lines of a template that open and close such a block
 
-Stmt = Let | Declare | Store | Update | Loop | BlockRow | BlockRead | BlockWrite
+Stmt = Let | Declare | Store | Update | Loop | BlockRow | BlockRead | BlockWrite | TileRead
 
 
 @dataclass(frozen=True)

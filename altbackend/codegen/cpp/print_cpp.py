@@ -28,6 +28,7 @@ from .ast import (
     Partial,
     Stmt,
     Store,
+    TileRead,
     Update,
 )
 from .short_rows import SHORT
@@ -290,6 +291,9 @@ def _statement(w: CppLines, s: Stmt) -> None:
             _block_read(w, s)
         case BlockWrite():
             _block_write(w, s)
+        case TileRead():
+            place = f"{s.source} + {index(s.first)}, {index(s.stride)}, {s.tile}, {s.pitch}"
+            w.add(f"alt::transpose({place}, {index(s.lines)}, {index(s.count)});")
 
 
 def _row_in_block(b: BlockRow) -> str:
@@ -298,28 +302,33 @@ def _row_in_block(b: BlockRow) -> str:
 
 
 def _block_read(w: CppLines, s: BlockRead) -> None:
-    b, v, n = s.row, s.row.var.key, index(ex.size_of(s.row.var))
+    b = s.row
     source, at = s.source.attr
     w.open(f"if (o % {b.period} % {b.rows} == 0 || o == begin)")
     rest = f"alt::min64({b.rows} - o % {b.period} % {b.rows}, {b.period} - o % {b.period})"
     w.add(f"const int64_t count = alt::min64({rest}, end - o);")
-    w.open(_for(v, "0", n))
-    w.add(f"const {CTYPES[b.dtype]}* const from = {source} + {index(at)};")
-    w.add(f"for (int64_t k = 0; k < count; ++k) {b.block}[k * {b.pitch} + {v}] = from[k];")
-    w.close()
+    first, stride = _first_and_stride(at, b.var)
+    n = index(ex.size_of(b.var))
+    w.add(f"alt::transpose({source} + {first}, {stride}, {b.block}, {b.pitch}, {n}, count);")
     w.close()
 
 
 def _block_write(w: CppLines, s: BlockWrite) -> None:
-    b, v, n = s.row, s.row.var.key, index(ex.size_of(s.row.var))
+    b = s.row
     ends = f"o % {b.period} % {b.rows} == {b.rows - 1} || o % {b.period} == {b.period - 1} || o + 1 == end"
     w.open(f"if ({ends})")
     w.add(f"const int64_t last = {_row_in_block(b)};")
-    w.open(_for(v, "0", n))
-    w.add(f"{CTYPES[b.dtype]}* const to = {s.target} + {index(s.index)} - last;")
-    w.add(f"for (int64_t k = 0; k <= last; ++k) to[k] = {b.block}[k * {b.pitch} + {v}];")
+    first, stride = _first_and_stride(s.index, b.var)
+    n = index(ex.size_of(b.var))
+    w.add(f"alt::transpose({b.block}, {b.pitch}, {s.target} + {first} - last, {stride}, last + 1, {n});")
     w.close()
-    w.close()
+
+
+def _first_and_stride(at: Index, v: Atom) -> tuple[str, str]:
+    """Return a position at v = 0, and its stride along v, in which it is linear."""
+    stride = ex.coefficient(at, v)
+    assert stride is not None
+    return index(ex.substitute(at, {v: 0})), index(stride)
 
 
 def _guarded(guards: tuple[Value, ...]) -> str:

@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu.h"
 #include "index.h"
+#include "transpose.h"
 
 // A long text is compiled as ALT_UNITS parallel units; unit ALT_UNIT contains every ALT_UNITS-th piece.
 #ifndef ALT_UNITS

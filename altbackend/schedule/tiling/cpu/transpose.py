@@ -74,7 +74,8 @@ def tile_transposed(mapped: list[MappedNode], device: Cpu) -> tuple[list[MappedN
     """Block rows and columns where loads are contiguous along the rows and stores along the columns.
 
     The loops o = side*o' + a and i0 = side*b + c run in the order b, a, c. Each cache line of either side is used up
-    while it is in L1. The second result bounds a and c where the last blocks are, or may be, smaller.
+    while it is in L1. The second result bounds a and c where the last blocks are, or may be, smaller. Rows stay whole
+    where no tile of a transposed load is one square of memory, since its rows belong to two images.
     """
     row, inner, side = mapped[0].row, mapped[0].inner, device.tile_side
     if len(inner) != 1 or any(q.kind is not Kind.POINT or q.inner != inner for q in mapped):
@@ -99,7 +100,8 @@ def tile_transposed(mapped: list[MappedNode], device: Cpu) -> tuple[list[MappedN
         replace(q, row=o, inner=(b, a, c), index=ex.substitute(q.index, env), value=q.value.substitute(env))
         for q in mapped
     ]
-    return tiled, tail_bounds
+    squares = any(ex.coefficient(i, a) == 1 for q in tiled for _, i in va.loads(q.value))
+    return (tiled, tail_bounds) if squares else (mapped, {})
 
 
 def _ceil_div(n: Index, d: int) -> Index:
