@@ -7,7 +7,7 @@ memory. Kernels that then combine it with plain tensors would read or write at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -30,6 +30,19 @@ def operand_strides(ctx: Ctx, node: torch.fx.Node, t: Tensor, fake: torch.Tensor
     orders = list(_orders(t))
     traced = memory_order(ctx.shape(fake.stride()), t.sizes)
     return dense_strides(orders[0], t.sizes) if orders and traced not in orders else None
+
+
+def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """Return the strides of the results of a reduction, which are `sizes`, of an operand that lies in `order`.
+
+    The results lie in the order of the operand, so that the loops over both are the same. They are row-major on a GPU,
+    where tiles are turned over in registers, and where others than kernels read the results of the node.
+    """
+    fake = ctx.node.meta["val"]
+    is_result = isinstance(fake, torch.Tensor) and ex.prod(ctx.shape(fake.shape)) == ex.prod(sizes)
+    if ctx.gpu or (is_result and not all(_is_computed(u) for u in ctx.node.users)):
+        return ex.strides_for(tuple(sizes))
+    return dense_strides(order, sizes)
 
 
 def _is_computed(n: torch.fx.Node) -> bool:

@@ -441,7 +441,7 @@ def to_copy(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     "lift_fresh.default",
 )
 def clone(ctx: Ctx, x: Tensor, **kwargs: object) -> Tensor:
-    if ctx.gpu and kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
         return ctx.realize(x, ctx.result, fresh=True)  # the readers of a copy in another layout read the one copy
     return x
 

@@ -18,6 +18,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
+from ..temporary_layout import reduced_strides
 from ..tensor import Dims, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
@@ -71,7 +72,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     read = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
     parallel = tuple(fresh[k] for k in order if k not in dims and x.sizes[k] != 1)
     reduced = tuple(fresh[k] for k in order if k in dims and x.sizes[k] != 1)
-    buffer = ctx.new_buffer(out, out_sizes, ctx.strides_like(out_sizes, None))
+    buffer = ctx.new_buffer(out, out_sizes, reduced_strides(ctx, order, out_sizes))
     index = ex.add(
         0,
         *(
