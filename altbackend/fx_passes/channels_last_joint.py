@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.name import operator_name
 from ..compat import torch_api
 from . import onednn
 from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, keeps_layout, reads_plain
 from .context import Context
 from .depthwise import WIDEST
-from .graph import aten, insert, is_call, update, val
+from .graph import aten, insert, is_call, propagate, update, val
 from .mixed_layouts import FORMATS, copy_operands
 
 _ALIGNED = 8  # channels of a group for which the library has channels-last kernels of gradients of 16 bits
@@ -53,19 +54,24 @@ def run(gm: GraphModule, ctx: Context) -> int:
         plain = set[Node]()
         if not _gains_on_cpu(convolutions):
             return 0
-    return int(bool(convolutions) and rearrange(gm, convolutions, plain))
+    return int(bool(convolutions) and rearrange(gm, convolutions, plain, ctx.device))
 
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node]) -> bool:
-    """Give convolutions channels-last operands, those in `plain` plain ones; return whether the graph changed."""
+def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], device: str = "gpu") -> bool:
+    """Give convolutions channels-last operands, those in `plain` plain ones; return whether the graph changed.
+
+    On a CPU, pools of the same image read the copy too: kernels compute windows of plain rows, and the positions of
+    their maxima, in as many steps as a row has elements.
+    """
     fast = {n for n in convolutions if n not in plain}
     copies = copy_operands(gm, [n for n in gm.graph.nodes if n in fast or _is_gradient(n) or keeps_layout(n)], fast)
     members = set(convolutions)
     moved: dict[tuple[Node, torch.memory_format], Node] = {}
     changed: set[Node] = set()
+    order = {n: k for k, n in enumerate(gm.graph.nodes)}
     for n in list(gm.graph.nodes):
         if n in members:
             for k in range(2 if n.target is aten.convolution.default else 3):
@@ -76,11 +82,20 @@ def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node]) -> bo
                     continue
                 key = x, memory_format
                 if key not in moved:
-                    moved[key] = insert(gm.graph, n, aten.clone.default, (x,), {"memory_format": memory_format})
+                    pools = [u for u in x.users if _is_pool(u)] if device == "cpu" and n not in plain else []
+                    first = min((n, *pools), key=order.__getitem__)
+                    moved[key] = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": memory_format})
                     changed.add(moved[key])
+                    for u in pools:
+                        u.replace_input_with(x, moved[key])
+                    propagate(gm, [moved[key]])
                 n.update_arg(k, moved[key])
         update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
     return bool(moved) or copies > 0
+
+
+def _is_pool(n: Node) -> bool:
+    return n.op == "call_function" and operator_name(n.target) in ("max_pool2d_with_indices", "avg_pool2d")
 
 
 def _is_gradient(n: Node) -> bool:

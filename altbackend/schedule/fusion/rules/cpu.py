@@ -6,6 +6,7 @@ from ....ir import expr as ex
 from ...device import Cpu
 from ...loop_mapping import Kind, Refusal
 from ...rows import total_points
+from ...tiling.cpu.transpose import runs_in_parallel
 from ..group import Fusion
 from .rule import Edge, Proposal, Rule, Table
 
@@ -23,12 +24,16 @@ def _scratch_fits(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 
 def _equal_loops(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse pointwise loops of other lengths beside a large one: only a single loop runs in parallel without rows."""
+    """Refuse pointwise loops of other lengths or orders beside a large one, which no threads could share."""
     mapped = proposal.mapped
     if proposal.group.rows != 1 or any(q.kind is not Kind.POINT for q in mapped):
         return None
-    if len({q.points for q in mapped}) > 1 and max(map(total_points, mapped)) >= fusion.single_row_limit:
-        return Refusal(f"loops of several lengths: the fused kernel would run on one {fusion.worker}")
+    if max(map(total_points, mapped)) < fusion.single_row_limit:
+        return None
+    lengths = len({q.points for q in mapped})
+    if lengths > 1 or not runs_in_parallel(mapped):
+        loops = "loops of several lengths" if lengths > 1 else "loops in several orders"
+        return Refusal(f"{loops}: the fused kernel would run on one {fusion.worker}")
     return None
 
 

@@ -55,6 +55,18 @@ def spread_rows(mapped: Sequence[MappedNode]) -> Sequence[MappedNode]:
     return spread if all(_reads_own_row(spread[:n], q) for n, q in enumerate(spread)) else mapped
 
 
+def runs_in_parallel(mapped: Sequence[MappedNode]) -> bool:
+    """Return whether threads can share the points of a kernel of one row whose nodes are pointwise.
+
+    They share the one loop of all nodes, or the rows that `spread_rows` finds.
+    """
+    chain = common_refinement([q.sizes for q in mapped])
+    if chain is None:
+        return False
+    is_one_loop = len(merge_all([split_loops(q, chain) for q in mapped])[0].sizes) < 2
+    return is_one_loop or ex.size_of(spread_rows(mapped)[0].row) != 1
+
+
 def _is_total(q: MappedNode, mapped: Sequence[MappedNode]) -> bool:
     """Return whether `q` reduces everything to one value that no node of the kernel reads."""
     total = q.kind is Kind.IN_ROW and isinstance(q.node, Reduction) and not q.node.dims
