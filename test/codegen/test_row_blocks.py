@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from test.compare import check, compiled
 
@@ -102,3 +103,27 @@ def test_tiles_of_symbolic_sizes(tmp_path: Path) -> None:
         x = torch.randn(rows, columns)
         assert torch.equal(run(x), (x * 2).t())
     assert "alt::transpose(p0 + " in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+
+
+def test_totals_lie_as_their_operands_do(tmp_path: Path) -> None:
+    """A softmax along the height of a channels-last image has a total for each channel of a line, side by side."""
+
+    def fn(x: T) -> T:
+        return (x * 2).softmax(2).mean(2) + x.amax(2)
+
+    x = torch.randn(2, 24, 9, 11).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled(fn, debug_dir=str(tmp_path), cache_graphs=False)(x), fn(x))
+    assert "= in_row sum(i0) " in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.txt"))
+
+
+def test_no_kernel_of_two_orders_runs_on_one_thread(tmp_path: Path) -> None:
+    """The maximum of windows channels-last and its positions plain are two kernels, each with parallel rows."""
+
+    def fn(x: T) -> tuple[T, T]:
+        values, positions = F.max_pool2d(x, 3, 1, 1, return_indices=True)
+        return values.to(memory_format=torch.channels_last), positions
+
+    x = torch.randn(8, 24, 14, 14)
+    check(fn, x)
+    compiled(fn, debug_dir=str(tmp_path), cache_graphs=False)(x)
+    assert "const int threads = 1;" not in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))

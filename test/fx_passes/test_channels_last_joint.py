@@ -42,12 +42,18 @@ def transposed(x: T, w: T) -> T:
     return F.conv_transpose2d(x, w, stride=2)
 
 
+def pooled(x: T, w: T, v: T) -> T:
+    y = x * 2
+    return torch.cat([F.max_pool2d(y, 3, 1, 1), F.conv2d(y, w), F.conv2d(F.avg_pool2d(y, 3, 1, 1), v)], 1)
+
+
 IMAGE, WEIGHT = (2, 8, 10, 9), (16, 8, 3, 3)
 GRAPHS: dict[str, tuple[Callable[..., T], tuple[tuple[int, ...], ...], bool]] = {  # whether the layout changes
     "two": (two, (IMAGE, WEIGHT, (8, 16, 1, 1)), True),
     "lone": (lone, (IMAGE, WEIGHT), False),
     "depthwise": (depthwise, (IMAGE, (8, 1, 3, 3)), True),
     "normalised": (normalised, (IMAGE, WEIGHT, (8, 16, 3, 3), (16,), (16,)), True),
+    "pooled": (pooled, (IMAGE, (8, 8, 1, 1), (8, 8, 1, 1)), True),
     "transposed": (transposed, (IMAGE, (8, 4, 2, 2)), False),
 }
 
@@ -75,6 +81,17 @@ def test_results_and_strides(name: str, layout: torch.memory_format, dtype: torc
 
 
 @pytest.mark.skipif(onednn.computes(torch.float16), reason="oneDNN has float16 here")
+def test_pools_read_the_copy_of_convolutions() -> None:
+    fn, sizes, _ = GRAPHS["pooled"]
+    cfg = resolve()
+    gm = traced(joint(lambda *xs: fn(*xs).square().mean()), *(torch.randn(s) for s in sizes))
+    channels_last_joint.run(gm, Context(cfg, Trace("joint", cfg), device="cpu"))
+    (pool,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.max_pool2d_with_indices.default)
+    values, positions = pool.meta["val"]
+    assert values.is_contiguous(memory_format=LAST)
+    assert positions.is_contiguous(memory_format=LAST)
+
+
 def test_dtypes_without_kernels_of_onednn_keep_their_layout() -> None:
     cfg = resolve()
     gm = traced(joint(lambda *xs: two(*xs).square().mean()), *(torch.randn(s).half() for s in GRAPHS["two"][1]))

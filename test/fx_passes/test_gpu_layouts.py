@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 
+from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import channels_last, housekeeping, mixed_layouts, onednn, output_layouts
@@ -74,12 +75,31 @@ def test_convolutions_that_gain(
     assert bool(count) == moves
 
 
-@pytest.mark.parametrize(("groups", "moves"), [(1, True), (16, False)], ids=["whole", "depthwise"])
-def test_convolutions_that_gain_on_a_cpu(groups: int, moves: bool) -> None:
+@pytest.mark.parametrize("avx512", [False, True])
+@pytest.mark.parametrize("groups", [1, 16], ids=["whole", "depthwise"])
+def test_convolutions_that_gain_on_a_cpu(groups: int, avx512: bool) -> None:
     x, w = torch.randn(2, 16, 8, 8), torch.randn(16, 16 // groups, 3, 3)
     gm = traced(lambda x, w: F.conv2d(x, w, groups=groups).relu(), x, w)
     weight = gm.graph.find_nodes(op="placeholder")[1]
-    assert bool(channels_last.rearrange(gm, {weight}, "cpu")) == moves
+    with patch.object(torch_api, "has_avx512", lambda: avx512):
+        assert bool(channels_last.rearrange(gm, {weight}, "cpu")) == (groups == 1 or avx512)
+
+
+def test_a_lone_convolution_whose_copies_take_what_it_gains_stays_plain() -> None:
+    gm = traced(lambda x, w: F.conv2d(x, w, padding=1), torch.randn(2, 16, 28, 28), torch.randn(16, 16, 3, 3))
+    assert not channels_last.rearrange(gm, {gm.graph.find_nodes(op="placeholder")[1]}, "cpu")
+
+
+def test_a_pool_and_a_convolution_share_a_copy_on_a_cpu() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        return torch.cat([F.conv2d(x, w), F.conv2d(F.max_pool2d(x, 3, 1, 1), v)], 1).relu()
+
+    weights = torch.randn(8, 16, 1, 1), torch.randn(8, 16, 1, 1)
+    gm = traced(fn, torch.randn(2, 16, 8, 8), *weights)
+    _, *constant = gm.graph.find_nodes(op="placeholder")
+    assert channels_last.rearrange(gm, set(constant), "cpu") == 1
+    (copy,) = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert len(copy.users) == 2
 
 
 def test_depthwise_images_of_a_dtype_that_onednn_lacks_are_plain_inside_a_region() -> None:
