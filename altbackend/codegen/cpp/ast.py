@@ -109,24 +109,25 @@ class BlockWrite:
 
 
 @dataclass(frozen=True)
-class TileRead:
-    """Turn a tile of `source` over: element (k, i) of `tile` is that at `first` + i * `stride` + k.
+class Transpose:
+    """Turn a part of `source` over: `target[at + k * pitch + i]` is `source[first + i * stride + k]`.
 
-    i is below `lines` and k below `count`; rows of `tile` begin `pitch` elements apart.
+    i is below `lines` and k below `count`.
     """
 
-    tile: str
-    pitch: int
     source: str
     first: Index
     stride: Index
+    target: str
+    at: Index
+    pitch: Index
     lines: Index
     count: Index
 
 
 PARALLEL, CLOSE = "parallel {", "} parallel"  # lines of a template that open and close such a block
 
-Stmt = Let | Declare | Store | Update | Loop | BlockRow | BlockRead | BlockWrite | TileRead
+Stmt = Let | Declare | Store | Update | Loop | BlockRow | BlockRead | BlockWrite | Transpose
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,9 @@ def with_column_blocks(f: Function, cache: int, in_place: Mapping[str, str]) -> 
 
     `cache`: bytes that the values of a block may take. `in_place`: parameters that reuse the memory of others.
     """
-    if f.flat is not None or f.short or f.row_counters or f.template or in_place or not isinstance(f.rows, int):
+    if f.flat is not None or f.short or f.row_counters or f.template or not isinstance(f.rows, int):
+        return f
+    if in_place or any(p.shared for p in f.params):
         return f
     innermost = list(_innermost(f.body))
     sizes = {ex.size_of(s.var) for s in innermost}

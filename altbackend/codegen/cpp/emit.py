@@ -64,7 +64,7 @@ def emit(p: Program, k: Kernel, ctx: ScheduleContext = ANY_CPU) -> tuple[Functio
     )
     in_place = {e.params[b].name: e.params[a].name for a, b in k.in_place if a in e.params and b in e.params}
     function = with_column_values(with_column_blocks(function, ctx.device.l2 // CACHE_SHARE, in_place))
-    side_by_side = with_rows_in_lanes(function, ctx.device.vector_lanes)
+    side_by_side = with_rows_in_lanes(function, ctx.device.vector_lanes, in_place)
     if side_by_side is not function:
         return side_by_side, tuple(e.params)
     in_rows = with_row_totals(with_dense_rows(with_row_blocks(with_short_rows(function))))

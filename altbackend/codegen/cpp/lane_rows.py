@@ -1,13 +1,13 @@
 """Run short rows side by side: the lanes of a vector are rows, and a loop along the rows is a loop over vectors.
 
 A row of 21 numbers fills no vectors, and its logarithm is one number: a log-softmax of such rows took 62 ns a row. The
-rows of a group are copied into columns, so that lane k of vector i is element i of row k; results are copied back.
-Lanes beyond the last row repeat it.
+rows of a group are turned over into columns, so that lane k of vector i is element i of row k; results are turned back.
+The last group begins where it ends with the last row, and computes rows of the group before it once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,23 +16,28 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.value import Value
-from .ast import Declare, Function, Let, Loop, Stmt, Store, Update, name
+from .ast import Declare, Function, Let, Loop, Stmt, Store, Transpose, Update, name
 from .positions import loads, row_variable
 
 LONGEST = 32  # elements of a row; rows of two vectors and more fill them, except in loops that run in order
 COSTLY = 8  # float additions of an element
 FEWEST_GROUPS = 4
+WIDEST = 8  # bytes of an element that is turned over
 ONE_LANE = 16  # float32 numbers that one lane may add up before float64 takes over
 
 
 @dataclass
 class _Lanes:
-    """A function being rewritten: `names` of the row become arrays of one element for each lane."""
+    """A function being rewritten: `names` of the row become arrays of one element for each lane.
+
+    `number`: the row of a lane. `group`: the first row of a group; None where lanes beyond the last row repeat it.
+    """
 
     row: Atom
     lane: Atom
     count: int
     number: Index
+    group: Index | None
     scratch: dict[str, Declare]
     names: dict[str, torch.dtype] = field(default_factory=dict)
     columns: dict[Value, str] = field(default_factory=dict)
@@ -48,13 +53,29 @@ class _Lanes:
         """Return the position of a lane's element in an array."""
         return ex.add(ex.mul(index, self.count), ex.ix(self.lane))
 
+    def stride(self, index: Index, v: Atom, dtype: torch.dtype) -> int | None:
+        """Return the elements between rows of neighbours along `v`; None where groups are not turned over."""
+        if self.group is None:
+            return None
+        step = ex.coefficient(index, self.row)
+        is_turned = isinstance(step, int) and ex.coefficient(index, v) == 1 and dtype.itemsize <= WIDEST
+        return step if is_turned and isinstance(step, int) else None
+
+    def first(self, index: Index, v: Atom) -> Index:
+        """Return the position in memory of the first element of a group."""
+        assert self.group is not None
+        return ex.substitute(index, {self.row: self.group, v: 0})
+
     def absolute(self, index: Index) -> Index:
         """Return a position in memory with the lane's row for the row."""
         return ex.substitute(index, {self.row: self.number})
 
 
-def with_rows_in_lanes(f: Function, lanes: int) -> Function:
-    """Return `f` with `lanes` short rows side by side, if its rows are short and contiguous."""
+def with_rows_in_lanes(f: Function, lanes: int, in_place: Mapping[str, str]) -> Function:
+    """Return `f` with `lanes` short rows side by side, if its rows are short and contiguous.
+
+    `in_place`: parameters that reuse the memory of others.
+    """
     if f.flat is not None or f.short or f.row_counters or f.template or f.partials or f.checks:
         return f
     row, rows = row_variable(f.body), f.rows
@@ -62,11 +83,16 @@ def with_rows_in_lanes(f: Function, lanes: int) -> Function:
         return f
     groups = -(-rows // lanes)
     lane = ex.var("k", lanes)
-    number = ex.add(ex.mul(ex.ix(ex.var("o", groups)), lanes), ex.ix(lane))
-    if rows % lanes:
+    first = ex.mul(ex.ix(ex.var("o", groups)), lanes)
+    number, group = ex.add(first, ex.ix(lane)), first
+    is_overwritten = bool(in_place) or any(p.shared for p in f.params)
+    if rows % lanes and is_overwritten:  # no row is computed twice
         number = ex.minimum(number, rows - 1)
+    elif rows % lanes:
+        group = ex.minimum(first, rows - lanes)
+        number = ex.add(group, ex.ix(lane))
     arrays = {d.name: replace(d, numel=ex.mul(d.numel or 1, lanes)) for d in f.scratch}
-    state = _Lanes(row, lane, lanes, number, arrays)
+    state = _Lanes(row, lane, lanes, number, None if rows % lanes and is_overwritten else group, arrays)
     body = _row_statements(f.body, state)
     return replace(f, rows=groups, body=(*state.read, *body, *state.written), scratch=tuple(state.scratch.values()))
 
@@ -200,8 +226,12 @@ def _statement(s: Stmt, state: _Lanes, v: Atom | None) -> list[Stmt]:
     n = ex.size_of(v)
     assert isinstance(n, int)
     column = state.array(f"c{len(state.scratch)}", value.dtype, n)
-    back = Store(s.target, state.absolute(s.index), va.load(column, state.at(ex.ix(v)), value.dtype))
-    state.written.append(Loop(state.lane, "0", "", (Loop(v, "0", "", (back,)),)))
+    if (stride := state.stride(s.index, v, value.dtype)) is not None:
+        first = state.first(s.index, v)
+        state.written.append(Transpose(column, 0, state.count, s.target, first, stride, n, state.count))
+    else:
+        back = Store(s.target, state.absolute(s.index), va.load(column, state.at(ex.ix(v)), value.dtype))
+        state.written.append(Loop(state.lane, "0", "", (Loop(v, "0", "", (back,)),)))
     return [Store(column, state.at(ex.ix(v)), value)]
 
 
@@ -229,6 +259,9 @@ def _load(x: Value, state: _Lanes, v: Atom | None) -> Value:
         n = ex.size_of(v)
         assert isinstance(n, int)
         column = state.columns[x] = state.array(f"c{len(state.scratch)}", x.dtype, n)
-        there = Store(column, state.at(ex.ix(v)), va.load(source, state.absolute(index), x.dtype))
-        state.read.append(Loop(state.lane, "0", "", (Loop(v, "0", "", (there,)),)))
+        if (stride := state.stride(index, v, x.dtype)) is not None:
+            state.read.append(Transpose(source, state.first(index, v), stride, column, 0, state.count, state.count, n))
+        else:
+            there = Store(column, state.at(ex.ix(v)), va.load(source, state.absolute(index), x.dtype))
+            state.read.append(Loop(state.lane, "0", "", (Loop(v, "0", "", (there,)),)))
     return va.load(state.columns[x], state.at(ex.ix(v)), x.dtype)

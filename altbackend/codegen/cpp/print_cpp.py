@@ -28,7 +28,7 @@ from .ast import (
     Partial,
     Stmt,
     Store,
-    TileRead,
+    Transpose,
     Update,
 )
 from .short_rows import SHORT
@@ -291,9 +291,10 @@ def _statement(w: CppLines, s: Stmt) -> None:
             _block_read(w, s)
         case BlockWrite():
             _block_write(w, s)
-        case TileRead():
-            place = f"{s.source} + {index(s.first)}, {index(s.stride)}, {s.tile}, {s.pitch}"
-            w.add(f"alt::transpose({place}, {index(s.lines)}, {index(s.count)});")
+        case Transpose():
+            source, target = (f"{n} + {index(i)}" if i != 0 else n for n, i in ((s.source, s.first), (s.target, s.at)))
+            sizes = ", ".join(map(index, (s.lines, s.count)))
+            w.add(f"alt::transpose({source}, {index(s.stride)}, {target}, {index(s.pitch)}, {sizes});")
 
 
 def _row_in_block(b: BlockRow) -> str:

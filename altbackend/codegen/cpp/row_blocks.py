@@ -17,7 +17,7 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
 from ...ir.value import Value
-from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, TileRead, Update
+from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, Transpose, Update
 from .positions import inside, loads, positions, row_variable
 
 LINE, MOST_BYTES = 64, 1 << 17  # bytes of a cache line, and of all blocks of a kernel (half of a small L2)
@@ -199,6 +199,6 @@ def _tile_read(x: Stmt, rows: Loop, columns: Loop, blocks: _Blocks, reads: list[
     blocks.declared.append(tile)
     first = ex.substitute(index, {rows.var: 0, columns.var: 0})
     extent = [n if s.limit is None else ex.minimum(n, s.limit) for n, s in ((width, columns), (side, rows))]
-    reads.append(TileRead(tile.name, width, source, first, stride, extent[0], extent[1]))
+    reads.append(Transpose(source, first, stride, tile.name, 0, width, extent[0], extent[1]))
     at = ex.add(ex.mul(ex.ix(rows.var), width), ex.ix(columns.var))
     return replace(x, value=va.load(tile.name, at, x.value.dtype))

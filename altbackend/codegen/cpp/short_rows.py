@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, TileRead, Update
+from .ast import BlockRead, BlockRow, BlockWrite, Declare, Function, Let, Loop, Stmt, Store, Transpose, Update
 
 SHORT = 32  # elements from which vectors along a row are faster
 
@@ -45,5 +45,5 @@ def _plain(s: Stmt) -> bool:
             return s.index is None
         case Loop():
             return all(map(_plain, s.body))
-        case BlockRow() | BlockRead() | BlockWrite() | TileRead():
+        case BlockRow() | BlockRead() | BlockWrite() | Transpose():
             return False
