@@ -40,6 +40,7 @@ class State:
         return self.reals[n % len(self.reals)]
 
 
+MOST_ZEROS = 1 << 20  # a system that promises more memory than it has ends a process that writes 2^40 numbers
 Operator = Callable[[State, Numbers], Any]
 
 
@@ -120,7 +121,7 @@ TENSORS: dict[str, Operator] = {
     "masked": lambda s, n: _row(s.tensor(n[0]))[_row(s.tensor(n[0])) > n[1] % 3 - 1],
     "masked_select": lambda s, n: torch.masked_select(s.tensor(n[0]), s.tensor(n[0]) < n[1] % 3),
     "repeat_interleave": lambda s, n: torch.repeat_interleave(s.at(n[0]).float(), s.at(n[0]).clamp(_least(n[1]), 999)),
-    "zeros": lambda s, n: torch.zeros(s.integer(n[0])) + s.real(n[1]),
+    "zeros": lambda s, n: torch.zeros(min(s.integer(n[0]), MOST_ZEROS)) + s.real(n[1]),
     "head": lambda s, n: s.tensor(n[0])[: s.integer(n[1])] * 2,
     "tail": lambda s, n: s.tensor(n[0])[s.integer(n[1]) :] + 1,
     "narrow": lambda s, n: s.tensor(n[0]).narrow(0, s.integer(n[1]), 1) * 3,

@@ -49,6 +49,25 @@ def mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.relu(x @ w) @ w.t(), -1) + x.mean()
 
 
+def scaled(scale: float) -> Callable[..., torch.Tensor]:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x @ w) * scale @ w) * scale + 1
+
+    return fn
+
+
+def test_graphs_with_one_host_program_keep_their_own_kernels() -> None:
+    """The text of the host program is the same, down to the user's line; the kernels differ in a constant."""
+    x, w = torch.randn(5, 7), torch.randn(7, 7)
+    functions = [scaled(0.25), scaled(2.0), scaled(-1.0)]
+    options: dict[str, Any] = {"host": "cpp", "strict": True}
+    compiled = [torch.compile(fn, backend="alt", dynamic=False, options=options) for fn in functions]
+    for _ in range(2):
+        for f, fn in zip(compiled, functions, strict=True):
+            torch.testing.assert_close(f(x, w), fn(x, w))
+    assert calls_in_cpp == 6
+
+
 def test_a_call_runs_in_cpp_and_under_a_mode_in_python() -> None:
     seen: list[str] = []
 

@@ -86,7 +86,7 @@ def _graph(host: PrintedHost, edges: _GraphEdges, cfg: Config) -> GraphHost:
         "namespace alt::aot {",
         "",
         host.text,
-        f"static const Graph the_graph{{graph_table, graph::segments, {segments}, {keep}}};",
+        f"static const Graph the_graph{{graph_table, {segments}, {keep}}};",
         "}  // namespace alt::aot",
         "",
         "ALT_GRAPH(alt::aot::the_graph)",

@@ -93,7 +93,7 @@ class Printer:
 def print_program(planned: LaunchPlan, cfg: Config, name: str, edges: Edges, pointers: bool = False) -> PrintedHost:
     """Print a planned program. Raise Unsupported, with the operator and its line, for a step that has no C++ form.
 
-    `pointers`: the functions of segments are pointers that the loader sets.
+    `pointers`: the functions of segments belong to a loaded graph, see `cpp_text.program_text`.
     """
     state = Printer(planned, edges, planned.used)
     calls = Calls(planned, state.types)

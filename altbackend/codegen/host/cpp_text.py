@@ -12,7 +12,8 @@ from .launch_plan import LaunchPlan, segment_head
 def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memory: bool, pointers: bool) -> str:
     """Return the namespace `name` with the functions of a program, and `<name>_table`, which refers to them.
 
-    `pointers`: the functions of segments are pointers that the loader sets.
+    `pointers`: the functions of segments belong to a loaded graph, and the frame of a call points at them. Graphs whose
+    kernels differ may share the text, and so its library.
     """
     locations, p = planned.locations, planned.program
     symbols = [f"  const int64_t {s} = S[{k}]; (void){s};" for k, s in enumerate(locations.layout)]
@@ -20,7 +21,7 @@ def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memo
     functions = f"{name}::plan_memory, {name}::run_once"
     lines = [
         f"namespace {name} {{",
-        *_segments(len(planned.segments), pointers),
+        *([] if pointers else [f"{segment_head(n)};" for n in range(len(planned.segments))]),
         "",
         "static void plan_memory(const int64_t* S, Layout& layout) {",
         "  (void)S;",
@@ -31,6 +32,7 @@ def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memo
         "}",
         "",
         "static void run_once(Frame& frame) {",
+        *(_own_segments(len(planned.segments)) if pointers else []),
         *body,
         "}",
         f"}}  // namespace {name}",
@@ -40,12 +42,10 @@ def program_text(planned: LaunchPlan, name: str, body: Sequence[str], reuse_memo
     return "\n".join(lines)
 
 
-def _segments(count: int, pointers: bool) -> list[str]:
-    if not pointers:
-        return [f"{segment_head(n)};" for n in range(count)]
-    heads = (segment_head(n).replace(f"segment{n}", f"(*segment{n})") for n in range(count))
-    table = ", ".join(f"(void**)&segment{n}" for n in range(count))
-    return [*(f"static {head};" for head in heads), f"static void** const segments[] = {{{table or 'nullptr'}}};"]
+def _own_segments(count: int) -> list[str]:
+    """Return the lines that name the segments of the graph that is called."""
+    frame = "static_cast<GraphFrame&>(frame)"
+    return [f"  Segment* const segment{n} = {frame}.segments[{n}];" for n in range(count)]
 
 
 def _blocks(planned: LaunchPlan) -> list[str]:

@@ -27,10 +27,13 @@ void PyEval_RestoreThread(void*);
 
 namespace alt::aot {
 
-// A host program. `segments`: the addresses of its pointers to runs of kernels. `keep`: calls reuse intermediates.
+// A run of kernels of a graph on a CPU.
+using Segment = void(void** p, const int64_t* s, int threads, int64_t* error);
+
+// A host program, which graphs with other kernels may share. `segment_count`: its runs of kernels. `keep`: calls reuse
+// intermediates.
 struct Graph {
   const ProgramTable& program;
-  void** const* segments;
   int segment_count;
   bool keep;
 };
@@ -43,6 +46,7 @@ union Number {
 struct GraphFrame : Frame {
   std::vector<Handle>& owned;
   const std::vector<Handle>& fixed;  // constants
+  Segment* const* segments;
   std::vector<int64_t> given;        // numbers among the inputs
   std::vector<Number> numbers;       // results that are numbers, by their place
   bool repeatable = true;            // no input was changed or dropped so far
@@ -72,13 +76,13 @@ inline void check_traced(Handle t, const char* name, Dtype dtype, Ints sizes, In
   if (!none && last * row(dtype).bytes > bytes) fail("input %s of a compiled graph reaches beyond its storage", name);
 }
 
-// One loaded graph: its constants, which it shares with Python, and its idle workspaces.
+// One loaded graph: its kernels, its constants, which it shares with Python, and its idle workspaces.
 class LoadedGraph {
  public:
   // `kinds`: of results, a letter each. `threads`: 0 means torch's number.
   LoadedGraph(const Graph& graph, void** segments, const char* kinds, int threads)
       : graph_(graph), pool_(graph.program, graph.keep), kinds_(kinds), threads_(threads) {
-    for (int k = 0; k < graph.segment_count; ++k) *graph.segments[k] = segments[k];
+    for (int k = 0; k < graph.segment_count; ++k) segments_.push_back(reinterpret_cast<Segment*>(segments[k]));
   }
   ~LoadedGraph() {
     for (Handle t : fixed_) aoti_torch_delete_tensor_object(t);
@@ -97,7 +101,7 @@ class LoadedGraph {
   // Returns a list of results. None: the call had no effect, its inputs are untouched, and Python is to run it.
   PyObject* call(PyObject* capsules, PyObject* numbers, void* stream) {
     std::vector<Handle> owned = handles_of(capsules);
-    GraphFrame frame{{pool_, owned, {}, 1, &gpu_, device_, stream}, owned, fixed_, {}, {}, true};
+    GraphFrame frame{{pool_, owned, {}, 1, &gpu_, device_, stream}, owned, fixed_, segments_.data(), {}, {}, true};
     frame.out.resize(size_t(graph_.program.outputs));
     frame.numbers.resize(size_t(graph_.program.outputs));
     for (intptr_t k = 0, n = PyList_Size(numbers); k < n; ++k) frame.given.push_back(PyLong_AsLongLong(PyList_GetItem(numbers, k)));
@@ -174,6 +178,7 @@ class LoadedGraph {
   const std::string kinds_;
   const int threads_;
   std::vector<Handle> fixed_;
+  std::vector<Segment*> segments_;
   Gpu gpu_;
   int device_ = 0;
 };
