@@ -40,7 +40,7 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     """
     convolutions = {n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and _suits(n, device)}
     copies = 0
-    _mark_any_layout(gm, convolutions, anywhere=device == "cpu")
+    _mark_any_layout(gm, convolutions, anywhere=device == "cpu" and bool(convolutions))
     plain = _read_plain_copies(gm, reads_plain if device == "gpu" else _reads_plain_on_cpu)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]

@@ -60,7 +60,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], device: str = "gpu") -> bool:
+def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], device: str) -> bool:
     """Give convolutions channels-last operands, those in `plain` plain ones; return whether the graph changed.
 
     On a CPU, pools of the same image read the copy too: kernels compute windows of plain rows, and the positions of
@@ -88,7 +88,8 @@ def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], devic
                     changed.add(moved[key])
                     for u in pools:
                         u.replace_input_with(x, moved[key])
-                    propagate(gm, [moved[key]])
+                    if first is not n:  # the loop has passed it; calls behind `n` are updated below
+                        propagate(gm, [moved[key]])
                 n.update_arg(k, moved[key])
         update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
     return bool(moved) or copies > 0

@@ -19,7 +19,7 @@ from .ast import Declare, Function, Let, Loop, Stmt, Store, Update
 from .positions import inside, loads, row_variable
 
 FEWEST_ROWS = 32  # rows from which threads have equal shares
-FEWEST_COLUMNS = 64  # columns of a block
+FEWEST_COLUMNS, MOST_COLUMNS = 64, 1 << 14  # columns of a block
 LINE = 16  # columns of whole cache lines
 
 
@@ -127,7 +127,7 @@ def _width(f: Function, columns: int, cache: int) -> int:
     each = sum(_numel(d) // columns * d.dtype.itemsize for d in f.scratch)
     if f.rows >= FEWEST_ROWS and each * columns <= cache:
         return 0
-    most = columns
+    most = min(columns, MOST_COLUMNS)
     if each:
         most = min(most, cache // each)
     if f.rows < FEWEST_ROWS:
