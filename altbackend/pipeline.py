@@ -46,6 +46,7 @@ from .schedule.donated import with_donated
 from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
+from .schedule.nested_concatenations import nest_concatenations
 from .schedule.products import epilogue
 from .schedule.scan_terms import separate_terms
 from .schedule.short_reductions import write_out_short_reductions
@@ -221,7 +222,7 @@ def schedule_graph(
         program, constants = lower_graph(gm, cfg, trace.decision)
         program = check(with_donated(program, job.donated if cfg.reuse_memory else ()), cfg)
         if cfg.reuse_memory:
-            program = check(share_concatenations(program), cfg)
+            program = check(share_concatenations(nest_concatenations(program)), cfg)
         if job.kind == "subgraph":
             require_closed(program)
     trace.artifact("loop_ir.txt", lambda: show_program(program), "ir_pre_fusion")

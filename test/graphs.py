@@ -27,6 +27,7 @@ from altbackend.schedule.deps import Deps
 from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
+from altbackend.schedule.nested_concatenations import nest_concatenations
 from altbackend.schedule.products import epilogue
 from altbackend.schedule.scan_terms import separate_terms
 from altbackend.schedule.short_reductions import write_out_short_reductions
@@ -125,7 +126,7 @@ def schedule(
     gm.graph.eliminate_dead_code()
     decisions: list[tuple[str, str, str, str]] = []
     program, constants = lower_graph(gm, cfg, lambda *a: decisions.append(a), isinstance(device, Gpu))
-    program = verify(share_concatenations(verify(program)))
+    program = verify(share_concatenations(verify(nest_concatenations(verify(program)))))
     if isinstance(device, Gpu):
         program = verify(write_out_short_reductions(program, device))
         program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))

@@ -75,6 +75,21 @@ def move_up(gm: GraphModule, constant: set[Node]) -> None:
             last = n
 
 
+def move_down(gm: GraphModule, constant: set[Node]) -> None:
+    """Move constant calls directly in front of the first call that needs them, so that their results live shortly."""
+    number = {n: k for k, n in enumerate(gm.graph.nodes)}
+    waiting = {n for n in constant if n.op == "call_function"}
+    for user in [n for n in gm.graph.nodes if n not in waiting]:
+        needed, stack = set[Node](), [user]
+        while stack:
+            arguments = [a for a in stack.pop().all_input_nodes if a in waiting]
+            waiting.difference_update(arguments)
+            needed.update(arguments)
+            stack += arguments
+        for n in sorted(needed, key=number.__getitem__):
+            user.prepend(n)
+
+
 def worth(n: Node) -> bool:
     """Return whether a call is worth a prologue; a view of a parameter costs nothing and would only add an input."""
     return n.op == "call_function" and not declares_alias(n.target)

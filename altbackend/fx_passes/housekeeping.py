@@ -33,6 +33,12 @@ def move_constants_up(gm: GraphModule, ctx: Context) -> int:
     return 0
 
 
+def move_constants_down(gm: GraphModule, ctx: Context) -> int:
+    """Move calls on only parameters that every call computes in front of their first users."""
+    constants.move_down(gm, ctx.constant_nodes(gm))
+    return 0
+
+
 def record_result_strides(gm: GraphModule, ctx: Context) -> int:
     """Record the traced values of the results in the output node, since users get the traced strides."""
     out = gm.graph.output_node()

@@ -247,6 +247,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("convolution biases", P.INFERENCE, GPU, ANY, conv_bias.run, decision=_BIASES),
     Pass("dead code", P.INFERENCE, BOTH, ANY, housekeeping.eliminate_dead_code),
+    Pass("constants late", P.INFERENCE, BOTH, ANY, housekeeping.move_constants_down, when=has_onednn),
     # --- every graph, after all other passes
     Pass("quantised graphs", P.LAST, BOTH, ANY, quantised_report.run),
     Pass(

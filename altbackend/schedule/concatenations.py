@@ -2,43 +2,18 @@
 
 Each layer of a dense block concatenates all results before it, so that copies grow with the square of its layers.
 Some values are stored only to be copied into their region of a concatenation. Such a value is stored in that region at
-once, and all its readers read it there. A value that fusion hands on to its readers stays as it is. In memory, a value
-of blocks of `inner` elements becomes every block of a larger stride:
-
-    position inner * o + r  ->  outer * o + r + offset,   0 <= r < inner
+once, and all its readers read it there. A value that fusion hands on to its readers stays as it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ir import expr as ex
-from ..ir import value as va
-from ..ir.expr import Atom, Index
-from ..ir.loops import Buffer, Extern, Loop, Node, Pointwise, Program, View, loop_vars, reads, writes
-from ..ir.value import Value
-
-ALIGNED = 16  # bytes of the widest load: regions begin at multiples of it where the values did
-
-
-@dataclass(frozen=True)
-class _Region:
-    """The region of a buffer `whole` in which the value of buffer `part` lives; see the head of this file."""
-
-    part: str
-    whole: str
-    inner: int
-    outer: int
-    offset: int
-
-    def moved(self, index: Index) -> Index | None:
-        """Return the position in `whole` of a position in `part`; None where it has no such form."""
-        o, r = ex.floordiv(index, self.inner), ex.mod(index, self.inner)
-        if not (_divisions(o) | _divisions(r)) <= _divisions(index):
-            return None
-        return ex.add(ex.mul(self.outer, o), r, self.offset)
+from ..ir.expr import Index
+from ..ir.loops import Extern, Loop, Node, Pointwise, Program, View, loop_vars, reads, writes
+from .concatenation_regions import Region, moved_loop, region_of
 
 
 def share_concatenations(p: Program) -> Program:
@@ -51,56 +26,12 @@ def share_concatenations(p: Program) -> Program:
         copy = sharing.nodes[k]
         if not isinstance(copy, Pointwise) or writers[copy.out] < 2:
             continue
-        region = _region(sharing.buffers, copy)
-        if region is not None and sharing.is_free(k, region) and not sharing.is_forwarded(k, region):
+        region = region_of(sharing.buffers, copy)
+        if region is None or sharing.buffers[region.part].kind != "temp":
+            continue
+        if sharing.is_free(k, region) and not sharing.is_forwarded(k, region):
             sharing.share(k, region)
     return sharing.program()
-
-
-# --- which copies ----------------------------------------------------------------------------------------------------
-
-
-def _region(buffers: Mapping[str, Buffer], copy: Pointwise) -> _Region | None:
-    """Return the region that a node copies a whole temporary into, one block after the other."""
-    if copy.value.op != "load" or ex.lookups(copy.index):
-        return None
-    name, index = copy.value.attr
-    part, whole = buffers[name], buffers[copy.out]
-    if part.kind != "temp" or whole.kind != "temp" or name == copy.out or part.dtype != whole.dtype:
-        return None
-    points = ex.prod(ex.size_of(v) for v in copy.dims)
-    if part.numel != part.extent or points != part.numel:
-        return None
-    blocks = (ex.mul(n, s) for n, s in zip(part.sizes, part.strides, strict=True))
-    for inner in sorted({n for n in blocks if isinstance(n, int) and n > 1}, reverse=True):
-        if (region := _with_inner(copy, name, index, inner)) is not None:
-            return region if _is_aligned(region, whole) else None
-    return None
-
-
-def _with_inner(copy: Pointwise, name: str, index: Index, inner: int) -> _Region | None:
-    o, r = ex.floordiv(index, inner), ex.mod(index, inner)
-    if _divisions(o) | _divisions(r):
-        return None
-    outer = next((_ratio(copy.index, o, v) for v in copy.dims if v in ex.vars_of(o)), inner)
-    if not isinstance(outer, int) or outer < inner:
-        return None
-    offset = ex.sub(copy.index, ex.add(ex.mul(outer, o), r))
-    return _Region(name, copy.out, inner, outer, offset) if isinstance(offset, int) else None
-
-
-def _ratio(a: Index, b: Index, v: Atom) -> Index | None:
-    numerator, denominator = ex.coefficient(a, v), ex.coefficient(b, v)
-    if numerator is None or denominator is None or denominator == 0:
-        return None
-    return ex.exact_div(numerator, denominator)
-
-
-def _is_aligned(region: _Region, whole: Buffer) -> bool:
-    """Return whether wide loads take the blocks of a region as they took those of the value."""
-    size = whole.dtype.itemsize
-    widest = next(n for n in (ALIGNED, 8, 4, 2, 1) if region.inner * size % n == 0)
-    return all(n * size % widest == 0 for n in (region.outer, region.offset))
 
 
 # --- the program with regions in place of values ---------------------------------------------------------------------
@@ -125,7 +56,7 @@ class _Sharing:
             return self.source
         return replace(self.source, buffers=self.buffers, nodes=nodes)
 
-    def is_free(self, copy: int, region: _Region) -> bool:
+    def is_free(self, copy: int, region: Region) -> bool:
         """Return whether nothing but node number `copy` writes the region, and no library call touches the value.
 
         Loops fill both buffers, each element once, and the value is complete when it is copied. A library call would
@@ -146,7 +77,7 @@ class _Sharing:
                 return False
         return True
 
-    def is_forwarded(self, copy: int, region: _Region) -> bool:
+    def is_forwarded(self, copy: int, region: Region) -> bool:
         """Return whether fusion may forward the value: one node writes it, and others read each element once.
 
         Fusion refuses readers of a buffer that several nodes write: values would pass through memory.
@@ -158,13 +89,13 @@ class _Sharing:
         numel = self.buffers[region.part].numel
         return any(ex.prod(map(ex.size_of, loop_vars(n))) == numel for n in readers)
 
-    def share(self, copy: int, region: _Region) -> None:
+    def share(self, copy: int, region: Region) -> None:
         """Let all nodes that use the value use its region, without the copy; change nothing if one cannot."""
         users = [k for k in self.touching[region.part] if k != copy]
         moved: dict[int, Loop] = {}
         for k in users:
             node = self.nodes[k]
-            new = _moved(node, region) if node is not None and not isinstance(node, Extern) else None
+            new = moved_loop(node, region) if node is not None and not isinstance(node, Extern) else None
             if new is None:
                 return
             moved[k] = new
@@ -173,39 +104,3 @@ class _Sharing:
         self.nodes[copy] = None
         del self.buffers[region.part], self.touching[region.part]
         self.touching[region.whole] = sorted({*self.touching[region.whole], *users} - {copy})
-
-
-def _moved(node: Loop, region: _Region) -> Loop | None:
-    """Return a loop that reads and stores the value in its region; None where a position has no such form."""
-    if any(v.attr[0] == region.part for e in ex.lookups(node.index) for v in va.walk(e) if v.op == "load"):
-        return None
-    index = region.moved(node.index) if node.out == region.part else node.index
-    failed = False
-
-    def on_load(x: Value) -> Value | None:
-        nonlocal failed
-        name, position = x.attr
-        if name != region.part:
-            return None
-        place = region.moved(position)
-        failed = failed or place is None
-        return None if place is None else va.load(region.whole, place, x.dtype)
-
-    value = va.rewrite(node.value, on_load=on_load)
-    if failed or index is None:
-        return None
-    return replace(node, out=region.whole if node.out == region.part else node.out, index=index, value=value)
-
-
-def _divisions(index: Index) -> frozenset[Atom]:
-    return frozenset(_division_atoms(index))
-
-
-def _division_atoms(index: Index) -> Iterator[Atom]:
-    if isinstance(index, int):
-        return
-    for monomial, _ in index.terms:
-        for atom in monomial:
-            if isinstance(atom, (ex.FloorDiv, ex.Mod)):
-                yield atom
-                yield from _division_atoms(atom.dividend)

@@ -121,3 +121,21 @@ def test_weights_copied_in_each_call_are_padded_for_many_rows_only() -> None:
         x, w = torch.randn(rows, 4096).bfloat16(), torch.randn(131, 4096).bfloat16()
         gm = traced(lambda x, w: F.linear(x, w), x, w)
         assert pad_matmul.pad(gm, constant_nodes(gm, (1,))) == padded
+
+
+def test_weights_are_rearranged_where_they_are_needed() -> None:
+    """Results that all exist from the start would add to the peak of memory, which early layers often have."""
+
+    def fn(x: T, v: T, w: T) -> T:
+        for weight in (v, w):
+            x = F.conv2d(x, weight, padding=1).relu()
+        return x
+
+    x, v, w = torch.randn(2, 64, 8, 8), torch.randn(64, 64, 3, 3), torch.randn(64, 64, 3, 3)
+    gm = traced(fn, *(t.bfloat16() for t in (x, v, w)))
+    inference(gm, (1, 2), resolve(options={"freezing": False}), Trace("test", resolve()), "gpu")
+    gm.graph.lint()
+    names = targets(gm)
+    at = [k for k, name in enumerate(names) if name == "aten.convolution.default"]
+    assert names[at[0] : at[1]].count("aten.clone.default") == 1
+    assert gm(*(t.bfloat16() for t in (x, v, w))).shape == (2, 64, 8, 8)
