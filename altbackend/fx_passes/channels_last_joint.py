@@ -19,7 +19,7 @@ from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, keeps_layout, reads_p
 from .context import Context
 from .depthwise import WIDEST
 from .graph import aten, insert, is_call, propagate, update, val
-from .mixed_layouts import FORMATS, copy_operands
+from .mixed_layouts import FORMATS, copy_operands, share_copies
 
 _ALIGNED = 8  # channels of a group for which the library has channels-last kernels of gradients of 16 bits
 
@@ -92,6 +92,7 @@ def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], devic
                         propagate(gm, [moved[key]])
                 n.update_arg(k, moved[key])
         update(n, changed)  # in graph order, so that the next convolution sees inputs that are channels-last already
+    share_copies(gm, {x: copy for (x, layout), copy in moved.items() if layout is not torch.contiguous_format})
     return bool(moved) or copies > 0
 
 

@@ -7,12 +7,13 @@ copy of the plain operand, which all readers share, ends this.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation
 from ..aten.view import storage_owner
 from .graph import TAKES_LAYOUT, aten, insert, like_argument, propagate, val
@@ -55,6 +56,32 @@ def copy_operands(gm: GraphModule, region: Sequence[Node], convolutions: Collect
                 n.meta["val"] = like_argument(n, val(n))
                 propagate(gm, [n])
     return copies
+
+
+def share_copies(gm: GraphModule, copies: Mapping[Node, Node]) -> None:
+    """Let pointwise calls that read an image beside channels-last images read its channels-last copy.
+
+    `copies`: the copy of each image, made for a convolution. A kernel that reads both layouts, as that of a sum over a
+    residual connection, takes several times as long. Calls whose results the graph returns stay as they are.
+    """
+    number = {n: k for k, n in enumerate(gm.graph.nodes)}
+    changed: set[Node] = set()
+    for x, moved in copies.items():
+        for u in list(x.users):
+            is_read = any(reader.op != "output" for reader in u.users)
+            if is_read and number[u] > number[moved] and is_tagged(u.target) and _meets_channels_last(u, x):
+                u.replace_input_with(x, moved)
+                changed.add(moved)
+    if changed:
+        propagate(gm, changed)
+
+
+def _meets_channels_last(u: Node, x: Node) -> bool:
+    """Return whether a call reads a channels-last image of the size of `x` besides `x`."""
+    others = (val(a) for a in u.all_input_nodes if a is not x)
+    return any(
+        isinstance(other, torch.Tensor) and other.shape == val(x).shape and is_channels_last(other) for other in others
+    )
 
 
 def _reached(region: Sequence[Node], convolutions: Collection[Node]) -> set[Node]:

@@ -17,12 +17,13 @@ from ..ir.value import Value
 from .device import Cpu, Device, Gpu
 from .loop_mapping import ordered_vars
 from .one_pass_forms import combined_position, combined_sum, is_exp_below, position
-from .rows import ROWS_OF_COLUMNS
+from .rows import CACHED, ROWS_OF_COLUMNS
 
 LONG = 1 << 16  # elements per result from which a split pays
 SHORTEST_PART = 4096  # elements of one part
 LONG_COLUMN = 1024  # elements of a column from which a split pays: a program reads it in few, dependent steps
 SHORTEST_COLUMN = 64  # elements of one part of a column
+SHORTEST_SQUARES = 512  # elements of one part of rows that are read in squares, both along and across them
 
 
 def split_reductions(p: Program, device: Device, unsplit: frozenset[str] = frozenset()) -> Program:
@@ -68,21 +69,42 @@ def _parts_on_cpu(results: int, slowest: int, total: int, device: Cpu) -> int | 
 
 
 def _has_columns(node: Reduction) -> bool:
-    """Return whether results, not the elements that they reduce, are neighbours in memory."""
-    return ordered_vars(node)[-1] not in node.rdims
+    """Return whether results, not the elements that they reduce, are neighbours in memory, at least in one operand."""
+    return ordered_vars(node)[-1] not in node.rdims or _reads_both_ways(node)
+
+
+def _reads_both_ways(node: Reduction) -> bool:
+    """Return whether one large operand is contiguous along the reduced loops, and another one across the results.
+
+    A program then takes several results, and squares of both operands.
+    """
+    column = max(node.dims, key=ex.rank_of)
+    loads = [(_touched(index), index) for _, index in va.loads(node.value)]
+    largest = max((touched for touched, _ in loads), default=0)
+    indices = [index for touched, index in loads if touched * CACHED >= largest]
+    along = [i for i in indices if any(ex.coefficient(i, v) == 1 for v in node.rdims)]
+    across = [i for i in indices if ex.coefficient(i, column) == 1 and all(i is not other for other in along)]
+    return bool(along) and bool(across)
+
+
+def _touched(index: Index) -> int:
+    lowest, highest = ex.bounds(index)
+    return highest - lowest + 1
 
 
 def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: Gpu) -> tuple[int, ...] | None:
     """Return into how many parts to cut each reduced loop, slow loops wholly first: one part for each program.
 
-    A program takes one row, or a block of columns. Parts are equal where divisors give half as many as would fill it.
-    Else the slowest loop is cut, and its last part is shorter.
+    A program takes one row, or a block of columns. Parts are equal where divisors give half as many as would fill the
+    device. Else the last part of the loop is shorter.
     """
     columns, total = _has_columns(node), math.prod(sizes)
     programs = -(-results // ROWS_OF_COLUMNS) if columns else results
-    shortest = SHORTEST_COLUMN if columns else SHORTEST_PART
+    squares = columns and _reads_both_ways(node)
+    shortest = SHORTEST_SQUARES if squares else SHORTEST_COLUMN if columns else SHORTEST_PART
     target = -(-device.parallelism // programs)
-    if programs >= device.parallelism // 2 or total < (LONG_COLUMN if columns else LONG):
+    enough = device.sms if squares else device.parallelism // 2  # programs of squares have 16 warps
+    if programs >= enough or total < (LONG_COLUMN if columns else LONG):
         return None
     cuts: list[int] = []
     for n in sizes:
@@ -90,12 +112,11 @@ def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: 
         options = [
             c for c in range(1, min(n, 2 * target // parts) + 1) if n % c == 0 and total // (parts * c) >= shortest
         ]
-        cuts.append(min(options, key=lambda c: abs(parts * c - target), default=1))
+        even = min(options, key=lambda c: abs(parts * c - target), default=1)
+        uneven = _uneven_parts(n, min(-(-target // parts), total // (parts * shortest)))
+        cuts.append(uneven if uneven >= 2 * even else even)
         if cuts[-1] != n:  # later loops are not cut
             break
-    uneven = _uneven_parts(sizes[0], min(target, total // shortest))
-    if uneven >= 2 * math.prod(cuts):
-        cuts = [uneven]
     cuts += [1] * (len(sizes) - len(cuts))
     return tuple(cuts) if math.prod(cuts) > 1 else None
 

@@ -152,6 +152,17 @@ def test_convolutions_of_narrow_groups_are_plain_between_regions() -> None:
     assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (first, last))
 
 
+@pytest.mark.parametrize(
+    ("channels", "groups", "plain"),
+    [(72, 2, True), (48, 4, True), (8, 2, True), (64, 2, False), (16, 4, False), (32, 32, False)],
+)
+def test_groups_without_a_channels_last_kernel_are_plain(channels: int, groups: int, plain: bool) -> None:
+    x, w = torch.randn(4, channels, 12, 12).bfloat16(), torch.randn(channels, channels // groups, 3, 3).bfloat16()
+    gm = traced(lambda x, w: F.conv2d(x, w, padding=1, groups=groups).relu(), x, w)
+    (n,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert channels_last.reads_plain(n) == plain
+
+
 def dense(x: T, *weights: T) -> T:
     for w in weights:
         x = torch.cat([x, F.conv2d(x.relu(), w, padding=1)], 1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.config.resolve import resolve
+from altbackend.ir import expr as ex
 from altbackend.ir.loops import Extern, Pointwise, Program, reads, show_program
 from altbackend.schedule.device import H200, Cpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
@@ -17,6 +18,8 @@ from altbackend.schedule.fusion.group import Group
 from altbackend.schedule.fusion.order import order, verified
 from altbackend.schedule.fusion.rules import gpu as gpu_rules
 from altbackend.schedule.kernel import Kernel, show_kernel
+from altbackend.schedule.loop_mapping import Kind
+from altbackend.schedule.rows import rows_are_neighbours
 from test.graphs import Scheduled, schedule, trace
 
 B, N = 32, 64
@@ -249,3 +252,32 @@ def test_means_over_points_and_over_channels_share_the_rows_of_images() -> None:
 
     assert rows(32) == {32}
     assert rows(4) == {32}  # four images are too few rows: parts of images
+
+
+def test_totals_of_long_columns_are_a_kernel_of_their_own() -> None:
+    """A persistent program would take one column at a time, each element from a sector of its own."""
+
+    def fn(x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        y = g - x.exp() * g.sum(1, keepdim=True)
+        return [y, y.sum((0, 2))]
+
+    inputs = torch.empty(112, 1744, 64), torch.empty(112, 1744, 64)
+    kernels = [k for k in schedule(trace(fn, *inputs)[0], ctx=ScheduleContext(H200)).steps if isinstance(k, Kernel)]
+    for k in kernels:
+        assert not ({q.kind for q in k.nodes} >= {Kind.CROSS_ROW, Kind.POINT} and rows_are_neighbours(k.nodes))
+
+
+def test_points_are_not_stored_in_runs_of_two_channels() -> None:
+    """Rows of sums over a part of the points would cut the channels of the image in two."""
+
+    def fn(x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        y = g * x.relu()
+        return [y.sum((0, 2, 3)), y.contiguous(memory_format=torch.channels_last)]
+
+    x = torch.empty(61, 192, 14, 196).to(memory_format=torch.channels_last)
+    scheduled = schedule(trace(fn, x, torch.empty(1, 192, 14, 196))[0], ctx=ScheduleContext(H200))
+    for k in (k for k in scheduled.steps if isinstance(k, Kernel)):
+        for q in k.nodes:
+            sizes = [ex.size_of(v) for v in q.inner if ex.coefficient(q.index, v) == 1]
+            runs = [n for n in sizes if isinstance(n, int)]
+            assert q.kind is not Kind.POINT or not runs or max(runs) >= 8

@@ -149,3 +149,25 @@ def test_equal_to_eager(fn: Callable[[T], T]) -> None:
     x = torch.rand(3, 40, 24)
     got = triton_run.compiled(fn, ctx=ON_GPU)(x)
     assert not difference(got, fn(x), strides=False, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "columns"),
+    [
+        ((40, 30, 5, 7, 9), (4, 3, 1, 0, 2), 200),  # loads run on along dimension 3, stores along dimension 0
+        ((9, 4, 6, 200), (0, 3, 1, 2), 24),  # rows and columns of one transposition
+        ((6, 50, 3, 5), (0, 3, 2, 1), None),  # too short to be a side: elements in the order of the stores
+    ],
+    ids=str,
+)
+def test_sides_of_transposing_tiles_are_several_short_loops(
+    sizes: tuple[int, ...], order: tuple[int, ...], columns: int | None
+) -> None:
+    def fn(x: T) -> T:
+        return x.permute(order).contiguous()
+
+    x = torch.randn(sizes)
+    (b,) = blocks_of(fn, x)
+    assert b.form is (Form.TRANSPOSE if columns else Form.FLAT)
+    assert list(b.rblocks) == ([columns] if columns else [])
+    assert torch.equal(triton_run.compiled(fn, ctx=ON_GPU)(x), fn(x))

@@ -52,7 +52,7 @@ def run_on_gpu(fn: Callable[..., Any], x: T) -> list[Any]:
 def _short_rows_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     for constant in ("LONG", "LONG_COLUMN"):
         monkeypatch.setattr(split, constant, 64)
-    for constant in ("SHORTEST_PART", "SHORTEST_COLUMN"):
+    for constant in ("SHORTEST_PART", "SHORTEST_COLUMN", "SHORTEST_SQUARES"):
         monkeypatch.setattr(split, constant, 16)
 
 
@@ -90,3 +90,21 @@ def test_a_sum_that_nothing_else_reads_is_split_with_its_maximum() -> None:
 
     seen = run_on_gpu(fn, torch.randn(4, 128))
     assert len({b for _, buffers, _ in seen for b in buffers if b.endswith("_parts")}) >= 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dims"),
+    [((6, 5, 9, 7), (0, 2, 3)), ((2, 3, 101, 7), (0, 2, 3)), ((40, 5, 9, 7), (0, 2))],
+    ids=["whole loops", "an uneven inner loop", "columns and rows"],
+)
+def test_sums_of_operands_in_two_layouts_are_split(sizes: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """Their programs take squares of both operands, so that few results would be few programs."""
+
+    def fn(x: T, y: T) -> T:
+        return (x * y).sum(dims)
+
+    x, y = torch.randn(sizes), torch.randn(sizes).to(memory_format=torch.channels_last)
+    seen: list[Any] = []
+    got = triton_run.compiled(fn, seen=seen, ctx=GPU)(x, y)
+    assert difference(got, fn(x, y), None, 2e-5) == ""
+    assert len(seen) == 2

@@ -481,11 +481,11 @@ def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
     """Return `q` with the axes of the tile in place of its loops."""
     b, n = e.blocks, row_length(e, q)
     x = ex.ix(ex.var("x", n if b.flat else b.points))
-    env: dict[Atom, Index] = {} if b.flat else {q.row: x}
+    env: dict[Atom, Index] = {} if b.flat or b.form is Form.TRANSPOSE else {q.row: x}
     if b.form is Form.TRANSPOSE:
-        *rows, column = b.axis_loops
-        env = {column: ex.ix(row_axis(e, scope, n))}
-        env |= dict(zip(rows, ex.unflatten(x, tuple(ex.size_of(v) for v in rows)), strict=True))
+        column = ex.ix(row_axis(e, scope, n))
+        for loops, position in ((b.columns, column), (b.axis_loops[: -b.row_loops], x)):
+            env |= dict(zip(loops, ex.unflatten(position, tuple(map(ex.size_of, loops))), strict=True))
     else:
         point = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(point, q.sizes), strict=True))
@@ -509,7 +509,7 @@ def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -
 
 def row_length(e: Emitter, q: MappedNode) -> Index:
     """Return the points of the row axis, or all points where there are no rows."""
-    return ex.size_of(e.blocks.axis_loops[-1]) if e.blocks.axis_loops else q.points
+    return ex.prod(map(ex.size_of, e.blocks.columns)) if e.blocks.axis_loops else q.points
 
 
 def row_mask(e: Emitter, q: MappedNode) -> str | None:

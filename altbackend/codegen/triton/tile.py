@@ -140,7 +140,8 @@ def _program_axis(e: Emitter, top: Scope) -> None:
         _product(e, top, e.kernel.matmul)
         return
     if b.form is Form.TRANSPOSE:
-        program, columns = ex.sym("program"), ceil_div(ex.size_of(b.axis_loops[-1]), *b.rblocks.values())
+        ((width, rblock),) = b.rblocks.items()
+        program, columns = ex.sym("program"), ceil_div(width, rblock)
         for label, position in (("across", ex.floordiv(program, columns)), ("along", ex.mod(program, columns))):
             top.body.append(Let(label, va.make("tile_scalar", (), torch.int64, position)))
         base, block = ("across * XBLOCK", "XBLOCK") if b.tiled_x else ("across", None)

@@ -41,6 +41,7 @@ LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
 SCATTERED = 128  # most points of a row that may lie in cache lines of their own, where other rows are contiguous
 MOST_OF_COLUMNS = 2048  # points of a column that one of few programs computes in about the time of a launch
+MOST_OF_TOTALS = 512  # points of columns that one persistent program takes ROWS_OF_COLUMNS of
 APART = 1.5  # one kernel may touch so many times the sectors of two, since the second costs a launch
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
 # convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
@@ -149,9 +150,18 @@ def _scans_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 
 def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse one total over all rows beside reductions of columns: a persistent program would take single columns."""
+    """Refuse totals over rows that are neighbours in memory: a persistent program would take single columns.
+
+    One total over all rows is refused beside reductions of columns, and others beside any columns of many points.
+    """
     group = proposal.group
-    if group.rows == 1 or not any(q.kind is Kind.CROSS_ROW and q.results == 1 for q in proposal.mapped):
+    totals = [q for q in proposal.mapped if q.kind is Kind.CROSS_ROW]
+    if group.rows == 1 or not totals:
+        return None
+    tall = [q for q in proposal.mapped if exceeds(q.points, MOST_OF_TOTALS) and total_points(q) >= LARGE]
+    if tall and rows_are_neighbours(tall):
+        return Refusal("totals over long rows need rows that are contiguous in memory")
+    if not any(q.results == 1 for q in totals):
         return None
     reduced = [q for q in proposal.mapped if q.kind is Kind.IN_ROW and q.points != 1]
     large = any(not isinstance(n := ex.mul(group.rows, q.points), int) or n >= LARGE for q in reduced)
@@ -240,6 +250,8 @@ def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     for q in new:
         if q.kind not in (Kind.POINT, Kind.SCAN) or total_points(q) < LARGE or not _is_stored(fusion, proposal, q):
             continue
+        if _stores_fragments(fusion, q):
+            return Refusal(f"{q.node.out} would be stored in runs of few elements")
         stored = frozenset([q.node.out])
         others = list(accesses_of(fusion.program, [m for m in proposal.mapped if m is not q], frozenset()))
         own = list(accesses_of(fusion.program, [q], stored))
@@ -249,6 +261,15 @@ def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
         if together > APART * apart:
             return Refusal(f"{q.node.out} would be stored in parts of sectors")
     return None
+
+
+def _stores_fragments(fusion: Fusion, q: MappedNode) -> bool:
+    """Return whether the neighbours of an element in memory are few points of its row, and then points of other rows.
+
+    So they are where the loops of the rows cut a contiguous loop of the node in two.
+    """
+    row_stride = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
+    return row_stride != 1 and _run_bytes(q, q.index, fusion.program.buffers[q.node.out].dtype.itemsize) < SECTOR
 
 
 def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:

@@ -36,7 +36,7 @@ class Blocks:
     `points`: extent of the axis `x`, of which a program takes `xblock`. `rblocks`: the block of every row length;
     `long`: lengths that are read in several blocks. `flat`: `x` runs over elements and there is no row axis.
     `programs`: launched programs. `wide`: positions need 64 bits. `streams`: the data read does not fit in the cache.
-    `axis_loops`: of TRANSPOSE, the loops of the axis `x` from slow to fast, then the one loop of the row axis.
+    `axis_loops`: of TRANSPOSE, the loops of the axis `x` from slow to fast, then the `row_loops` loops of the row axis.
     `depth`: terms of a matrix product's sums at a time, loaded `stages` turns ahead.
     """
 
@@ -51,8 +51,14 @@ class Blocks:
     wide: bool
     streams: bool = False
     axis_loops: tuple[Atom, ...] = ()
+    row_loops: int = 1
     depth: int = 0
     stages: int = 1
+
+    @property
+    def columns(self) -> tuple[Atom, ...]:
+        """Return the loops of the row axis of TRANSPOSE from slow to fast."""
+        return self.axis_loops[-self.row_loops :]
 
     @property
     def tiled_x(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
@@ -29,6 +31,7 @@ from .row_tiles import row_blocks
 ONE_PROGRAM = 4096  # elements that one program reduces as fast as many programs and a second kernel do
 FLAT_BLOCK = 1024  # 8 elements a thread of 4 warps: one 16-byte load of 16-bit floats
 WINDOW = 4  # reads of one tensor at constant distances, from which on the cache bounds a kernel's time
+STRIDED_WINDOW = 3  # the same where windows are apart: 127 us for 107 of a pool over rows by steps of two
 # Bytes between the first reads of neighbouring threads, and warps: the fastest of 7 forms for nearly all of eight pools
 # of 16 and 32 bits on an H100 (docs/decisions/windows-in-threads.md).
 WINDOW_BYTES, WINDOW_WARPS = 8, 8
@@ -51,8 +54,8 @@ def choose_blocks(p: Program, k: Kernel, device: Gpu) -> Blocks:
 def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks | None:
     """Return the blocks of a kernel of one row; None where one program computes the row."""
     kinds = {q.kind for q in k.nodes}
-    if (loops := _transposed_loops(k)) is not None:
-        return _transpose(p, k, loops, device)
+    if (sides := _transposed_sides(k)) is not None:
+        return _transpose(p, k, sides, device)
     if (loops := _row_constant_loops(k)) is not None:
         costly = _flops_per_row(k, loops[-1]) > COSTLY_ROW
         columns = FLAT_BLOCK * (2 if costly else 1)
@@ -92,8 +95,9 @@ def _elements_of_window(p: Program, k: Kernel) -> int:
         for name, indices in positions.items():
             itemsize = p.buffers[name].dtype.itemsize
             shifts = [n * itemsize for i in indices if isinstance(n := ex.sub(i, indices[0]), int)]
-            if q.inner and len(shifts) >= WINDOW and any(n % VECTOR for n in shifts):
-                stride = ex.coefficient(indices[0], q.inner[-1])
+            stride = ex.coefficient(indices[0], q.inner[-1]) if q.inner else 1
+            fewest = WINDOW if stride == 1 else STRIDED_WINDOW
+            if q.inner and len(shifts) >= fewest and any(n % VECTOR for n in shifts):
                 apart = itemsize * (stride if isinstance(stride, int) else 1)
                 return max(WINDOW_BYTES // max(apart, 1), 2)
     return 0
@@ -110,24 +114,62 @@ def _flat_persistent(p: Program, k: Kernel, n: Index, device: Gpu) -> Blocks:
 # --- tiles over two loops --------------------------------------------------------------------------------------------
 
 
-def _transposed_loops(k: Kernel) -> tuple[Atom, ...] | None:
-    """Return the loops, the contiguous one of loads next to last and that of stores last; None if they are the same."""
+@dataclass(frozen=True)
+class _Sides:
+    """The loops of a transposing tile from slow to fast: those that loads run along, and those of the stores."""
+
+    read: tuple[Atom, ...]
+    stored: tuple[Atom, ...]
+
+
+def _transposed_sides(k: Kernel) -> _Sides | None:
+    """Return the sides of tiles over the contiguous loops of loads and of stores; None if those are the same loops."""
     if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes):
         return None
-    inner = k.stages[0].inner
+    loops = k.stages[0].inner
     for q in k.nodes:
-        stored = _contiguous_loop(q.index, inner)
+        stored = _contiguous_loop(q.index, loops)
         for _, index in va.loads(q.value):
-            read = _contiguous_loop(index, inner)
+            read = _contiguous_loop(index, loops)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
-            if all(_is_side(ex.size_of(v)) for v in (read, stored)):
-                return (*(v for v in inner if v is not read and v is not stored), read, stored)
+            sides = _grown(_Sides((read,), (stored,)), loops, index, q.index)
+            if all(_is_side(ex.prod(map(ex.size_of, side))) for side in (sides.read, sides.stored)):
+                return sides
     return None
 
 
+def _grown(sides: _Sides, loops: tuple[Atom, ...], load: Index, store: Index) -> _Sides:
+    """Return the sides with further loops along which the load, or the store, runs on, where a side is short."""
+    read, stored = sides.read, sides.stored
+    while True:
+        free = tuple(v for v in loops if v not in read and v not in stored)
+        more_read, more_stored = _with_next(read, free, load), _with_next(stored, free, store)
+        if more_read is None and more_stored is None:
+            return _Sides(read, stored)
+        if more_stored is None or (more_read is not None and _length(read) <= _length(stored)):
+            read = more_read or read
+        else:
+            stored = more_stored
+
+
+def _with_next(side: tuple[Atom, ...], free: tuple[Atom, ...], index: Index) -> tuple[Atom, ...] | None:
+    """Return a short side with the next slower loop of `index`; None if the side is long or there is no such loop."""
+    length = _length(side)
+    if length >= SQUARE:
+        return None
+    following = next((v for v in free if ex.coefficient(index, v) == length and isinstance(ex.size_of(v), int)), None)
+    return None if following is None else (following, *side)
+
+
+def _length(side: tuple[Atom, ...]) -> int:
+    """Return the points of a side; of one of unknown size more than a tile has."""
+    n = ex.prod(map(ex.size_of, side))
+    return n if isinstance(n, int) else SQUARE
+
+
 def _is_side(n: Index) -> bool:
-    """Return whether a loop is a side of tiles that beat elements in the order of the stores."""
+    """Return whether so many points are a side of tiles that beat elements in the order of the stores."""
     return isinstance(n, int) and (n >= SMALL_SQUARE // 2 or n == SHORT_SIDE)
 
 
@@ -135,21 +177,25 @@ def _contiguous_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
     return next((v for v in loops if ex.coefficient(index, v) == 1), None)
 
 
-def _transpose(p: Program, k: Kernel, loops: tuple[Atom, ...], device: Gpu) -> Blocks:
-    """Return squares over the last two loops; the other loops are further rows of squares."""
+def _transpose(p: Program, k: Kernel, sides: _Sides, device: Gpu) -> Blocks:
+    """Return squares over two sides; the other loops are further rows of squares."""
+    others = tuple(v for v in k.stages[0].inner if v not in sides.read and v not in sides.stored)
+    loops = (*others, *sides.read, *sides.stored)
     points = ex.prod(ex.size_of(v) for v in loops)
     large = isinstance(points, int) and points >= device.parallelism * SQUARE * SQUARE // 4
     side = SQUARE if large else SMALL_SQUARE
-    width = ex.size_of(loops[-1])
+    width = ex.prod(map(ex.size_of, sides.stored))
     columns = min(side, power_of_two(width)) if isinstance(width, int) else side
     rows = side if columns > SHORT_SIDE else side * side // columns
     # as many warps as a square has: with 32 columns 8 warps took 0.21 ms where 4 took 0.31
-    return _two_loops(p, k, loops, (rows, columns), warps_of(side * side))
+    return _two_loops(p, k, loops, (rows, columns), warps_of(side * side), len(sides.stored))
 
 
-def _two_loops(p: Program, k: Kernel, loops: tuple[Atom, ...], sides: tuple[int, int], warps: int) -> Blocks:
-    """Return tiles whose rows are all loops but the last, and whose columns are the last one."""
-    points, width = ex.prod(ex.size_of(v) for v in loops[:-1]), ex.size_of(loops[-1])
+def _two_loops(
+    p: Program, k: Kernel, loops: tuple[Atom, ...], sides: tuple[int, int], warps: int, row_loops: int = 1
+) -> Blocks:
+    """Return tiles whose rows are all loops but the last `row_loops`, and whose columns are those."""
+    points, width = (ex.prod(map(ex.size_of, part)) for part in (loops[:-row_loops], loops[-row_loops:]))
     rows, columns = sides
     return Blocks(
         form=Form.TRANSPOSE,
@@ -162,6 +208,7 @@ def _two_loops(p: Program, k: Kernel, loops: tuple[Atom, ...], sides: tuple[int,
         warps=warps,
         wide=is_wide(p, k, ex.mul(points, width)),
         axis_loops=loops,
+        row_loops=row_loops,
     )
 
 
