@@ -40,6 +40,7 @@ from test.ways import Verdicts
 
 CALLS = 5
 BATCH = 50  # programs of one child
+ROUNDING = 2**-23  # of a float32 number of magnitude 1: a sum of such terms that cancel keeps it
 TIMEOUT = 900  # seconds of a batch
 OUT_OF_RANGE = (IndexError, RuntimeError)  # one operator of eager raises either, by the shapes and the machine
 Step = tuple[str, str, tuple[int, int, int]]
@@ -125,7 +126,8 @@ def _said(x: Any) -> str:
 
 def _apart(got: Any, want: Any) -> str:
     if isinstance(want, float) and isinstance(got, (int, float)):
-        return "" if got == want or abs(got - want) <= 1e-6 * abs(want) else f"{got} instead of {want}"
+        limit = 1e-6 * abs(want) + ROUNDING
+        return "" if got == want or abs(got - want) <= limit else f"{got} instead of {want}"
     return difference(got, want, None, 1e-5 if isinstance(want, torch.Tensor) else None, strides=False)
 
 

@@ -31,7 +31,7 @@ class Region:
 
     @property
     def is_one_block(self) -> bool:
-        """Whether the value lies without gaps."""
+        """Return whether the value lies without gaps."""
         return self.inner == self.outer
 
     def moved(self, index: Index) -> Index | None:

@@ -56,8 +56,8 @@ def _concatenations(p: Program) -> list[_Concatenation]:
         region = region_of(p.buffers, node) if isinstance(node, Pointwise) else None
         if region is not None:
             copies.setdefault(region.whole, {}).setdefault(region.part, (k, region))
-    found = [_Concatenation(p.buffers[name], of) for name, of in copies.items() if len(of) > 1]
-    return sorted(found, key=lambda c: max(k for k, _ in c.copies.values()))
+    filled = [_Concatenation(p.buffers[name], of) for name, of in copies.items() if len(of) > 1]
+    return sorted(filled, key=lambda c: max(k for k, _ in c.copies.values()))
 
 
 def _uses(p: Program) -> _Uses:

@@ -269,7 +269,12 @@ def _stores_fragments(fusion: Fusion, q: MappedNode) -> bool:
     So they are where the loops of the rows cut a contiguous loop of the node in two.
     """
     row_stride = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
-    return row_stride != 1 and _run_bytes(q, q.index, fusion.program.buffers[q.node.out].dtype.itemsize) < SECTOR
+    loops, run = [v for v in q.inner if ex.size_of(v) != 1], 1
+    while (following := next((v for v in loops if ex.coefficient(q.index, v) == run), None)) is not None:
+        run *= estimate(ex.size_of(following))
+        loops.remove(following)
+    itemsize = fusion.program.buffers[q.node.out].dtype.itemsize
+    return bool(loops) and row_stride != 1 and run * itemsize < SECTOR
 
 
 def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:
