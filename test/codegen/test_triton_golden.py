@@ -58,6 +58,15 @@ def test_totals_over_rows_fill_the_device_once_and_few_columns_are_shared_by_man
     assert heads(65536, 96)[0] == "# grid 264, XBLOCK=32, RBLOCK=128, 8 warps"
 
 
+def test_operands_that_many_rows_share_are_not_loaded_ahead() -> None:
+    def fn(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x - mean, -1).square().sum()
+
+    own, shared = (source(fn, r(8, 6400, 64), r(8, n, 64)) for n in (6400, 1))
+    assert "num_stages" in own
+    assert "num_stages" not in shared
+
+
 class TestTritonGolden(expecttest.TestCase):
     maxDiff = None
 
