@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
 CACHED_OPERATORS = 4096  # schemas are slow to read, and every pass asks about every node
 
 
@@ -17,6 +18,11 @@ def words(*lines: str) -> frozenset[str]:
 def operator_name(target: object) -> str:
     """Return the name of an operator without namespace and overload, or "" for a target that is not an operator."""
     return _overload_name(target) if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_foreign(target: object) -> bool:
+    """Return whether an operator is not torch's own: its fake kernel may be wrong, and it may raise any error."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in OWN_OPERATORS
 
 
 def operator_of(name: str) -> torch._ops.OpOverload | None:

@@ -240,6 +240,8 @@ class Guard:
 
     def renew(self, sources: object = None) -> None:
         """Take the present content of the memory as unchanged. Raise NotGuardable."""
+        if self.pages.pid != os.getpid():  # its notes are the parent's, who needs them
+            raise NotGuardable("the guard is another process's")
         quiet = list(_without(self.ranges, self._noisy, self.pages.page))
         self.stale = False  # before protecting: from then on, another guard may protect these pages
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..aten.collective import is_start, is_wait
+from ..aten.name import is_foreign
 from ..ir.loops import Extern, Node, Pointwise, Program, View, reads, symbols_of, writes
 from ..runtime.checks import require
 
@@ -28,7 +29,7 @@ class _Analysis:
     """Reads, writes, aliases and definitions of the nodes so far.
 
     `last_effect`: the latest node with an effect, `last_start`: the latest that starts a collective. `under_way`: the
-    operands of a collective by its results.
+    operands of a collective by its results. `foreign`: calls of operators that may raise any error.
     """
 
     program: Program
@@ -39,6 +40,7 @@ class _Analysis:
     last_effect: int = -1
     last_start: int = -1
     under_way: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    foreign: list[int] = field(default_factory=list)
 
     def add(self, k: int, node: Node) -> frozenset[int]:
         """Enter node number `k` and return the numbers of the nodes that must run before it."""
@@ -52,8 +54,8 @@ class _Analysis:
             if not disjoint:
                 edges.update(self.writers.get(name, ()))
             edges.update(self.readers.get(name, ()))
-            if self.last_effect >= 0 and self.program.buffers[name].kind == "input":
-                edges.add(self.last_effect)  # it may be a check that raises
+            if self.program.buffers[name].kind == "input":  # eager writes nothing after an error
+                edges |= {self.last_effect, *self.foreign} - {-1}
             self.writers.setdefault(name, []).append(k)
         if isinstance(node, Extern):
             edges |= self._add_call(k, node)
@@ -82,6 +84,8 @@ class _Analysis:
         if is_wait(node.target):  # the collective has read its operands only when the wait returns
             for buffer in (b for result in reads(node) for b in self.under_way.get(result, ())):
                 self.readers.setdefault(buffer, []).append(k)
+        if is_foreign(node.target):
+            self.foreign.append(k)
         if not has_effect(node):
             return edges
         edges |= {self.last_effect} - {-1}

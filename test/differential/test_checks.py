@@ -81,6 +81,12 @@ def ranged(x: T, n: Any) -> T:
     return x.new_zeros(k) + x[0]
 
 
+def in_range(x: T, n: Any) -> T:
+    k = n.sum().item()
+    torch.sym_constrain_range(k, min=2, max=5)
+    return x * k
+
+
 def pieces(x: T, n: Any) -> tuple[T, ...]:
     k = n.sum().item()
     torch._check(k >= 0)
@@ -157,6 +163,7 @@ CHECKS = [
     message,
     allocated,
     ranged,
+    in_range,
     pieces,
     asserted,
     of_floats,
@@ -323,6 +330,35 @@ def test_results_of_custom_operators_are_measured() -> None:
             AssertionError, match=r"returned torch.float32 \(3,\) .* fake kernel returned torch.float32 \(5,\)"
         ):
             run(torch.arange(10.0))
+
+
+def test_checks_of_custom_operators() -> None:
+    def kernel(x: T) -> T:
+        torch._check(bool((x > 0).all()), lambda: "all are positive")
+        return x.clone()
+
+    with torch.library._scoped_library("altbackend_test", "FRAGMENT") as library:
+        library.define("positive(Tensor x) -> Tensor")
+        library.impl("positive", kernel, "CPU")
+        library.impl("positive", torch.empty_like, "Meta")
+        op = torch.ops.altbackend_test.positive
+
+        def read(x: T) -> T:
+            return op(x + 1) * 2
+
+        def written(x: T) -> T:
+            y = op(x + 1)
+            x.mul_(3)
+            return y
+
+        for fn in (read, written):
+            run = compiled(fn)
+            for value in (1.0, -1.0, 2.0):
+                check_calls(fn, [(torch.full((3,), value),)], run)
+        x = torch.full((3,), -1.0)
+        with pytest.raises(RuntimeError, match="all are positive"):
+            compiled(written)(x)
+        assert (x == -1).all()
 
 
 WARM = """

@@ -182,6 +182,26 @@ def test_addition_in_place(nd: int, relu: bool, dtype: torch.dtype, tmp_path: Pa
     assert "_convolution_pointwise_" in call
 
 
+def test_a_sum_in_place_is_a_result_beside_its_operand(tmp_path: Path) -> None:
+    """A call that writes one of its operands counts as a view of it, and not of its packed weight."""
+
+    class Twice(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+            self.both = both
+
+        def forward(self, a: T) -> T | tuple[T, T]:
+            y = self.conv1(a)
+            z = self.conv2(torch.relu(y)) + self.conv1(a)
+            return (z, y) if self.both else z
+
+    for both in (False, True):
+        torch._dynamo.reset()
+        text = check(Twice(both).eval(), tmp_path / str(both), torch.randn(2, 8, 9, 9))
+        assert "_convolution_pointwise" in text[text.index("def call(") :]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer", ["linear", "conv1d", "conv2d", "conv3d", "transposed2d"])
 def test_batches_of_any_size(layer: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -76,3 +76,26 @@ def test_as_eager(name: str, way: str) -> None:
     got = compiled(fn, strict=True)(x) if way == "cpp" else triton_run.compiled(fn)(x)
     for g, w in zip(bits(got), bits(fn(x)), strict=True):
         torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+
+
+VIEWS: dict[str, Callable[[T], Any]] = {
+    "of an input": lambda x: (x.view(torch.uint8), x.view(torch.int8)[1:], x.t().view(torch.uint8)),
+    "read": lambda x: (x.view(torch.uint8) + 1, x, x.view(torch.uint8).float() * 2),
+    "of a result": lambda x: (lambda y: (y, y.view(torch.uint8), y.view(torch.int8).t()))((x.float() * 2).to(x.dtype)),
+    "back": lambda x: (x.view(torch.uint8).view(x.dtype), (x.view(torch.uint8) // 2).view(x.dtype)),
+    "written": lambda x: (x.view(torch.uint8)[1:].fill_(3), x.float() + 1),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_views_as_bytes(name: str, dtype: torch.dtype) -> None:
+    def fn(x: T) -> Any:
+        return VIEWS[name](x)
+
+    mine = torch.randn(6, 8).to(dtype)
+    theirs = mine.clone()
+    pairs = zip((*compiled(fn)(mine), mine), (*fn(theirs), theirs), strict=True)
+    for got, want in pairs:
+        assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+        assert torch.equal(got.contiguous().view(torch.uint8), want.contiguous().view(torch.uint8))

@@ -35,7 +35,7 @@ def image() -> torch.Tensor:
 Door = Callable[[Small], None]
 DOORS: dict[str, Door] = {}
 # what neither torch counts nor Python sees
-UNSEEN = frozenset({"memory by address", "a view of numpy from before", "batch statistics", "in the counter's absence"})
+UNSEEN = frozenset({"memory by address", "batch statistics", "in the counter's absence"})
 
 
 def door(name: str) -> Callable[[Door], Door]:
@@ -177,6 +177,11 @@ def _(m: Small) -> None:
 def _(m: Small) -> None:
     source = torch.randn_like(m.wide.weight)
     ctypes.memmove(m.wide.weight.data_ptr() + 4096, source.data_ptr(), 8192)
+
+
+@door("to channels-last")
+def _(m: Small) -> None:
+    m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @door("channels-last")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from altbackend.compat import torch_api
-from altbackend.runtime import layouts
+from altbackend.runtime import layouts, page_guard
 
 
 class Scaled(nn.Module):
@@ -29,9 +29,12 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unguarded")
-@pytest.mark.parametrize("freezing", ["auto", False])
+@pytest.mark.parametrize("freezing", ["auto", True, False])
+@pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_other_strides_are_copied(freezing: Any, grad: bool) -> None:
+def test_other_strides_are_copied(freezing: Any, guarded: bool, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not guarded:
+        monkeypatch.setattr(page_guard, "pages", lambda: "refused by a test")
     model = Scaled().eval()
     compiled = torch.compile(model, backend="alt", options={"strict": True, "freezing": freezing})
     x, image = torch.randn(6, 5), torch.randn(2, 3, 8, 8)

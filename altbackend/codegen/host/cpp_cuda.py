@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...aten.name import is_foreign
 from ...compat.stable_abi import shim_of
 from ...errors import Unsupported
 from ...ir.loops import Extern, Program, names_in, unbacked_symbols
@@ -17,7 +18,7 @@ from .cpp_text import program_text
 from .cpp_values import dtype_text, ints, quoted
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import LaunchPlan
-from .python_text import is_foreign, provenance
+from .python_text import provenance
 
 _SCRATCH = 2  # null pointers that end a kernel's arguments
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...aten.name import is_foreign
 from ...config.options import Config
 from ...errors import Unsupported
 from ...ir import expr as ex
@@ -25,7 +26,6 @@ from .cpp_program import AnyStep, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import Launch, Step, plan
-from .python_text import is_foreign
 from .take_over import donors
 
 HEADERS = ("graph.h", "dispatcher.h", "numbers.h")

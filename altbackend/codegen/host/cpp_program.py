@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from ...aten.name import is_foreign
 from ...config.options import Config
 from ...ir.loops import Extern, Number, Program, View, names_in, unbacked_symbols, views
 from ..lines import Lines
@@ -22,7 +23,7 @@ from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
 from .cuda_program import CudaLaunch
 from .launch_plan import Launch, LaunchPlan, Step
-from .python_text import is_foreign, provenance
+from .python_text import provenance
 
 # Results in oneDNN's own layout, which only library calls read.
 OPAQUE_RESULTS = "mkldnn::_reorder_"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...aten.name import is_foreign
 from ...config.options import Config
 from ...ir.loops import Extern, Program, results_text, unbacked_symbols
 from ...schedule.deps import Deps
@@ -19,7 +20,6 @@ from .python_text import (
     bind_sizes,
     call_text,
     geometry_text,
-    is_foreign,
     open_call,
     promise,
     provenance,

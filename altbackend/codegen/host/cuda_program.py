@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...aten.collective import is_start
-from ...aten.name import operator_name, words
+from ...aten.name import is_foreign, operator_name, words
 from ...ir import expr as ex
 from ...ir.loops import Buffer, Extern, Origin, Program, View, reads, results_text, unbacked_symbols, writes
 from ..cpp.ast import Param
@@ -27,7 +27,6 @@ from .python_text import (
     bind_sizes,
     call_text,
     geometry_text,
-    is_foreign,
     number_imports,
     open_call,
     owned_import,

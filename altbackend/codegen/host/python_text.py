@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ...aten.name import is_foreign
 from ...ir import expr as ex
 from ...ir.expr import Index
 from ...ir.loops import Constant, Extern, HostNumber, Origin, Program, View, names_in, unbacked_symbols
@@ -15,7 +16,6 @@ from .launch_plan import Locations
 from .take_over import donors
 from .torch_functions import function_text, overload_text
 
-OWN_OPERATORS = ("aten", "prims", "mkldnn", "mkl", "quantized", "_c10d_functional", "c10d_functional")
 LONGEST_PROVENANCE = 160  # characters of the comment on a step
 
 
@@ -148,11 +148,6 @@ def _has_host_number(x: object) -> bool:
 
 
 # --- results of custom operators -------------------------------------------------------------------------------------
-
-
-def is_foreign(target: object) -> bool:
-    """Return whether a call runs an operator that is not torch's own, whose fake kernel may be wrong."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in OWN_OPERATORS
 
 
 def promise(p: Program, target: object, o: str) -> str:
