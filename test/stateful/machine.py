@@ -183,22 +183,32 @@ class Programs(RuleBasedStateMachine):
         if chance == RARE:
             torch._dynamo.reset()
 
-    @rule(chance=st.integers(0, RARE))
-    def fork(self, chance: int) -> None:
-        """A child writes its own copy of the parameters, and calls."""
+    @rule(chance=st.integers(0, RARE), door=st.sampled_from(("data.mul_", "data[-1] =", "numpy")), place=places)
+    def fork(self, chance: int, door: str, place: Place) -> None:
+        """The parent writes; a child then writes its own copy of the parameters and calls before the parent does."""
         if chance < RARE - 2 or self.device != "cpu" or any(p.is_shared() for p in self.model.parameters()):
             return  # rarely, and not where the child's parameters are the parent's
+        self.evaluate_twice(False)  # a guard that the child inherits
+        has_written, write_end = os.pipe()
         child = os.fork()
         if child == 0:
             status = 1
             with contextlib.suppress(BaseException):
+                os.read(has_written, 1)
                 torch.set_num_threads(1)  # OpenMP's threads are the parent's
                 for m in (self.model, self.twin):
                     next(m.parameters()).data.mul_(1.25)
                 self.evaluate_twice(False)
                 status = 0
             os._exit(status)
+        for m in (self.model, self.twin):
+            p = place.of(m)
+            WRITES[door](p, place.value(p))
+        os.write(write_end, b".")
         assert os.waitpid(child, 0)[1] == 0, "a forked child disagrees"
+        os.close(has_written)
+        os.close(write_end)
+        self.evaluate_twice(False)
 
     # --- writes ---
 
