@@ -36,6 +36,7 @@ from . import (
     simplify,
     small_products,
     statistics,
+    strided_gradients,
     user,
     wide_products,
     write_backs,
@@ -96,6 +97,7 @@ REQUIRED = frozenset(
     (
         *("fake values", "record result strides", "record result layouts", "restore result layouts"),
         *("random", "dropout", "checkpointed random", "dead code", "constants first", "embedding bags"),
+        "strided gradients",
     )
 )
 
@@ -103,6 +105,7 @@ P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
 _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
+_STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
 # fmt: off
@@ -155,6 +158,7 @@ PASSES: tuple[Pass, ...] = (
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
     ),
+    Pass("strided gradients", P.JOINT, CPU, ANY, strided_gradients.run, decision=_STRIDED),
     Pass(
         "channels last", P.JOINT, CPU, FAST, channels_last_joint.run, when=trains_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
@@ -173,6 +177,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("effects", P.POST_GRAD, BOTH, ANY, effects.run),
     Pass("dead code", P.POST_GRAD, BOTH, ANY, housekeeping.eliminate_dead_code),
     Pass("quantised sums", P.POST_GRAD, CPU, ANY, quantised_sums.run),
+    Pass("strided gradients", P.POST_GRAD, CPU, ANY, strided_gradients.run, decision=_STRIDED),
     Pass("record result strides", P.POST_GRAD, BOTH, ANY, housekeeping.record_result_strides),
     Pass("traced patterns", P.POST_GRAD, BOTH, FAST, traced.run),
     Pass("random", P.POST_GRAD, BOTH, ANY, random.run, when=draws_from_seeds, draws=True),
