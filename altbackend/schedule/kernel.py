@@ -80,12 +80,13 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     """Build the kernel of a fused group. On a GPU its tiles are chosen later (`tiling.gpu`)."""
     tail_bounds: dict[Atom, Index] = {}
     if isinstance(device, Cpu):
-        mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped)), device)
+        mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped), apart=True), device)
     else:
         stored = _stored(deps, g)
-        ordered = order_rows(p, _common_loops(g.mapped), stored, device)
+        ordered = order_rows(p, _common_loops(g.mapped, apart=False), stored, device)
         if all(q.kind is Kind.POINT for q in ordered):
-            ordered = _common_loops(ordered)  # nodes that run through memory in one order now may share a loop nest
+            # nodes that run through memory in one order now may share a loop nest
+            ordered = _common_loops(ordered, apart=False)
         mapped = number_rows(p, ordered, stored, device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped, isinstance(device, Gpu))
@@ -139,8 +140,8 @@ def _work(mapped: Sequence[MappedNode]) -> Index:
 # --- loops and stages ------------------------------------------------------------------------------------------------
 
 
-def _common_loops(mapped: Sequence[MappedNode]) -> list[MappedNode]:
-    """Give nodes with equally many inner points the same loops, as few as their indices allow."""
+def _common_loops(mapped: Sequence[MappedNode], apart: bool) -> list[MappedNode]:
+    """Give nodes with equally many inner points the same loops, as few as indices allow; `apart` as in `_parts`."""
     classes: dict[Index, list[int]] = {}
     for k, q in enumerate(mapped):
         classes.setdefault(q.points, []).append(k)
@@ -149,12 +150,47 @@ def _common_loops(mapped: Sequence[MappedNode]) -> list[MappedNode]:
         chain = common_refinement([mapped[k].sizes for k in positions])
         if chain is not None and any(_cuts_scan(mapped[k], chain) for k in positions):
             chain = None
-        for part in [positions] if chain is not None else [[k] for k in positions]:
+        for part in _parts(mapped, positions, chain, apart):
             sizes = chain if chain is not None else tuple(n for n in mapped[part[0]].sizes if n != 1)
             merged = merge_all([split_loops(mapped[k], sizes) for k in part])
             for k, q in zip(part, merged, strict=True):
                 result[k] = split_loops(q, merged[0].sizes)
     return result
+
+
+def _parts(
+    mapped: Sequence[MappedNode], positions: list[int], chain: tuple[Index, ...] | None, apart: bool
+) -> list[list[int]]:
+    """Return which of the nodes at `positions` get the same loops: all of them, where they have a common `chain`.
+
+    `apart`: nodes that touch nothing at the same place get loops of their own where these are fewer. An example is a
+    softmax over the last of three loops of equal sizes, which is stored as the first of them.
+    """
+    if chain is None:
+        return [[k] for k in positions]
+    split = {k: split_loops(mapped[k], chain) for k in positions}
+    if not apart or len(chain) < 2 or len(merge_all(list(split.values()))[0].sizes) < 2:
+        return [positions]
+    parts = _touching_together(split)
+    return parts if any(_merges_further(parts, split, part) for part in parts) else [positions]
+
+
+def _touching_together(split: Mapping[int, MappedNode]) -> list[list[int]]:
+    """Return the positions of nodes in parts: nodes that read or store an element at the same place are in one."""
+    parts: list[tuple[set[tuple[str, Index]], list[int]]] = []
+    for k, q in split.items():
+        places = {(q.node.out, q.index), *va.loads(q.value)}
+        joined = [part for part in parts if part[0] & places]
+        numbers = sorted([k, *(n for _, own in joined for n in own)])
+        parts = [part for part in parts if all(part is not other for other in joined)]
+        parts.append((places.union(*(touched for touched, _ in joined)), numbers))
+    return [numbers for _, numbers in parts]
+
+
+def _merges_further(parts: Sequence[list[int]], split: Mapping[int, MappedNode], part: list[int]) -> bool:
+    every = [split[k] for numbers in parts for k in numbers]
+    own = merge_all([split[k] for k in part])
+    return len(own[0].sizes) < len(merge_all(every)[0].sizes)
 
 
 def _cuts_scan(q: MappedNode, chain: tuple[Index, ...]) -> bool:

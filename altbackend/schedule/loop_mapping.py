@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..ir import expr as ex
+from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Loop, Pointwise, Reduction, Scan, Scatter
 from ..ir.value import Value
@@ -269,13 +270,28 @@ def _reduction_orders(node: Reduction) -> list[list[Atom]]:
     if not node.dims or order[-1] in node.rdims:
         return [parallel_first, order, by_number, reduced_first]
     # the results are columns, so that rows of the source are rows of the kernel
-    if _known_below(ex.size_of(order[-1]), VECTOR):
+    if _known_below(_neighbours(node, order), VECTOR):
         return [reduced_first, parallel_first, order, by_number, reduced_first]
     if order[0] not in node.rdims:  # the slowest loop already gives rows of both source and results
         return [order, reduced_first, parallel_first, by_number]
     # sums of neighbouring columns side by side read contiguous memory
     columns_last = [*(v for v in order[:-1] if v in node.dims), *node.rdims, order[-1]]
     return [reduced_first, order, columns_last, parallel_first, by_number]
+
+
+def _neighbours(node: Reduction, order: Sequence[Atom]) -> Index:
+    """Return the number of results that are neighbours in memory and in every operand, along one loop or several.
+
+    `order`: the loops from slow to fast; the fastest is not reduced.
+    """
+    indices = [node.index, *(index for _, index in va.loads(node.value))]
+    last, count = order[-1], ex.size_of(order[-1])
+    for v in reversed(order[:-1]):
+        strides = [(ex.coefficient(i, v), ex.coefficient(i, last)) for i in indices]
+        if v in node.rdims or any(a is None or b is None or a != ex.mul(b, count) for a, b in strides):
+            break
+        count = ex.mul(count, ex.size_of(v))
+    return count
 
 
 def _map_cut(node: Pointwise | Reduction, order: Sequence[Atom], rows: Index) -> MappedNode | Refusal | None:

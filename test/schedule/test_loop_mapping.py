@@ -15,8 +15,12 @@ from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from altbackend.ir.expr import Atom, Index
 from altbackend.ir.loops import Pointwise, Reduction, Scan
+from altbackend.schedule.device import Cpu, ScheduleContext
+from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.loop_mapping import Kind, MappedNode, Refusal, cut_rows, fit, mappings, natural_rows
 from altbackend.schedule.loop_refinement import common_refinement, mergeable, merged, split_loops
+from test.compare import check
+from test.graphs import schedule, trace
 
 FUZZ = settings(max_examples=150, derandomize=True, deadline=None)
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)
@@ -213,3 +217,16 @@ def test_natural_rows_of_reductions() -> None:
     assert natural_rows(reduction((0,), [3, 4]))[0] == 3  # rows
     assert natural_rows(reduction((1,), [3, 4]))[0] == 3  # columns: run over the rows, accumulate
     assert natural_rows(reduction((), [3, 4])) == [None, 1]
+
+
+@pytest.mark.parametrize(("sizes", "dim"), [((256, 6, 6, 6), 1), ((16, 64, 6, 6, 6), 2), ((64, 24, 5, 5), 1)], ids=str)
+def test_results_that_are_neighbours_along_several_short_loops_run_side_by_side(
+    sizes: tuple[int, ...], dim: int
+) -> None:
+    """Loops of equal sizes merge though sums and quotients of a softmax name them differently."""
+    x = torch.randn(sizes)
+    scheduled = schedule(trace(lambda x: x.log_softmax(dim), x)[0], ctx=ScheduleContext(Cpu(2)))
+    (kernel,) = (k for k in scheduled.steps if isinstance(k, Kernel))
+    columns = math.prod(sizes[dim + 1 :])
+    assert [[ex.size_of(v) for v in s.inner] for s in kernel.stages] == [[sizes[dim], columns]] * len(kernel.stages)
+    check(lambda x: x.log_softmax(dim), x)
