@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from functorch.compile import make_boxed_func
 
@@ -24,7 +25,7 @@ from altbackend.schedule import deps as dependencies
 from altbackend.schedule import horizontal_fusion, horizontal_split, kernel, split
 from altbackend.schedule.concatenations import share_concatenations
 from altbackend.schedule.deps import Deps
-from altbackend.schedule.device import Cpu, Gpu, ScheduleContext
+from altbackend.schedule.device import H200, Cpu, Gpu, ScheduleContext
 from altbackend.schedule.fusion import fuse
 from altbackend.schedule.fusion.group import Group
 from altbackend.schedule.nested_concatenations import nest_concatenations
@@ -142,3 +143,19 @@ def schedule(
     )
     steps = [g.extern or kernel.build(program, deps, g, device) for g in groups]
     return Scheduled(program, deps, groups, steps, decisions, constants)
+
+
+def around_pass(
+    name: str, fn: Callable[..., Any], inputs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Program, Program]:
+    """Return the program of a function on a GPU before and after the pass over programs that is called `name` here."""
+    seen: list[Program] = []
+    original = globals()[name]
+
+    def run(p: Program) -> Program:
+        seen.extend((p, original(p)))
+        return seen[-1]
+
+    monkeypatch.setattr(f"test.graphs.{name}", run)
+    schedule(trace(fn, *inputs)[0], ctx=ScheduleContext(H200))
+    return seen[0], seen[1]

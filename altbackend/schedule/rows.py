@@ -35,6 +35,12 @@ def estimate(n: Index) -> int:
     return ex.bounds(ex.substitute(n, {s: min(s.hi, MOST_SYMBOLIC) for s in ex.syms_of(n)}))[1]
 
 
+def touched(index: Index) -> int:
+    """Return the number of elements from the first to the last that an access touches."""
+    lowest, highest = ex.bounds(index)
+    return highest - lowest + 1
+
+
 def total_points(q: MappedNode) -> int:
     """Return an estimate of the points of all rows."""
     return estimate(ex.prod((ex.size_of(q.row), *q.sizes)))
@@ -75,12 +81,10 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
         indices = [i for name, i in va.loads(q.value) if name not in written]
         if stored is None or q.node.out in stored:
             indices.append(q.index)
-        for index in indices:
-            if q.row in ex.vars_of(index):
-                lowest, highest = ex.bounds(index)
-                accesses.append((highest - lowest + 1, *_contiguous(index, q.inner, q.row)))
-    least = max((touched for touched, _, _ in accesses), default=0) // CACHED
-    counted = [directions for touched, *directions in accesses if touched >= least]
+        of_rows = (index for index in indices if q.row in ex.vars_of(index))
+        accesses += [(touched(index), *_contiguous(index, q.inner, q.row)) for index in of_rows]
+    least = max((elements for elements, _, _ in accesses), default=0) // CACHED
+    counted = [directions for elements, *directions in accesses if elements >= least]
     return sum(along for along, _ in counted), sum(across for _, across in counted)
 
 

@@ -17,7 +17,7 @@ from ..ir.value import Value
 from .device import Cpu, Device, Gpu
 from .loop_mapping import ordered_vars
 from .one_pass_forms import combined_position, combined_sum, is_exp_below, position
-from .rows import CACHED, ROWS_OF_COLUMNS
+from .rows import CACHED, ROWS_OF_COLUMNS, touched
 
 LONG = 1 << 16  # elements per result from which a split pays
 SHORTEST_PART = 4096  # elements of one part
@@ -79,17 +79,12 @@ def _reads_both_ways(node: Reduction) -> bool:
     A program then takes several results, and squares of both operands.
     """
     column = max(node.dims, key=ex.rank_of)
-    loads = [(_touched(index), index) for _, index in va.loads(node.value)]
-    largest = max((touched for touched, _ in loads), default=0)
-    indices = [index for touched, index in loads if touched * CACHED >= largest]
+    loads = [(touched(index), index) for _, index in va.loads(node.value)]
+    largest = max((elements for elements, _ in loads), default=0)
+    indices = [index for elements, index in loads if elements * CACHED >= largest]
     along = [i for i in indices if any(ex.coefficient(i, v) == 1 for v in node.rdims)]
     across = [i for i in indices if ex.coefficient(i, column) == 1 and all(i is not other for other in along)]
     return bool(along) and bool(across)
-
-
-def _touched(index: Index) -> int:
-    lowest, highest = ex.bounds(index)
-    return highest - lowest + 1
 
 
 def _cuts_on_gpu(node: Reduction, results: int, sizes: tuple[int, ...], device: Gpu) -> tuple[int, ...] | None:

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.ir.loops import Program
-from altbackend.schedule.concatenations import share_concatenations
 from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
 from test.compare import as_list, check, difference, twin
-from test.graphs import schedule, trace
+from test.graphs import around_pass
 
 T = torch.Tensor
 GPU = ScheduleContext(H200)
@@ -81,24 +79,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[T], int]] = {  # the buffers tha
 }
 
 
-def lowered(fn: Callable[..., Any], inputs: list[T], monkeypatch: pytest.MonkeyPatch) -> tuple[Program, Program]:
-    """Return the program before and after."""
-    seen: list[Program] = []
-
-    def share(p: Program) -> Program:
-        seen.append(p)
-        seen.append(share_concatenations(p))
-        return seen[-1]
-
-    monkeypatch.setattr("test.graphs.share_concatenations", share)
-    schedule(trace(fn, *inputs)[0], ctx=GPU)
-    return seen[0], seen[1]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, inputs, gone = CASES[name]
-    before, after = lowered(fn, inputs, monkeypatch)
+    before, after = around_pass("share_concatenations", fn, inputs, monkeypatch)
     assert len(before.buffers) - len(after.buffers) >= gone
     assert len(before.nodes) - len(after.nodes) == len(before.buffers) - len(after.buffers)
 
@@ -123,7 +107,7 @@ def test_a_value_that_a_library_call_reads_is_copied(monkeypatch: pytest.MonkeyP
         y = torch.cat([x, x.sin()], 1)
         return torch.cat([y, y @ w], 1)
 
-    before, after = lowered(fn, [torch.randn(6, 8), torch.randn(16, 8)], monkeypatch)
+    before, after = around_pass("share_concatenations", fn, [torch.randn(6, 8), torch.randn(16, 8)], monkeypatch)
     assert before is after
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.ir.loops import Program
 from altbackend.schedule.device import H200, ScheduleContext
-from altbackend.schedule.nested_concatenations import nest_concatenations
 from test import triton_run
 from test.compare import as_list, check, difference, twin
-from test.graphs import schedule, trace
+from test.graphs import around_pass
 
 T = torch.Tensor
 GPU = ScheduleContext(H200)
@@ -100,23 +98,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[T], int]] = {  # the buffers tha
 }
 
 
-def lowered(fn: Callable[..., Any], inputs: list[T], monkeypatch: pytest.MonkeyPatch) -> tuple[Program, Program]:
-    """Return the program before and after."""
-    seen: list[Program] = []
-
-    def nest(p: Program) -> Program:
-        seen.extend((p, nest_concatenations(p)))
-        return seen[-1]
-
-    monkeypatch.setattr("test.graphs.nest_concatenations", nest)
-    schedule(trace(fn, *inputs)[0], ctx=GPU)
-    return seen[0], seen[1]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, inputs, gone = CASES[name]
-    before, after = lowered(fn, inputs, monkeypatch)
+    before, after = around_pass("nest_concatenations", fn, inputs, monkeypatch)
     assert len(before.buffers) - len(after.buffers) == gone
     assert (before is after) == (gone == 0)
 

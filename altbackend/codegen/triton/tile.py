@@ -13,7 +13,7 @@ from ...ir.loops import Program
 from ...schedule.kernel import Kernel, Stage
 from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.products.matmul import PRODUCT, Matmul, tiles_of
-from ...schedule.rows import CACHED
+from ...schedule.rows import CACHED, touched
 from ...schedule.tiling.gpu.blocks import Form, ceil_div
 from ...schedule.tiling.gpu.one_pass import Joined
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
@@ -239,6 +239,5 @@ def _is_shared(e: Emitter, index: Index, points: Index) -> bool:
     Triton brings such an operand into shared memory for a later turn element by element: a cross-entropy behind an
     instance norm took 454 us, and 117 with loads where they are needed.
     """
-    lowest, highest = ex.bounds(index)
     total = ex.mul(e.blocks.points, points)
-    return isinstance(total, int) and (highest - lowest + 1) * CACHED <= total
+    return isinstance(total, int) and touched(index) * CACHED <= total
