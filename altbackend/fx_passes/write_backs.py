@@ -11,13 +11,12 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.errors import DIVISIONS
 from ..aten.mutates import is_write_back
-from ..aten.name import operator_name, words
+from ..aten.name import operator_name
 from ..aten.pointwise import FILLS, UNTAGGED, is_tagged
 from ..aten.view import is_view, may_alias
 from .context import Context
-
-_DIVISIONS = words("div floor_divide remainder fmod pow")  # those of integers raise an error for a zero
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -45,7 +44,7 @@ def _is_quiet(n: Node) -> bool:
     if is_write_back(n) or is_view(n):
         return True
     name = operator_name(n.target)
-    if name in _DIVISIONS and not _is_float(n):
+    if name in DIVISIONS and not _is_float(n):
         return False
     return is_tagged(n.target) or name in UNTAGGED | FILLS
 

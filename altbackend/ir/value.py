@@ -25,13 +25,28 @@ from . import expr as ex
 from .expr import Atom, Index
 from .ops import OPS, result_dtype
 
+CHECKS = frozenset({"nonzero", "wrap_index"})  # scalars that report an error
+
 _values: WeakValueDictionary[object, Value] = WeakValueDictionary()
 
 
 class Value:
     """An immutable scalar expression; structurally equal values are the same object."""
 
-    __slots__ = ("__weakref__", "_flops", "_loads", "_text", "args", "attr", "depth", "dtype", "op", "syms", "vars")
+    __slots__ = (
+        "__weakref__",
+        "_flops",
+        "_loads",
+        "_raises",
+        "_text",
+        "args",
+        "attr",
+        "depth",
+        "dtype",
+        "op",
+        "syms",
+        "vars",
+    )
     op: str
     args: tuple[Value, ...]
     dtype: torch.dtype
@@ -42,6 +57,7 @@ class Value:
     _text: str | None
     _loads: tuple[tuple[str, Index], ...] | None
     _flops: int | None
+    _raises: bool | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -68,6 +84,7 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
     value.op, value.args, value.dtype, value.attr, value._text = op, args, dtype, attr, None
     value._loads = None
     value._flops = None
+    value._raises = None
     value.depth = 1 + max((a.depth for a in args), default=0)
     value.vars = frozenset().union(*(a.vars for a in args))
     value.syms = frozenset().union(*(a.syms for a in args))
@@ -297,6 +314,13 @@ def loads(root: Value) -> tuple[tuple[str, Index], ...]:
             distinct_loads[root.attr] = None
         root._loads = tuple(distinct_loads)
     return root._loads
+
+
+def may_raise(root: Value) -> bool:
+    """Return whether an evaluation may report an error: a position out of range, or a division of integers by zero."""
+    if root._raises is None:
+        root._raises = root.op in CHECKS or any(map(may_raise, operands(root)))
+    return root._raises
 
 
 def flops(root: Value, varying: Set[ex.Atom] = frozenset()) -> int:

@@ -38,6 +38,7 @@ class Ctx:
 
     `env` maps lowered FX nodes to their values; `bind` adds to it. `stored` maps a value to the buffer that holds it,
     so that equal values share one. `reading` has, for each buffer, the nodes and the stored values that read it.
+    `raising`: nodes whose values report errors of the data when they are computed.
     """
 
     cfg: Config
@@ -57,6 +58,7 @@ class Ctx:
     shape_memo: dict[sympy.Expr, Index] = field(default_factory=dict)
     stored: dict[Stored, Tensor] = field(default_factory=dict)
     reading: dict[str, dict[torch.fx.Node | Stored, None]] = field(default_factory=dict)
+    raising: dict[torch.fx.Node, None] = field(default_factory=dict)
     decision: Callable[[DecisionKind, str, str, str], None] = lambda *a: None
     expressible: set[Value] = field(default_factory=set)
     returned: Counter[object] = field(default_factory=Counter)  # per node, how many of the graph's results it is
@@ -251,7 +253,10 @@ class Ctx:
     def bind(self, n: torch.fx.Node, lowered: object) -> None:
         """Enter the value of a lowered node."""
         self.env[n] = lowered
-        self._note_reads(n, [t.value for t in tensors_in(lowered)])
+        values = [t.value for t in tensors_in(lowered)]
+        self._note_reads(n, values)
+        if not self.gpu and any(map(va.may_raise, values)):
+            self.raising[n] = None
 
     def _note_reads(self, reader: torch.fx.Node | Stored, values: Iterable[Value]) -> None:
         for buffer in {b for v in values for b, _ in va.loads(v)}:
@@ -267,19 +272,36 @@ class Ctx:
         return any(self._is_needed(n) and any(_reads(t, buffer) for t in tensors_in(self.env[n])) for n in readers)
 
     def before_write(self, buffer: str) -> None:
-        """Store every inlined value that reads `buffer`, which the next node overwrites."""
-        for n in list(self.reading.get(buffer, ())):
-            if not isinstance(n, torch.fx.Node):
-                self.stored.pop(n, None)
-                continue
+        """Store every inlined value that reads `buffer`, which the next node overwrites.
+
+        If `buffer` is an input, store also the values that may raise an error: eager raises it before the write.
+        """
+        readers = list(self.reading.get(buffer, ()))
+        for n in (k for k in readers if not isinstance(k, torch.fx.Node)):
+            self.stored.pop(n, None)
+        reading = [n for n in readers if isinstance(n, torch.fx.Node)]
+        self._store_needed(reading, lambda t: _reads(t, buffer), fresh=True)
+        if self.buffers[buffer].kind == "input":
+            raising, self.raising = self.raising, {}
+            self._store_needed(raising, lambda t: va.may_raise(t.value), fresh=False)
+
+    def _store_needed(
+        self, nodes: Iterable[torch.fx.Node], concerned: Callable[[Tensor], bool], *, fresh: bool
+    ) -> None:
+        """Store the values of `nodes` that are `concerned`, if a node that is still to be lowered takes them.
+
+        `fresh`: in a buffer of their own, even if they are in memory.
+        """
+        for n in nodes:
             if n.op == "placeholder" or not self._is_needed(n):
-                continue  # an input is the written memory itself; a value without further users is not needed
+                continue  # an input is memory already
             lowered = self.env[n]
-            if isinstance(lowered, Tensor) and _reads(lowered, buffer):
-                self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=True))
+            if isinstance(lowered, Tensor) and concerned(lowered):
+                self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=fresh))
             elif isinstance(lowered, (tuple, list)):
-                realized = (self.realize(t, fresh=True) if _reads(t, buffer) else t for t in lowered)
-                self.bind(n, type(lowered)(realized))
+                chosen = (isinstance(t, Tensor) and concerned(t) for t in lowered)
+                stored = (self.realize(t, fresh=fresh) if c else t for t, c in zip(lowered, chosen, strict=True))
+                self.bind(n, type(lowered)(stored))
 
 
 def tensors_in(lowered: object) -> list[Tensor]:
@@ -288,8 +310,8 @@ def tensors_in(lowered: object) -> list[Tensor]:
     return [t for t in parts if isinstance(t, Tensor)]
 
 
-def _reads(t: object, buffer: str) -> bool:
-    return isinstance(t, Tensor) and any(b == buffer for b, _ in va.loads(t.value))
+def _reads(t: Tensor, buffer: str) -> bool:
+    return any(b == buffer for b, _ in va.loads(t.value))
 
 
 def dense_strides(order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:

@@ -418,7 +418,7 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
     source_view = as_view(value)
     if source_view is not None and source_view == v:
         return into
-    if _overlaps(value, v.buffer):
+    if _overlaps(value, v.buffer) or (not ctx.gpu and va.may_raise(value.value)):  # eager writes nothing after an error
         value = ctx.realize(value, fresh=True)
         computed = node.args[1]
         if isinstance(computed, torch.fx.Node) and unchanged and negated is plain:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..aten.collective import is_start, is_wait
-from ..aten.name import is_foreign
-from ..ir.loops import Extern, Node, Pointwise, Program, View, reads, symbols_of, writes
+from ..aten.errors import may_raise
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.loops import Extern, Loop, Node, Pointwise, Program, View, reads, symbols_of, writes
 from ..runtime.checks import require
 
 
@@ -15,13 +17,15 @@ class Deps:
     """Dependencies of a program.
 
     `before`: for each node the numbers of the nodes that must run earlier. `writers`, `readers`: for each buffer the
-    numbers of the nodes that write or read it. `escaping`: buffers that live longer than the program runs.
+    numbers of the nodes that write or read it. `escaping`: buffers that live longer than the program runs. `raising`:
+    nodes that raise errors of the data. Eager raises them before later writes of inputs.
     """
 
     before: tuple[frozenset[int], ...]
     writers: dict[str, tuple[int, ...]]
     readers: dict[str, tuple[int, ...]]
     escaping: frozenset[str]
+    raising: frozenset[int]
 
 
 @dataclass
@@ -29,7 +33,7 @@ class _Analysis:
     """Reads, writes, aliases and definitions of the nodes so far.
 
     `last_effect`: the latest node with an effect, `last_start`: the latest that starts a collective. `under_way`: the
-    operands of a collective by its results. `foreign`: calls of operators that may raise any error.
+    operands of a collective by its results. `raising`: nodes that raise errors of the data.
     """
 
     program: Program
@@ -40,7 +44,7 @@ class _Analysis:
     last_effect: int = -1
     last_start: int = -1
     under_way: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    foreign: list[int] = field(default_factory=list)
+    raising: list[int] = field(default_factory=list)
 
     def add(self, k: int, node: Node) -> frozenset[int]:
         """Enter node number `k` and return the numbers of the nodes that must run before it."""
@@ -55,11 +59,18 @@ class _Analysis:
                 edges.update(self.writers.get(name, ()))
             edges.update(self.readers.get(name, ()))
             if self.program.buffers[name].kind == "input":  # eager writes nothing after an error
-                edges |= {self.last_effect, *self.foreign} - {-1}
+                edges |= {self.last_effect, *self.raising} - {-1}
             self.writers.setdefault(name, []).append(k)
         if isinstance(node, Extern):
             edges |= self._add_call(k, node)
+        elif self._reports(node):
+            self.raising.append(k)
         return frozenset(edges - {k})
+
+    def _reports(self, node: Loop) -> bool:
+        """Return whether the host raises an error that the node's kernel may report: kernels of a CPU report them."""
+        on_cpu = self.program.buffers[node.out].device.type == "cpu"
+        return on_cpu and (va.may_raise(node.value) or any(map(va.may_raise, ex.lookups(node.index))))
 
     def _definers(self, node: Node) -> set[int]:
         """Return the calls that define the symbols of `node`."""
@@ -84,8 +95,8 @@ class _Analysis:
         if is_wait(node.target):  # the collective has read its operands only when the wait returns
             for buffer in (b for result in reads(node) for b in self.under_way.get(result, ())):
                 self.readers.setdefault(buffer, []).append(k)
-        if is_foreign(node.target):
-            self.foreign.append(k)
+        if may_raise(node.target):
+            self.raising.append(k)
         if not has_effect(node):
             return edges
         edges |= {self.last_effect} - {-1}
@@ -107,7 +118,7 @@ def analyse(p: Program) -> Deps:
         escaping.update(analysis.aliases.get(b, ()))
     writers = {name: tuple(numbers) for name, numbers in analysis.writers.items()}
     readers = {name: tuple(numbers) for name, numbers in analysis.readers.items()}
-    return Deps(before, writers, readers, frozenset(escaping))
+    return Deps(before, writers, readers, frozenset(escaping), frozenset(analysis.raising))
 
 
 def has_effect(node: Extern) -> bool:

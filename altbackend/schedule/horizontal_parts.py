@@ -15,7 +15,6 @@ from .loop_mapping import Kind, MappedNode
 
 MOST_POINTS = 1 << 24  # on a GPU a larger kernel gains nothing, and the range is a 32-bit integer
 ANY_POINTS = 1 << 48
-CHECKS = frozenset({"nonzero", "wrap_index"})  # scalars that report an error
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class _Roles:
         """Return `value` at a point of the range with loads by role; None if it depends on anything else."""
         rewritten = va.rewrite(value, on_load=self._load)
         bad = self.elsewhere or value.syms or rewritten.vars - ex.vars_of(self.point)
-        return None if bad or any(v.op in CHECKS for v in va.walk(value)) else rewritten
+        return None if bad or va.may_raise(value) else rewritten
 
     def _load(self, x: Value) -> Value:
         name, index = x.attr

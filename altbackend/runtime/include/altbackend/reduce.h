@@ -56,9 +56,9 @@ template <class F, class T> ALT_FN T row_total(const T* row, int64_t n, T identi
   for (int j = 0; j < width; ++j) lanes[j] = all[j];
   for (int half = width / 2; half > 0; half /= 2)
     for (int j = 0; j < half; ++j) lanes[j] = F::combined(lanes[j], lanes[j + half]);
-  T result = lanes[0];
-  for (; k < n; ++k) result = F::combined(result, row[k]);
-  return result;
+  T rest = identity;  // elements behind the last vector: added one by one to the total, each would round as the total does
+  for (; k < n; ++k) rest = F::combined(rest, row[k]);
+  return F::combined(lanes[0], rest);
 }
 }  // namespace detail
 template <class T> ALT_FN T row_sum(const T* row, int64_t n) { return detail::row_total<detail::Sum>(row, n, T(0)); }

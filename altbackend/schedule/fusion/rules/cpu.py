@@ -37,6 +37,16 @@ def _equal_loops(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return None
 
 
+def _errors_first(fusion: Fusion, proposal: Proposal) -> Refusal | None:
+    """Refuse a kernel that writes an input and reports errors of an earlier node: eager raises, and writes nothing."""
+    members = proposal.group.members
+    first = min((k for k in members if k in fusion.deps.raising), default=members[-1])
+    for k, q in zip(members, proposal.mapped, strict=True):
+        if k > first and fusion.program.buffers[q.node.out].kind == "input":
+            return Refusal(f"{q.node.out} would be written although an earlier node raises an error")
+    return None
+
+
 def _parallel_reads(fusion: Fusion, edge: Edge) -> Refusal | None:
     """Refuse reads at other points, or by a scan, in a large kernel without rows: no loop could run in parallel."""
     scanned = edge.reader.kind is Kind.SCAN
@@ -52,6 +62,7 @@ CPU = Table(
     mapping=(
         Rule("scratch fits in the cache", _scratch_fits),
         Rule("a large pointwise kernel without rows is one loop", _equal_loops),
+        Rule("errors are raised before an input is written", _errors_first),
     ),
     edges=(Rule("large kernels without rows read at the same point, and scan nothing of theirs", _parallel_reads),),
 )
