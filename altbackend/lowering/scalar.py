@@ -38,6 +38,9 @@ def add(a: Num, b: Num) -> Value:
 
 
 def sub(a: Num, b: Num) -> Value:
+    if isinstance(a, Value) and a is b and a.dtype.is_floating_point:
+        # fma(u, v, -(u * v)), into which compilers contract x - x for x = u * v, is the rounding error of x, not 0
+        return mul(va.apply("abs", a), 0.0)
     return binary("sub", a, b)
 
 

@@ -316,3 +316,13 @@ def test_cheap_functions_err_by_an_eighth_of_the_rounding(fn: Callable[[T], T], 
     unit = exact.abs() * info.eps + info.tiny * info.eps + (x.double().abs() * 2.0**-22 if fn is F.gelu else 0)
     error = ((got - exact).abs() / unit)[fits & ((exact.abs() >= info.tiny) | (exact == 0))]
     assert float(error.max()) <= 0.5 + 0.125
+
+
+def test_softmaxes_of_one_element_are_exact() -> None:
+    """A difference of a product and itself is 0: contracted, it would be the product's rounding error."""
+
+    def logarithms(x: T, w: T) -> T:
+        return torch.log_softmax(x * w, -1)
+
+    x, w = torch.randn(3000, 1, device="cuda"), torch.tensor([0.3], device="cuda")
+    assert not build(logarithms)(x, w).any()
