@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..compat import torch_api
@@ -83,7 +84,8 @@ class CallSymbols:
 
         That is needed where no input gives a symbol of the expression e; nothing can then check the equality. Other
         values of the graph were derived from the number alone, so that any solution of e = number gives them: in
-        e = c * s + rest, the other symbols without an input keep the values of tracing.
+        e = c * s + rest, the other symbols without an input keep the values of tracing. Tracing has decided conditions
+        on e, and the graph relies on them: the number is checked for them.
         """
         env = torch_api.shape_env_of(self.node)
         e = torch_api.unbacked_facts(env, symbol).equals
@@ -95,13 +97,17 @@ class CallSymbols:
         self.ctx.decision(DecisionKind.CHECKS, self.node.name, "not verified", f"{symbol} == {e}: no input gives {e}")
         c = e.coeff(unknown[0])
         rest = sympy.expand(e - c * unknown[0])
+        decided = {e: symbol}
         if c.is_Integer and c != 0 and unknown[0] not in rest.free_symbols:
             memo.update({s: torch_api.traced_value(env, s) for s in unknown[1:]})
             multiple = ex.add(number, ex.mul(-1, sizes.of_expression(rest, env, memo)))
             memo[unknown[0]] = ex.floordiv(ex.mul(int(sympy.sign(c)), multiple), abs(int(c)))
             if abs(c) != 1:
                 message = _message(self.node, sympy.Eq(symbol, e, evaluate=False))
-                self.requires.append((f"{ex.show(multiple)} % {abs(int(c))} == 0", message))
+                self.requires.append((f"({ex.show(multiple)}) % {abs(int(c))} == 0", message))
+            decided[unknown[0]] = FloorDiv((symbol - rest) * sympy.sign(c), abs(c))
+        conditions = (g.xreplace(decided) for g in torch_api.size_conditions(env) if g.free_symbols & set(unknown))
+        self.ctx.pending += [g for g in conditions if not g.free_symbols & set(unknown) and g not in self.ctx.pending]
 
     def _require_range(self, symbol: sympy.Symbol, name: str, facts: torch_api.UnbackedFacts) -> None:
         least, greatest = facts.least, facts.greatest

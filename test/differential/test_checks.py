@@ -244,6 +244,28 @@ def test_a_number_that_is_no_multiple_fails_its_check() -> None:
     check_calls(fn, [(torch.tensor([0, 9]), (3,)), (torch.tensor([0, 4]), (3,))], compiled(fn, dynamic=True))
 
 
+def test_a_multiple_and_more_is_checked() -> None:
+    def fn(x: T, p: tuple[int]) -> T:
+        k = int(x.max().item())
+        torch._check(k == 2 * p[0] + 1)
+        return torch.zeros(k)
+
+    check_calls(fn, [(torch.tensor([0, 91]), (45,)), (torch.tensor([0, 90]), (45,))], compiled(fn, dynamic=True))
+
+
+def test_a_number_without_an_input_is_what_tracing_decided() -> None:
+    """The sum with one element is one kernel of one element, since tracing has found that n % 4 is 1."""
+
+    def fn(x: T, p: tuple[int]) -> tuple[T, T]:
+        k = x[0].item()
+        rows = torch.zeros(min(int(k), 1000)) + 1
+        torch._check(k == p[0] % 4)
+        return rows, x * k
+
+    run = compiled(fn, dynamic=True)
+    check_calls(fn, [(torch.tensor([k, 2]), (45,)) for k in (1, 3, 0, 2)], run)
+
+
 def equal_items(x: T, n: Any) -> T:
     a, b = n.sum().item(), n.max().item()
     torch._check(a >= 2)
