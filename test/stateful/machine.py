@@ -29,6 +29,7 @@ from torch import nn
 
 from altbackend.config.resolve import variable_of
 from altbackend.runtime import page_guard
+from test import triton_run
 from test.small_layers import call_onednn
 from test.stateful import modules
 from test.stateful.modules import CPU_WRITES, MODULES, OPTIMIZERS, UNSEEN_WRITES, WRITES, Place
@@ -46,6 +47,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {  # options, and whether the ker
     "counters": ({"freezing": True}, False),
     "never": ({"freezing": False}, True),
     "graphs": ({"freezing": True, "cudagraphs": True}, False),
+    "interpreted": ({}, True),  # a GPU's kernels and host program, run without a GPU
 }
 CPU_WAYS = ("auto", "refused", "frozen", "counters", "never")
 RARE = 30
@@ -61,6 +63,8 @@ def compiled(way: str) -> Callable[[nn.Module, T], T]:
         return m(x)
 
     call.__code__ = call.__code__.replace(co_name=f"call_{way}")  # code of its own, and so guards of its own
+    if way == "interpreted":
+        return triton_run.compiled(call, capabilities=(), host=True)
     return torch.compile(call, backend="alt", options={**options, "strict": True}, dynamic=False)
 
 
@@ -153,6 +157,8 @@ class Programs(RuleBasedStateMachine):
 
     @rule()
     def threads(self) -> None:
+        if self.way == "interpreted":
+            return  # Triton's interpreter is one for all threads
         self.model.eval()
         self.twin.eval()
         xs = [self.sample(2) for _ in range(3)]
@@ -188,6 +194,8 @@ class Programs(RuleBasedStateMachine):
         """The parent writes; a child then writes its own copy of the parameters and calls before the parent does."""
         if chance < RARE - 2 or self.device != "cpu" or any(p.is_shared() for p in self.model.parameters()):
             return  # rarely, and not where the child's parameters are the parent's
+        if self.way == "interpreted":
+            return  # CUDA does not work in a forked child
         self.evaluate_twice(False)  # a guard that the child inherits
         has_written, write_end = os.pipe()
         child = os.fork()

@@ -7,7 +7,7 @@ import pytest
 from altbackend.runtime import page_guard
 from test.stateful import machine
 
-PROGRAMS = {"auto": 50, "counters": 25, "refused": 25, "frozen": 20, "never": 20}
+PROGRAMS = {"auto": 50, "counters": 25, "refused": 25, "frozen": 20, "never": 20, "interpreted": 10}
 
 
 @pytest.mark.timeout(300)
