@@ -100,7 +100,7 @@ def _no_grad(write: Callable[[T, T], object]) -> Callable[[T, T], object]:
 
 
 def _one_element(p: T, v: T) -> None:
-    p.data.view(-1)[-1] = 3.0
+    p.data[(-1,) * p.dim()] = 3.0
 
 
 def _by_numpy(p: T, v: T) -> None:
