@@ -520,6 +520,39 @@ def test_gradients_of_hidden_rows_are_those_of_eager() -> None:
         torch.testing.assert_close(got, want, equal_nan=True)
 
 
+def lowest_added(q: T, k: T, v: T, keep: T) -> T:
+    """A padding mask as transformers adds it."""
+    mask = (1.0 - keep.to(q.dtype)) * torch.finfo(q.dtype).min
+    return F.softmax(q @ k.transpose(2, 3) + mask, dim=-1) @ v
+
+
+def _gradients(fn: Callable[..., T], mask: T) -> list[T]:
+    torch.manual_seed(0)
+    inputs = [x.clone().requires_grad_() for x in heads()]
+    fn(*inputs, mask).square().sum().backward()
+    return [x.grad for x in inputs if x.grad is not None]
+
+
+@pytest.mark.parametrize("fn", [filled_low, chosen, lowest_added], ids=lambda fn: fn.__name__)
+def test_gradients_of_rows_that_low_numbers_hide(fn: Callable[..., T]) -> None:
+    """The kernels lose the number of columns of such a row; filled scores have no gradient, others are not fused."""
+    torch._dynamo.reset()
+    backend = Fuse()
+    keep = hiding(1.0, torch.float32) == 0
+    ours, eager = _gradients(torch.compile(fn, backend=backend), keep), _gradients(fn, keep)
+    assert backend.fused == int(fn is not lowest_added)
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+def test_gradients_of_values_in_rows_that_a_given_mask_hides() -> None:
+    torch._dynamo.reset()
+    backend = Fuse()
+    mask = hiding(torch.finfo(torch.float32).min, torch.float32)
+    ours, eager = _gradients(torch.compile(additive, backend=backend), mask), _gradients(additive, mask)
+    assert backend.fused == 1
+    torch.testing.assert_close(ours[2], eager[2])
+
+
 # --- what must stay ---
 
 

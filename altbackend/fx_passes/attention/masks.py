@@ -2,7 +2,7 @@
 
 A row that only holds -inf gives NaN in eager, but the fused kernels give 0; such rows are multiplied by NaN. A row that
 only holds the lowest finite number gives the mean of the values in both. In float32, adding a score to this number does
-not change it.
+not change it. The kernels' gradients are wrong for such rows (`hidden_rows`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .. import attention_mask
 from ..simplify import same_sizes
 from .builder import Builder
 from .form import Form, Step
+from .hidden_rows import LOW as LOW_ROW
+from .hidden_rows import Hiding, hiding_of
 from .operators import aten, dtype_of, is_tensor, read, shape_of, value_of
 from .shapes import Lead, with_lead
 
@@ -75,7 +77,7 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
             return combined
         total = combined
     mask = Mask(scale) if total is None else _finished(build, form, total, scale, device, values)
-    return mask if isinstance(mask, str) else replace(mask, factors=tuple(factors))
+    return mask if isinstance(mask, str) else replace(mask, factors=(*factors, *mask.factors))
 
 
 def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
@@ -97,7 +99,27 @@ def _finished(
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
     hides = bool((mask.amax(-1) == -math.inf).any()) if isinstance(mask, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
-    return Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
+    finished = Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
+    hiding = hiding_of(form.steps, mask, values) if value_of(form.result).requires_grad else Hiding.NONE
+    if hiding is Hiding.WITH_GRADIENT:
+        return "a row may be masked in full by finite numbers, and the fused kernels' gradients are wrong there"
+    return finished if hiding is Hiding.NONE else _without_hidden_rows(build, form, finished)
+
+
+def _without_hidden_rows(build: Builder, form: Form, mask: Mask) -> Mask:
+    """Return a mask of which the rows that only hold low finite numbers are 0; the query is multiplied by 0 there."""
+    assert mask.node is not None
+    best = build.call(aten.amax.default, build.call(aten.detach.default, mask.node), [-1], True)
+    lowest = build.call(aten.eq.Scalar, best, -math.inf)
+    visible = build.call(aten.logical_or.default, build.call(aten.gt.Scalar, best, LOW_ROW), lowest)
+    one, zero = _numbers(build, mask.node, 1.0, 0.0)
+    shown = build.call(aten.where.self, visible, mask.node, zero)
+    column = build.call(aten._to_copy.default, build.call(aten.where.self, visible, one, zero), dtype=_query(form))
+    return replace(mask, node=shown, factors=((column, False),))
+
+
+def _query(form: Form) -> torch.dtype:
+    return dtype_of(form.query.node)
 
 
 def _visible_everywhere(mask: object) -> bool:
