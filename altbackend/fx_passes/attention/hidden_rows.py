@@ -27,9 +27,13 @@ _SUMS = ("add", "sub")
 
 
 class Hiding(enum.Enum):
-    """What masks may do to a row: hide no row, hide one so that its scores have no gradient, or with a gradient."""
+    """The effect of masks on a row: hide no row, hide one so that its scores have no gradient, or with a gradient.
+
+    `PART`: a mask that is a constant hides columns, but no row alone.
+    """
 
     NONE = "none"
+    PART = "part"
     WITHOUT_GRADIENT = "without gradient"
     WITH_GRADIENT = "with gradient"
 
@@ -46,14 +50,17 @@ def hiding_of(steps: Sequence[Step], total: object, values: dict[Node, object]) 
         hidden = bool(((most <= LOW) & (most > -math.inf)).any())
         return Hiding.WITH_GRADIENT if hidden else Hiding.NONE
     floored = any(step.kind == "floor" for step in steps)
-    found: list[Hiding] = []
+    effects: list[Hiding] = []
     for step in steps:
         if step.kind == "fill" and (step.number != -math.inf or floored):
-            found.append(Hiding.WITHOUT_GRADIENT)
+            effects.append(Hiding.WITHOUT_GRADIENT)
         elif step.kind in ("add", "subtract") and step.mask is not None:
-            found += [_of_sum(leaf, values) for leaf in _leaves(step.mask)]
-    worst = (Hiding.WITH_GRADIENT, Hiding.WITHOUT_GRADIENT, Hiding.NONE)
-    return min(found, key=worst.index, default=Hiding.NONE)
+            effects += [_of_sum(leaf, values) for leaf in _leaves(step.mask)]
+    parts = effects.count(Hiding.PART)
+    together = parts > 1 or (parts and Hiding.WITHOUT_GRADIENT in effects)
+    if together or Hiding.WITH_GRADIENT in effects:
+        return Hiding.WITH_GRADIENT
+    return Hiding.WITHOUT_GRADIENT if Hiding.WITHOUT_GRADIENT in effects else Hiding.NONE
 
 
 def _leaves(n: Node) -> Iterator[Node]:
@@ -72,9 +79,11 @@ def _of_sum(leaf: Node, values: dict[Node, object]) -> Hiding:
     fake = value_of(leaf)
     if fake.requires_grad or not fake.is_floating_point():
         return Hiding.NONE
-    known = attention_mask.known_value(leaf, values)
-    if isinstance(known, torch.Tensor) and known.dim():
-        return Hiding.WITH_GRADIENT if bool((known.abs() >= -LOW).all(-1).any()) else Hiding.NONE
+    constant = attention_mask.known_value(leaf, values)
+    if isinstance(constant, torch.Tensor) and constant.dim():
+        low = constant.abs() >= -LOW
+        partly = Hiding.PART if bool(low.any()) else Hiding.NONE
+        return Hiding.WITH_GRADIENT if bool(low.all(-1).any()) else partly
     return Hiding.WITH_GRADIENT if _has_low_number(leaf) else Hiding.WITHOUT_GRADIENT
 
 
