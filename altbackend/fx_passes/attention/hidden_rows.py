@@ -41,9 +41,9 @@ class Hiding(enum.Enum):
 def hiding_of(steps: Sequence[Step], total: object, values: dict[Node, object]) -> Hiding:
     """Return what the masks of an attention may do to a row.
 
-    `total`: the sum of all masks if it is known, `values`: known values by node. Numbers that are learned, and those of
-    a tensor for which the program writes no low number, count as numbers without a gradient of hidden rows. A row that
-    only holds -inf is no hidden row: its results are NaN.
+    `total`: the sum of all masks if it is known, `values`: known values by node. Learned numbers hide nothing. A tensor
+    for which the program writes no low number counts as `WITHOUT_GRADIENT`. A row that only holds -inf is no hidden
+    row: its results are NaN.
     """
     if isinstance(total, torch.Tensor):
         most = total.amax(-1)

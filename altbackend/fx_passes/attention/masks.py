@@ -114,12 +114,9 @@ def _without_hidden_rows(build: Builder, form: Form, mask: Mask) -> Mask:
     visible = build.call(aten.logical_or.default, build.call(aten.gt.Scalar, best, LOW_ROW), lowest)
     one, zero = _numbers(build, mask.node, 1.0, 0.0)
     shown = build.call(aten.where.self, visible, mask.node, zero)
-    column = build.call(aten._to_copy.default, build.call(aten.where.self, visible, one, zero), dtype=_query(form))
+    factor, dtype = build.call(aten.where.self, visible, one, zero), dtype_of(form.query.node)
+    column = build.call(aten._to_copy.default, factor, dtype=dtype)
     return replace(mask, node=shown, factors=((column, False),))
-
-
-def _query(form: Form) -> torch.dtype:
-    return dtype_of(form.query.node)
 
 
 def _visible_everywhere(mask: object) -> bool:
