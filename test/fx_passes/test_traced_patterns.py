@@ -94,6 +94,25 @@ def test_a_program_that_differentiates_attention_itself() -> None:
     assert "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" in names
 
 
+def test_the_gradient_of_a_row_that_a_mask_hides_by_finite_numbers() -> None:
+    """The fused kernel's gradient has probabilities of 1 in place of 1/n there."""
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
+    mask = torch.zeros(2, 1, 8, 8)
+    mask[:, :, 3] = -1e9
+
+    def loss(q: T, k: T, v: T) -> T:
+        return attention.masked(q, k, v, mask, 0.25).square().sum()
+
+    def gradients(q: T, k: T, v: T) -> Any:
+        return torch.func.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    with torch.no_grad():
+        run = compiled(gradients, attention="on")
+        for got, want in zip(run(q, k, v), gradients(q, k, v), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", gelu.FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_gelu_in_compiled_programs(form: Form, grad: bool) -> None:

@@ -281,45 +281,6 @@ def divided_joint() -> Traced:
     return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
-def masked_joint() -> Traced:
-    """Return the pattern masked_joint."""
-    n0 = call(aten.view.default, Arg('query'), Like('sizes'))
-    n1 = call(aten.transpose.int, Arg('key'), Like('int'), Like('int'))
-    n2 = call(aten.view.default, n1, Like('sizes'))
-    n3 = call(aten.bmm.default, n0, n2)
-    n4 = call(aten.view.default, n3, Like('sizes'))
-    n5 = call(aten.mul.Tensor, n4, Arg('scale'))
-    n6 = call(aten.add.Tensor, n5, Arg('mask'), Like('int'))
-    n7 = call(aten._softmax.default, n6, Like('int'), False)
-    n8 = call(aten.view.default, n7, Like('sizes'))
-    n9 = call(aten.view.default, Arg('value'), Like('sizes'))
-    n10 = call(aten.bmm.default, n8, n9)
-    n11 = call(aten.view.default, n10, Like('sizes'))
-    n12 = call(aten.view.default, Arg('tangent_0'), Like('sizes'))
-    n13 = call(aten.transpose.int, n9, Like('int'), Like('int'))
-    n14 = call(aten.bmm.default, n12, n13)
-    n15 = call(aten.view.default, n14, Like('sizes'))
-    n16 = call(aten.mul.Tensor, n15, n7)
-    n17 = call(aten.sum.dim_IntList, n16, Like('sizes'), True, None)
-    n18 = call(aten.mul.Tensor, n7, n17)
-    n19 = call(aten.sub.Tensor, n16, n18, Like('int'))
-    n20 = call(aten.mul.Tensor, n19, Arg('scale'))
-    n21 = call(aten.view.default, n20, Like('sizes'))
-    n22 = call(aten.transpose.int, n2, Like('int'), Like('int'))
-    n23 = call(aten.bmm.default, n21, n22)
-    n24 = call(aten.view.default, n23, Like('sizes'))
-    n25 = call(aten.transpose.int, n0, Like('int'), Like('int'))
-    n26 = call(aten.bmm.default, n25, n21)
-    n27 = call(aten.view.default, n26, Like('sizes'))
-    n28 = call(aten.transpose.int, n27, Like('int'), Like('int'))
-    n29 = call(aten.transpose.int, n8, Like('int'), Like('int'))
-    n30 = call(aten.bmm.default, n29, n12)
-    n31 = call(aten.view.default, n30, Like('sizes'))
-    names = ('query', 'key', 'value', 'mask', 'scale', 'tangent_0')
-    outputs = (n11, n24, n28, n31,)
-    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
-
-
 def plain_of_views_joint() -> Traced:
     """Return the pattern plain_of_views_joint."""
     n0 = call(aten.clone.default, Arg('query'), Like('format'))
@@ -441,48 +402,6 @@ def divided_of_views_joint() -> Traced:
     return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
 
 
-def masked_of_views_joint() -> Traced:
-    """Return the pattern masked_of_views_joint."""
-    n0 = call(aten.clone.default, Arg('query'), Like('format'))
-    n1 = call(aten.view.default, n0, Like('sizes'))
-    n2 = call(aten.transpose.int, Arg('key'), Like('int'), Like('int'))
-    n3 = call(aten.clone.default, n2, Like('format'))
-    n4 = call(aten.view.default, n3, Like('sizes'))
-    n5 = call(aten.bmm.default, n1, n4)
-    n6 = call(aten.view.default, n5, Like('sizes'))
-    n7 = call(aten.mul.Tensor, n6, Arg('scale'))
-    n8 = call(aten.add.Tensor, n7, Arg('mask'), Like('int'))
-    n9 = call(aten._softmax.default, n8, Like('int'), False)
-    n10 = call(aten.view.default, n9, Like('sizes'))
-    n11 = call(aten.clone.default, Arg('value'), Like('format'))
-    n12 = call(aten.view.default, n11, Like('sizes'))
-    n13 = call(aten.bmm.default, n10, n12)
-    n14 = call(aten.view.default, n13, Like('sizes'))
-    n15 = call(aten.view.default, Arg('tangent_0'), Like('sizes'))
-    n16 = call(aten.transpose.int, n12, Like('int'), Like('int'))
-    n17 = call(aten.bmm.default, n15, n16)
-    n18 = call(aten.view.default, n17, Like('sizes'))
-    n19 = call(aten.mul.Tensor, n18, n9)
-    n20 = call(aten.sum.dim_IntList, n19, Like('sizes'), True, None)
-    n21 = call(aten.mul.Tensor, n9, n20)
-    n22 = call(aten.sub.Tensor, n19, n21, Like('int'))
-    n23 = call(aten.mul.Tensor, n22, Arg('scale'))
-    n24 = call(aten.view.default, n23, Like('sizes'))
-    n25 = call(aten.transpose.int, n4, Like('int'), Like('int'))
-    n26 = call(aten.bmm.default, n24, n25)
-    n27 = call(aten.view.default, n26, Like('sizes'))
-    n28 = call(aten.transpose.int, n1, Like('int'), Like('int'))
-    n29 = call(aten.bmm.default, n28, n24)
-    n30 = call(aten.view.default, n29, Like('sizes'))
-    n31 = call(aten.transpose.int, n30, Like('int'), Like('int'))
-    n32 = call(aten.transpose.int, n10, Like('int'), Like('int'))
-    n33 = call(aten.bmm.default, n32, n15)
-    n34 = call(aten.view.default, n33, Like('sizes'))
-    names = ('query', 'key', 'value', 'mask', 'scale', 'tangent_0')
-    outputs = (n14, n27, n31, n34,)
-    return Traced(names, outputs, (0, 1, 2, 3), ('query', 'key', 'value'))
-
-
 PATTERNS: dict[str, Callable[[], Traced]] = {
     "plain": plain,
     "scaled": scaled,
@@ -495,9 +414,7 @@ PATTERNS: dict[str, Callable[[], Traced]] = {
     "plain_joint": plain_joint,
     "scaled_joint": scaled_joint,
     "divided_joint": divided_joint,
-    "masked_joint": masked_joint,
     "plain_of_views_joint": plain_of_views_joint,
     "scaled_of_views_joint": scaled_of_views_joint,
     "divided_of_views_joint": divided_of_views_joint,
-    "masked_of_views_joint": masked_of_views_joint,
 }

@@ -1,7 +1,8 @@
 """Attention in ATen graphs, which Dynamo did not capture as such: of `torch.func.grad`, and of traced programs.
 
 The captured graph is the first place where attention is fused (`attention/`). A program that differentiates a function
-itself has forward and backward in one graph; the joint forms find both.
+itself has forward and backward in one graph; the joint forms find both. No joint form has a mask: where one hides a row
+by finite numbers, the fused kernel's gradient is wrong (`attention/hidden_rows.py`).
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ def _forms() -> tuple[Form, ...]:
                 Form(f"plain{suffix}", plain, fused_plain, heads, trace, {}, takes),
                 Form(f"scaled{suffix}", scaled, fused_scaled, heads, trace, _SCALE, takes),
                 Form(f"divided{suffix}", divided, fused_divided, heads, trace, _SCALE, takes),
-                Form(f"masked{suffix}", masked, fused_masked, with_mask, trace, _SCALE, takes),
             ]
+            if not joint:
+                forms.append(Form(f"masked{suffix}", masked, fused_masked, with_mask, trace, _SCALE, takes))
     return tuple(forms)
 
 
