@@ -143,3 +143,29 @@ def test_dynamic_threads_and_large_sizes() -> None:
     run, _ = counted(lambda x: [x.sum(0), x.sum(), F.softmax(x, 1), x.exp()])
     for size in ((700, 300), (3, 5), (300, 1000)):
         check(lambda x: [x.sum(0), x.sum(), F.softmax(x, 1), x.exp()], torch.randn(size), run=run)
+
+
+NORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "batch": lambda x: F.batch_norm(x, None, None, torch.arange(8.0), torch.ones(8), True),
+    "instance": F.instance_norm,
+    "group": lambda x: F.group_norm(x, 4),
+    "layer": lambda x: F.layer_norm(x.transpose(1, 3), (8,)).transpose(1, 3),
+    "softmax": lambda x: x.softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", list(NORMS))
+def test_a_gradient_whose_sizes_are_written_otherwise(name: str) -> None:
+    """The sizes of an upsampled half are `2 * (n // 2)`, which a condition makes equal to `n`."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        half = F.interpolate(F.max_pool2d(x, 2), scale_factor=2)
+        return torch.cat([half, NORMS[name](x)], 1)
+
+    run, _ = counted(fn)
+    for n in (16, 18, 26):
+        x = torch.randn(1, 8, n, n, requires_grad=True)
+        gradient = torch.randn(1, 16, n, n)
+        (got,) = torch.autograd.grad(run(x), x, gradient)
+        (want,) = torch.autograd.grad(fn(x), x, gradient)
+        assert difference(got, want, strides=False) == ""

@@ -218,6 +218,7 @@ def batch_norm_backward(
     acc = compute_dtype(x.dtype)
     dims = _reduced(x)
     grad, x = _read_twice(ctx, grad, 0), _read_twice(ctx, x, 1)
+    grad = expand(grad, x.sizes)  # a size may be written 2 * (s // 2) in one and s in the other
     if train:
         mean, rstd = _of_channel(save_mean, x, acc), _of_channel(save_rstd, x, acc)
     else:
