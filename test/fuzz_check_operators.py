@@ -109,6 +109,8 @@ POSITIONS: dict[str, Operator] = {
     "remaining": lambda s, n: s.at(n[0]) % (s.at(n[0]) - n[1] % 3),
     "one_hot": lambda s, n: F.one_hot(s.at(n[0]), 7).sum(1),
     "counted": lambda s, n: torch.arange(4) + s.integer(n[0]),
+    "number": lambda s, n: torch.tensor([s.integer(n[0]), n[1] % 3]),
+    "filled positions": lambda s, n: torch.full((2,), s.integer(n[0])),
 }
 
 
@@ -144,6 +146,8 @@ TENSORS: dict[str, Operator] = {
     "times integer": lambda s, n: s.tensor(n[0]) * s.integer(n[1]),
     "plus real": lambda s, n: s.tensor(n[0]) + s.real(n[1]),
     "sin": lambda s, n: s.tensor(n[0]).sin(),
+    "alike": lambda s, n: torch.full_like(s.tensor(n[0]), 0.5 * (n[1] % 3)),
+    "expanded": lambda s, n: _row(s.tensor(n[0]))[:1].expand(n[1] % 5 + 2),
     "total": lambda s, n: s.tensor(n[0]).sum(0, keepdim=True),
     "running": lambda s, n: _row(s.tensor(n[0])).cumsum(0),
     "joined": lambda s, n: torch.cat([_row(s.tensor(n[0])), _row(s.tensor(n[1]))]),

@@ -486,6 +486,39 @@ def test_positions_out_of_range(name: str) -> None:
         check_calls(fn, [(x, y, torch.tensor(i))], run)
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("name", [n for n in INDEXING if n not in ("one_hot", "max_unpool")])
+def test_a_number_out_of_range_as_position(name: str) -> None:
+    """Whether the indexed tensor is in memory or every element of it is the same."""
+
+    def fn(x: T, y: T, n: int) -> Any:
+        i = torch.tensor([n, 1])
+        filled = INDEXING[name](torch.zeros(10), torch.ones(10, 4), i)
+        return [*as_list(INDEXING[name](x, y, i)), *as_list(filled)]
+
+    x, y = torch.arange(10.0), torch.arange(40.0).view(10, 4)
+    run = compiled(fn, dynamic=True)
+    for n in (2, 3, 12, -1, -11):
+        check_calls(fn, [(x, y, n)], run)
+
+
+SELECTS: dict[str, Callable[[T, int], T]] = {
+    "filled": lambda x, n: torch.full((min(x.shape[0], 99),), 2.0)[n] - 1,
+    "expanded": lambda x, n: x[:1].expand(10)[n] * 2,
+    "a column": lambda x, n: x[:1, None].expand(3, 10)[:, n] * 2,
+    "scattered": lambda x, n: torch.select_scatter(torch.zeros(10), torch.zeros(()), 0, n) + x,
+    "an index": lambda x, n: torch.zeros(10)[torch.tensor([n])] + x[0],
+    "an embedding": lambda x, n: F.embedding(torch.tensor([n]), torch.ones(10, 2)) + x[0],
+}
+
+
+@pytest.mark.parametrize("name", list(SELECTS))
+def test_a_number_out_of_range_in_a_tensor_of_equal_elements(name: str) -> None:
+    run = compiled(SELECTS[name], dynamic=True)
+    for n in (2, 3, 9, 10, -1, -10, -11):
+        check_calls(SELECTS[name], [(torch.arange(10.0), n)], run)
+
+
 def test_an_error_names_position_and_size() -> None:
     x = torch.arange(10.0)
     with pytest.raises(IndexError, match=r"index 12 is out of bounds .* size 10 .*test_checks.py"):

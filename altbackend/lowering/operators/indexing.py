@@ -54,7 +54,7 @@ def position(ctx: Ctx, t: Tensor, at: Sequence[Index], size: Index, rule: IndexR
         # clamping an out-of-range index needs at least one element, so an empty dimension is refused by the host
         least = ctx.number(f"indexed_size({ex.show(size)}, {ex.show(ex.prod(t.sizes))})")
         size = ex.sym(least, 1, max(ex.bounds(size)[1], 1))
-    if not rule.from_end and i.op != "index" and not (i.op == "const" and i.attr >= 0):
+    if not rule.from_end and not (i.op in ("const", "index") and _nonnegative(i)):
         if not ctx.gpu:
             return va.wrap_index(i, size, rule.code | va.FROM_ZERO)
         i = s.where(s.binary("lt", i, 0), torch.iinfo(torch.int64).max, i)
@@ -73,7 +73,8 @@ def read(x: Tensor, point: Sequence[Index]) -> Value:
 def _with_check(at: Index, value: Value) -> Value:
     """Return `value`, made to depend on the position `at` so that its range check runs; a checked position is >= 0."""
     in_range = va.apply("ge", va.index(at), va.const(0, torch.int64))
-    return va.where(in_range, value, va.const(0, value.dtype))
+    other = va.const(0, value.dtype)
+    return va.where(in_range, value, va.const(1, value.dtype) if value is other else other)  # equal ones need no test
 
 
 def _stored_once(ctx: Ctx, indices: Tensor, results: Sequence[Index]) -> Tensor:

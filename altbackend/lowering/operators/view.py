@@ -16,6 +16,7 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.loops import Extern, View
+from ...ir.value import Value
 from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
@@ -122,7 +123,18 @@ def select(ctx: Ctx, x: Tensor, dim: int, at: Size) -> Tensor:
     index = _selected(ctx, at, x.sizes[dim], dim)
     sizes = x.sizes[:dim] + x.sizes[dim + 1 :]
     p = points(sizes)
-    return Tensor(sizes, x.dtype, x.at([*p[:dim], index, *p[dim:]]))
+    value = x.at([*p[:dim], index, *p[dim:]])
+    _check_unread(ctx, index, value)
+    return Tensor(sizes, x.dtype, value)
+
+
+def _check_unread(ctx: Ctx, index: Index, value: Value) -> None:
+    """Let the host program compute a position that `value` does not contain, since that is what checks it.
+
+    No element of a filled or expanded tensor depends on its position.
+    """
+    if not ex.syms_of(index) <= value.syms:
+        ctx.require(f"{ex.show(index)} >= 0", "a position is negative", as_index_error=True)
 
 
 def _selected(ctx: Ctx, at: Size, size: Index, dim: int) -> Index:
@@ -407,8 +419,9 @@ def select_scatter(ctx: Ctx, x: Tensor, src: Tensor, dim: int, at: Size) -> Tens
     index = _selected(ctx, at, x.sizes[dim], dim)
     p = points(x.sizes)
     hit = s.binary("eq", va.index(p[dim]), va.index(index)) if x.sizes[dim] != 1 else va.const(True, torch.bool)
-    value = va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype)
-    return Tensor(x.sizes, x.dtype, va.where(hit, value, x.value))
+    value = va.where(hit, va.cast(src.at([*p[:dim], *p[dim + 1 :]]), x.value.dtype), x.value)
+    _check_unread(ctx, index, value)
+    return Tensor(x.sizes, x.dtype, value)
 
 
 @lowers("diagonal_scatter.default")
