@@ -147,7 +147,7 @@ TENSORS: dict[str, Operator] = {
     "plus real": lambda s, n: s.tensor(n[0]) + s.real(n[1]),
     "sin": lambda s, n: s.tensor(n[0]).sin(),
     "alike": lambda s, n: torch.full_like(s.tensor(n[0]), 0.5 * (n[1] % 3)),
-    "expanded": lambda s, n: _row(s.tensor(n[0]))[:1].expand(n[1] % 5 + 2),
+    "expanded": lambda s, n: _row(s.tensor(n[0])).narrow(0, 0, 1).expand(n[1] % 5 + 2),
     "total": lambda s, n: s.tensor(n[0]).sum(0, keepdim=True),
     "running": lambda s, n: _row(s.tensor(n[0])).cumsum(0),
     "joined": lambda s, n: torch.cat([_row(s.tensor(n[0])), _row(s.tensor(n[1]))]),

@@ -145,6 +145,16 @@ def test_a_large_mean_costs_no_accuracy() -> None:
         assert torch.allclose(got.double(), want, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [4096, 1 << 16])
+def test_a_mean_near_zero_has_no_error_of_the_deviations(rows: int) -> None:
+    """The deviations of one exponent are all rounded alike, and their sum would add that to the mean."""
+    torch.manual_seed(0)
+    x = torch.randn(4, rows)
+    run = triton_run.compiled(lambda x: torch.var_mean(x, 1)[1], ctx=ScheduleContext(H200))
+    error = (run(x).double() - x.double().mean(1)).abs().max()
+    assert error < 2.0**-24 * 6 / rows**0.5  # a sum of n numbers of either sign grows with the root of n
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_batch_norm_over_rows_without_a_fitting_divisor() -> None:
     x = torch.randn(8 * 31 + 3, 6)

@@ -137,8 +137,12 @@ def combined_moments(ctx: Ctx, moments: Moments, dims: tuple[int, ...], rows: In
 
 
 def _corrected(mu: Tensor, m2: Tensor, left: Tensor, n: Value) -> tuple[Tensor, Tensor]:
-    """Return moments about the mean, from those about `mu`, of `n` points whose deviations from it sum to `left`."""
-    off = s.div(left.value, n)
+    """Return moments about the mean, from those about `mu`, of `n` points whose deviations from it sum to `left`.
+
+    Where the mean is below the deviation, `mu` stays: all x - mu of one exponent are then off by the same rounding.
+    """
+    exact = s.binary("ge", s.mul(n, s.square(mu.value)), m2.value)
+    off = s.where(exact, s.div(left.value, n), 0.0)
     m2_left = s.binary("maximum", s.sub(m2.value, s.mul(left.value, off)), 0.0)
     return Tensor(mu.sizes, mu.dtype, s.add(mu.value, off)), Tensor(m2.sizes, m2.dtype, m2_left)
 
