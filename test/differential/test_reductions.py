@@ -11,7 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.ir import value as va
+from altbackend.schedule.kernel import Kernel
 from test.compare import check, check_gradients
+from test.graphs import schedule, trace
 
 pytestmark = pytest.mark.sample(3)
 
@@ -234,3 +237,16 @@ def test_gradient_of_logsumexp_in_16_bits(dims: tuple[int, ...]) -> None:
     exact, eager = gradient(loss, x.double(), w.double()), gradient(loss, x, w)
     got = gradient(torch.compile(loss, backend="alt"), x, w)
     assert (got - exact).norm() <= 1.5 * (eager - exact).norm() + 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_position_in_one_element_needs_no_operand(name: str) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        position = getattr(torch, name)
+        return [position(x.exp(), 1), position(x.sin(), 1, keepdim=True), position(x[:1, :, :1].cos())]
+
+    x = torch.randn(3, 1, 1)
+    x[0] = math.nan
+    check(fn, x)
+    kernels = [k for k in schedule(trace(fn, x)[0]).steps if isinstance(k, Kernel)]
+    assert not any(va.loads(q.value) for k in kernels for stage in k.stages for q in stage.members)

@@ -295,9 +295,9 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
     dims = tuple(k for k in dims if k < len(x.sizes))  # torch accepts dimension 0 of a 0-d tensor
     acc = compute_dtype(x.dtype)
     best = reduce(ctx, op, x, dims, acc, acc)
-    if not x.sizes:
-        return best, full((), 0, torch.int64)
     n = count(x, dims)
+    if n == 1:
+        return best, full(best.sizes, 0, torch.int64)
     small = torch.int32 if ex.bounds(n)[1] < 2**31 else torch.int64
     v, top = va.cast(x.value, acc), expand(best, x.sizes).value
     hit = s.binary("eq", v, top)
@@ -312,7 +312,8 @@ def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         reduced_dims = norm_dims(dim, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, dim is not None, as_index_error=True)
-        _, at = extremum_position(ctx, op, shared_as_read(ctx, x, x.dtype), reduced_dims)
+        x = x if count(x, reduced_dims) == 1 else shared_as_read(ctx, x, x.dtype)
+        _, at = extremum_position(ctx, op, x, reduced_dims)
         at = drop_dims(at, reduced_dims, keepdim)
         return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
 
@@ -327,10 +328,8 @@ def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         reduced_dims = norm_dims(dim, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, True)
-        best, at = (
-            drop_dims(t, reduced_dims, keepdim)
-            for t in extremum_position(ctx, op, shared_as_read(ctx, x, x.dtype), reduced_dims)
-        )
+        x = x if count(x, reduced_dims) == 1 else shared_as_read(ctx, x, x.dtype)
+        best, at = (drop_dims(t, reduced_dims, keepdim) for t in extremum_position(ctx, op, x, reduced_dims))
         return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
             at.sizes, torch.int64, va.cast(at.value, torch.int64)
         )
