@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 
 from .constant_products import Product, product_of
 from .context import Context
-from .graph import aten, drop_dead, insert, is_call, only_user, replace, val
+from .graph import aten, drop_dead, insert, is_call, only_user, replace, stable_sort, val
 from .simplify import same_layout
 
 ROUNDS = 4
@@ -52,6 +52,7 @@ def fold(gm: GraphModule, constant: set[Node]) -> int:
             _fold(gm, product, step, constant)
             count += 1
     if count:
+        stable_sort(gm)  # a constant may be computed behind the product that now needs it
         drop_dead(gm.graph)
     return count
 

@@ -183,3 +183,21 @@ def test_packed_weights_stay_packed() -> None:
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-2)
     kept = [t for f in set(frozen._alive) - before for s in f.sets.values() for t in s.results]
     assert all(t.numel() < 512 * 256 for t in kept)
+
+
+@pytest.mark.parametrize("freezing", ["auto", True, False])
+def test_a_constant_that_is_computed_behind_the_product(freezing: object) -> None:
+    """Layer scales of ConvNeXt and PoolFormer are reshaped where they are read."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Conv2d(6, 4, 1), nn.Parameter(torch.rand(4))
+
+        def forward(self, x: T) -> T:
+            return self.layer(x) * (self.scale * 2).reshape(1, -1, 1, 1) + (self.scale - 3).view(-1, 1, 1)
+
+    model, x = Scaled().eval(), torch.randn(2, 6, 5, 5)
+    compiled = torch.compile(model, backend="alt", options={"strict": True, "freezing": freezing})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
