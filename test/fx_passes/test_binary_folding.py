@@ -186,7 +186,7 @@ def test_packed_weights_stay_packed() -> None:
 
 
 @pytest.mark.parametrize("freezing", ["auto", True, False])
-def test_a_constant_that_is_computed_behind_the_product(freezing: object) -> None:
+def test_a_constant_that_is_computed_behind_the_product(freezing: str | bool) -> None:
     """Layer scales of ConvNeXt and PoolFormer are reshaped where they are read."""
 
     class Scaled(nn.Module):
