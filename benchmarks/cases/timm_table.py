@@ -121,7 +121,7 @@ IMAGES = (
     _plain("rexnet_100"),
     _plain("selecsls42"),
     _sized("sequencer2d_s", layers=(1, 1, 1, 1), embed_dims=(16, 32, 32, 32), hidden_sizes=(4, 8, 8, 8)),
-    _plain("shvit_s1", 192),  # of 64 pixels one position is left, and a batch norm over two numbers is a sign
+    _plain("shvit_s1", 192),  # 64 pixels leave one position; batch norms over two numbers amplify roundings
     _plain("skresnet18"),
     _plain("starnet_s050"),
     _sized("swiftformer_xs"),

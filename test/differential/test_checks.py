@@ -489,7 +489,7 @@ def test_positions_out_of_range(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", [n for n in INDEXING if n not in ("one_hot", "max_unpool")])
 def test_a_number_out_of_range_as_position(name: str) -> None:
-    """Whether the indexed tensor is in memory or every element of it is the same."""
+    """The indexed tensor is in memory, or every element of it is the same."""
 
     def fn(x: T, y: T, n: int) -> Any:
         i = torch.tensor([n, 1])

@@ -74,7 +74,9 @@ def _with_check(at: Index, value: Value) -> Value:
     """Return `value`, made to depend on the position `at` so that its range check runs; a checked position is >= 0."""
     in_range = va.apply("ge", va.index(at), va.const(0, torch.int64))
     other = va.const(0, value.dtype)
-    return va.where(in_range, value, va.const(1, value.dtype) if value is other else other)  # equal ones need no test
+    if value is other:  # `where` drops the condition between two equal values
+        other = va.const(1, value.dtype)
+    return va.where(in_range, value, other)
 
 
 def _stored_once(ctx: Ctx, indices: Tensor, results: Sequence[Index]) -> Tensor:

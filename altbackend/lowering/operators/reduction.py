@@ -294,10 +294,12 @@ def extremum_position(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...]) -> tu
     """
     dims = tuple(k for k in dims if k < len(x.sizes))  # torch accepts dimension 0 of a 0-d tensor
     acc = compute_dtype(x.dtype)
-    best = reduce(ctx, op, x, dims, acc, acc)
     n = count(x, dims)
     if n == 1:
+        best = reduce(ctx, op, x, dims, acc, acc)
         return best, full(best.sizes, 0, torch.int64)
+    x = shared_as_read(ctx, x, x.dtype)
+    best = reduce(ctx, op, x, dims, acc, acc)
     small = torch.int32 if ex.bounds(n)[1] < 2**31 else torch.int64
     v, top = va.cast(x.value, acc), expand(best, x.sizes).value
     hit = s.binary("eq", v, top)
@@ -312,7 +314,6 @@ def _position(op: str) -> Callable[..., Tensor]:
     def lower(ctx: Ctx, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         reduced_dims = norm_dims(dim, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, dim is not None, as_index_error=True)
-        x = x if count(x, reduced_dims) == 1 else shared_as_read(ctx, x, x.dtype)
         _, at = extremum_position(ctx, op, x, reduced_dims)
         at = drop_dims(at, reduced_dims, keepdim)
         return Tensor(at.sizes, torch.int64, va.cast(at.value, torch.int64))
@@ -328,7 +329,6 @@ def _with_position(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def lower(ctx: Ctx, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         reduced_dims = norm_dims(dim, len(x.sizes))
         _require_elements(ctx, x, reduced_dims, True)
-        x = x if count(x, reduced_dims) == 1 else shared_as_read(ctx, x, x.dtype)
         best, at = (drop_dims(t, reduced_dims, keepdim) for t in extremum_position(ctx, op, x, reduced_dims))
         return finish(ctx, best.sizes, x.dtype, best.value), Tensor(
             at.sizes, torch.int64, va.cast(at.value, torch.int64)
