@@ -31,6 +31,47 @@ def parity(a, b):
 
 
 @triton.jit
+def add_exactly(total, lost, x):
+    # s = total + x rounds off (total - (s - part)) + (x - part), part = s - total: Knuth's sum of two numbers
+    s = total + x
+    part = s - total
+    return s, lost + ((total - (s - part)) + (x - part))
+
+
+@triton.jit
+def add_sums(a, a_lost, b, b_lost):
+    return add_exactly(a, a_lost + b_lost, b)
+
+
+@triton.jit
+def with_lost(total, lost):
+    # what is lost beside an infinity is NaN
+    return tl.where(lost == lost, total + lost, total)
+
+
+@triton.jit
+def sum_exactly(x, axis: tl.constexpr, keep: tl.constexpr):
+    total, rest = tl.reduce((x, tl.zeros_like(x)), axis, add_sums, keep_dims=keep)
+    return with_lost(total, rest)
+
+
+@triton.jit
+def halves_of_row(x):
+    return tl.sum(tl.reshape(x, [2, x.shape[0] // 2]), 0)
+
+
+@triton.jit
+def halves_of_rows(x):
+    return tl.sum(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), 1)
+
+
+@triton.jit
+def scan_exactly(x, axis: tl.constexpr):
+    total, rest = tl.associative_scan((x, tl.zeros_like(x)), axis, add_sums)
+    return with_lost(total, rest)
+
+
+@triton.jit
 def log_add_exp(a, b):
     # max + log1p(exp(-|a - b|)); equal infinities have no difference
     top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -43,6 +43,33 @@ def check(fn: Callable[..., Any], x: T, ctx: ScheduleContext = SMALL, tolerance:
         assert not difference(got, want, strides=False, tolerance=tolerance)
 
 
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_long_rows_keep_what_they_round_off() -> None:
+    x = torch.full((2, 2000), 0.1)  # chains of 125 equal numbers
+    for got in as_list(triton_run.compiled(lambda x: (x.sum(1), x.sum(), x.mean(1)), ctx=SMALL)(x)):
+        exact = float(x[0, 0].double()) * (1 if got.max() < 1 else x.numel() if got.dim() == 0 else 2000)
+        assert ((got.double() - exact).abs() <= exact * 2**-24).all()
+
+
+def test_sums_of_infinities_and_large_numbers() -> None:
+    x = torch.ones(5, 100)
+    x[0, 3], x[1, 50], x[2, 1] = torch.inf, -torch.inf, torch.nan
+    x[3, 7], x[3, 40] = torch.inf, -torch.inf
+    x[4] = torch.finfo(torch.float32).max / 64  # overflows
+    check(lambda x: (x.sum(1), x.sum(0), x.sum(), x.cumsum(1)), x)
+
+
+def test_sums_of_half_precision_are_plain() -> None:
+    def sources(x: T) -> str:
+        steps = triton_run.steps_of(schedule(trace(lambda x: x.sum(1), x)[0], ctx=SMALL), SMALL)
+        return "".join(kernel.source for kernel, *_ in steps)
+
+    assert "add_exactly" in sources(torch.ones(3, 500))
+    assert "add_exactly" not in sources(torch.ones(3, 500).half())
+
+
 # --- positions of extrema --------------------------------------------------------------------------------------------
 
 

@@ -182,7 +182,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 80
     # sum.dim_IntList
     t0 = tl.load(in0 + tl.max_contiguous((x // 70) * 5600 + r0 * 70 + (x % 70), [16, 1]), mask=r0mask & xmask, other=0.0)
-    total0 = tl.sum(t0, 1, keep_dims=True)
+    total0 = tl.sum(halves_of_rows(halves_of_rows(t0)), 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
 # grid 9, XBLOCK=8, RBLOCK=64, 2 warps
@@ -194,7 +194,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 50
     # sum.dim_IntList
     t0 = tl.load(in0 + (r0 * 70 + x), mask=r0mask & xmask, other=0.0)
-    total0 = tl.sum(t0, 1, keep_dims=True)
+    total0 = tl.sum(halves_of_rows(t0), 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 """,  # noqa: E501
         )
@@ -234,7 +234,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 264
     # totals_of_programs
     t0 = tl.load(in0 + (r0 * 64 + x), mask=r0mask, other=0.0)
-    total0 = tl.sum(t0, 1, keep_dims=True)
+    total0 = tl.sum(halves_of_rows(halves_of_rows(halves_of_rows(t0))), 1, keep_dims=True)
     tl.store(out0 + x, total0)
 """,
         )
@@ -255,7 +255,7 @@ def kernel(in0, partials0, XBLOCK: tl.constexpr):
         t0 = tl.load(in0 + x, mask=xmask, other=0.0)
         t1 = (t0 * t0)
         sum0 = sum0 + t1
-    total0 = tl.sum(sum0, 0, keep_dims=False)
+    total0 = tl.sum(halves_of_row(halves_of_row(sum0)), 0, keep_dims=False)
     tl.store(partials0 + program, total0)
 # grid 1, RBLOCK=8, 1 warps, on ('partials0', 'result0')
 def kernel(in0, out0, RBLOCK: tl.constexpr):
@@ -348,15 +348,16 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program
     carry0 = tl.full([], 0.0, tl.float32)
+    lost_carry0 = tl.full([], 0.0, tl.float32)
     for base in range(0, 100, RBLOCK):
         r0 = base + tl.arange(0, RBLOCK)
         r0mask = r0 < 100
         # cumsum.default
         t0 = tl.load(in0 + (x * 100 + r0), mask=r0mask, other=0.0)
-        t1 = tl.cumsum(t0, 0)
-        t2 = carry0 + t1
-        total0 = tl.sum(t0, 0, keep_dims=False)
-        carry0 = carry0 + total0
+        t1 = scan_exactly(t0, 0)
+        total0 = sum_exactly(t0, 0, False)
+        t2 = with_lost(carry0, lost_carry0) + t1
+        carry0, lost_carry0 = add_exactly(carry0, lost_carry0, total0)
         tl.store(out0 + (x * 100 + r0), t2, mask=r0mask)
 """,
         )

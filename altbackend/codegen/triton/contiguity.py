@@ -32,6 +32,12 @@ def hidden_run(index: Index, block: int) -> int:
     return 1 << (run.bit_length() - 1) if run >= LEAST_RUN else 0
 
 
+def is_along_x(index: Index, block: int) -> bool:
+    """Return whether rows of a tile with `block` of them that follow each other are neighbours at `index`."""
+    x = next((v for v in ex.vars_of(index) if v.key == "x"), None)
+    return x is not None and not isinstance(index, int) and _run(index, x, block) >= LEAST_RUN
+
+
 def _is_hidden(index: Index, x: Atom) -> bool:
     return bool(ex.syms_of(index)) or any(n % SEEN for n in ex.divisors(index, x))
 

@@ -129,6 +129,11 @@ def scalar(v: Value, weak: bool = False) -> str:
             return f"{v.attr}({', '.join(scalar(a) for a in v.args)})"
         case "reduced":
             return _reduced(v)
+        case "halved":
+            function, times = v.attr
+            return f"{f'{function}(' * times}{scalar(v.args[0])}{')' * times}"
+        case "exact_sum":
+            return f"sum_exactly({scalar(v.args[0])}, {v.attr[0]}, {v.attr[1] > 1})"
         case "scanned":
             return _scanned(v)
         case "combined":
@@ -202,8 +207,10 @@ def _reduced(v: Value) -> str:
 
 
 def _scanned(v: Value) -> str:
-    op, axis = v.attr
+    op, axis, exact = v.attr
     x = scalar(v.args[0])
+    if exact:
+        return f"scan_exactly({x}, {axis})"
     if v.dtype == torch.bool:
         return f"(tl.associative_scan(tl.cast({x}, tl.int32), {axis}, {COMBINERS[op]}) != 0)"
     return f"tl.cumsum({x}, {axis})" if op == "sum" else f"tl.associative_scan({x}, {axis}, {COMBINERS[op]})"

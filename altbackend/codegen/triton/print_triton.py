@@ -258,6 +258,10 @@ def _points(s: Points, wide: bool) -> str:
 
 
 def _fold(w: _TritonLines, s: Fold) -> None:
+    if s.lost:
+        term = f"tl.where({_and(s.masks)}, {scalar(s.value)}, 0.0)" if s.masks else scalar(s.value)
+        w.add(f"{s.target}, {s.lost} = add_exactly({s.target}, {s.lost}, {term})")
+        return
     text = combined(s.op, s.value.dtype).format(s.target, scalar(s.value))
     w.add(f"{s.target} = " + (f"tl.where({_and(s.masks)}, {text}, {s.target})" if s.masks else text))
 

@@ -16,7 +16,9 @@ whose operands are names. They have these operators beside those of the IR:
     spread      one number a thread, for the middle one of three axes
     helper      attr: function of `runtime.tile_math`
     reduced     attr: (operator, axis number, rank)
-    scanned     attr: (operator, axis number)
+    halved      attr: function of `runtime.tile_math` that adds the halves of the last axis, how often
+    exact_sum   attr: (axis number, rank)
+    scanned     attr: (operator, axis number, whether a sum is exact)
 
 `shape` is a tuple of block names, "1" for an axis that the tile does not have, () for a scalar.
 """
@@ -74,12 +76,13 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Fold:
-    """`target = target op value` where the masks hold."""
+    """`target = target op value` where the masks hold. `lost`: the tile that adds up what a sum rounds off."""
 
     target: str
     op: str
     value: Value
     masks: Masks
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,15 @@ TileStmt: TypeAlias = (
 
 @dataclass(frozen=True)
 class Total:
-    """The `accumulator` of `shape` in which a program reduces its rows to a `partial` total."""
+    """The accumulator of `shape` in which a program reduces its rows to a `partial` total; of exact sums also the rest.
 
-    accumulator: str
+    `halvings`: how often the program adds the accumulator's halves first.
+    """
+
+    accumulators: tuple[Value, ...]
     shape: Shape
     partial: PartialTotal
+    halvings: int
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ...ir.loops import Reduction, Scan, Scatter
 from ...ir.ops import ATOMIC
 from ...ir.value import Value
 from ...schedule.loop_mapping import MappedNode
-from ..cpp.ast import name
+from .exact_sums import Term, fold, halvings, is_exact, is_long, reduced, rounded
 from .scope import (
     Emitter,
     Scope,
@@ -24,9 +24,7 @@ from .scope import (
     store,
     unsupported,
 )
-from .tile_ast import Accumulator, Fold, Masks, TileStore, Total
-
-_LABELS = {"sum": "sum", "max": "best", "min": "best"}
+from .tile_ast import Masks, TileStore, Total
 
 
 def within_row(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
@@ -41,29 +39,20 @@ def within_row(e: Emitter, scope: Scope, q: MappedNode, after: Scope) -> None:
             store(e, scope, q, value)
         return
     axes = axes_of(e, value) - {"r"}
+    exact = is_exact(e, q)
+    times = halvings(e, q) if exact else 0
     if e.blocks.looped(n):
-        total = _accumulate(e, scope, q, value, scope.parent or scope)
+        mask = needed_mask(e, row_mask(e, q), value, node.op)
+        shape = shape_of(e, frozenset({"x", "r"}), n)
+        term = Term(node.op, value, () if mask is None else (mask,), shape, exact and is_long(n, e.blocks.rblocks[n]))
+        tile = rounded(fold(e, scope.parent or scope, scope, term))
         axes = frozenset({"x"}) if e.blocks.tiled_x else frozenset()
     else:
-        total = fill_block(e, scope, q, value, node.op)
-    result = let(e, after, va.make("reduced", (total,), value.dtype, (node.op, rank - 1, rank)), axes, "total")
+        tile = fill_block(e, scope, q, value, node.op)
+    result = let(e, after, reduced(tile, node.op, rank - 1, rank, times), axes, "total")
     e.results[node.out] = result
     if node.out in e.kernel.stored:
         store(e, after, q, result)
-
-
-def _accumulate(e: Emitter, scope: Scope, q: MappedNode, value: Value, before: Scope) -> Value:
-    """Return a tile of running results, which every block of a long row updates."""
-    node = q.node
-    assert isinstance(node, Reduction)
-    shape = shape_of(e, frozenset({"x", "r"}), row_length(e, q))
-    label = e.fresh(_LABELS.get(node.op, "part"))
-    before.body.append(Accumulator(label, value.dtype, va.identity(node.op, value.dtype), shape))
-    mask = needed_mask(e, row_mask(e, q), value, node.op)
-    scope.body.append(Fold(label, node.op, value, () if mask is None else (mask,)))
-    running = name(label, value.dtype)
-    e.axes[running] = frozenset({"x", "r"})
-    return running
 
 
 def across_programs(e: Emitter, scope: Scope, q: MappedNode) -> None:
@@ -75,24 +64,23 @@ def across_programs(e: Emitter, scope: Scope, q: MappedNode) -> None:
     b, n, partial = e.blocks, row_length(e, q), e.tiled.partials[node.out]
     x = ex.var("x", n if b.flat else b.points)
     shape = shape_of(e, frozenset({"x"} if b.flat or n == 1 else {"x", "r"}), n)
-    label = e.fresh(_LABELS.get(node.op, "part"))
-    scope.parent.body.append(Accumulator(label, value.dtype, va.identity(node.op, value.dtype), shape))
     within = row_mask(e, q) if partial.numel == 1 and not b.flat else None
     masks = [m for m in (e.masks.get(x), within) if m is not None and needed_mask(e, m, value, node.op)]
-    scope.body.append(Fold(label, node.op, value, tuple(masks)))
-    e.totals.append(Total(label, shape, partial))
+    exact = is_exact(e, q)
+    is_chain = exact and is_long(n if b.flat else b.points, ex.mul(b.programs, b.xblock))
+    running = fold(e, scope.parent, scope, Term(node.op, value, tuple(masks), shape, is_chain))
+    e.totals.append(Total(running, shape, partial, halvings(e, q) if exact and b.rank == 1 else 0))
 
 
 def store_partials(e: Emitter, top: Scope, t: Total) -> None:
     """Reduce the accumulator along the axes that do not hold results, and store `numel` elements in the workspace."""
     b, partial = e.blocks, t.partial
-    value: Value = name(t.accumulator, partial.dtype)
+    value = rounded(t.accumulators)
     has_row = partial.numel != 1
     for axis, block in enumerate(t.shape):
         if block == "1" or (has_row and axis == len(t.shape) - 1):
             continue
-        reduced = va.make("reduced", (value,), partial.dtype, (partial.op, axis, b.rank))
-        value = let(e, top, reduced, frozenset(), "total")
+        value = let(e, top, reduced(value, partial.op, axis, b.rank, t.halvings), frozenset(), "total")
     position: Index = 0
     masks: Masks = ()
     if has_row:
@@ -123,25 +111,27 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
     if n != 1:
         value = fill_block(e, scope, q, value, node.op)
         source = value
-        value = let(e, scope, va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1)), axes_of(e, source))
+        exact = is_exact(e, q)
+        scanned = va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1, exact))
+        value = let(e, scope, scanned, axes_of(e, source))
         if b.looped(n):
-            value = _carried(e, scope, source, value, node.op)
+            value = _carried(e, scope, source, value, node.op, exact)
     e.results[node.out] = value
     if node.out in e.kernel.stored:
         store(e, scope, q, value)
 
 
-def _carried(e: Emitter, scope: Scope, source: Value, scanned: Value, op: str) -> Value:
+def _carried(e: Emitter, scope: Scope, source: Value, scanned: Value, op: str, exact: bool) -> Value:
     """Return the scanned block combined with the result of the blocks before it."""
     assert scope.parent is not None
-    carry = name(e.fresh("carry"), scanned.dtype)
-    e.axes[carry] = frozenset({"x"})
-    shape = shape_of(e, frozenset({"x"}), None)
-    scope.parent.body.append(Accumulator(carry.attr, carry.dtype, va.identity(op, carry.dtype), shape))
-    combined = let(e, scope, va.make("combined", (carry, scanned), scanned.dtype, op), axes_of(e, scanned))
-    block = va.make("reduced", (source,), source.dtype, (op, e.blocks.rank - 1, e.blocks.rank))
+    axis, rank = e.blocks.rank - 1, e.blocks.rank
+    block = va.make("exact_sum", (source,), source.dtype, (axis, rank)) if exact else reduced(source, op, axis, rank)
     total = let(e, scope, block, frozenset({"x"}), "total")
-    scope.body.append(Fold(carry.attr, op, total, ()))
+    turn = Scope(scope)
+    term = Term(op, total, (), shape_of(e, frozenset({"x"}), None), exact)
+    carried = rounded(fold(e, scope.parent, turn, term, "carry"))
+    combined = let(e, scope, va.make("combined", (carried, scanned), scanned.dtype, op), axes_of(e, scanned))
+    scope.body += turn.body
     return combined
 
 
