@@ -61,6 +61,18 @@ def test_sums_of_infinities_and_large_numbers() -> None:
     check(lambda x: (x.sum(1), x.sum(0), x.sum(), x.cumsum(1)), x)
 
 
+@pytest.mark.parametrize("columns", [9, 16, 50])
+def test_totals_of_one_number_a_row_beside_whole_rows(columns: int) -> None:
+    weight, x = torch.randn(400), torch.randn(400, columns)
+    check(lambda x: ((x * weight[:, None]).softmax(1), weight.sum(), (weight * weight).sum()), x)
+
+
+def test_a_program_of_one_row_totals_one_number_of_it() -> None:
+    x, w = torch.randn(4096, 1000), torch.randn(4096)
+    graph = schedule(trace(lambda x, w: ((x * w[:, None]).softmax(1), w.sum()), x, w)[0], ctx=triton_run.TARGET)
+    assert triton_run.steps_of(graph)
+
+
 def test_sums_of_half_precision_are_plain() -> None:
     def sources(x: T) -> str:
         steps = triton_run.steps_of(schedule(trace(lambda x: x.sum(1), x)[0], ctx=SMALL), SMALL)

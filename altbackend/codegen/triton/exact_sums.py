@@ -76,7 +76,7 @@ def halvings(e: Emitter, q: MappedNode) -> int:
     """
     b = e.blocks
     threads = b.warps * WARP
-    block = b.xblock if b.flat else b.rblocks[row_length(e, q)]
+    block = b.xblock if b.flat else b.rblocks.get(row_length(e, q), 1)  # no block: a number of each row
     if b.rank > 1:
         if not any(is_along_x(index, b.xblock) for _, index in va.loads(q.value)):
             return 0
@@ -116,5 +116,5 @@ def reduced(tile: Value, op: str, axis: int, rank: int, times: int = 0) -> Value
 
 
 def rounded(tiles: tuple[Value, ...]) -> Value:
-    """Return the tile itself, or for an exact sum the float32 numbers next to the tile and its rest."""
+    """Return the tile itself, or for an exact sum the tile plus its rest, rounded to float32."""
     return tiles[0] if len(tiles) == 1 else va.make("helper", tiles, tiles[0].dtype, "with_lost")
