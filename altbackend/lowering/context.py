@@ -25,7 +25,7 @@ from . import sizes as sz
 from .facts import user_line
 from .python_text import python_text
 from .registry import SUPPORTED_DTYPES
-from .tensor import Tensor, as_view, axes, of_buffer, points
+from .tensor import Tensor, as_view, axes, of_buffer, permuted, points
 
 Stored = tuple[Hashable, ...]  # what determines a stored value
 
@@ -182,14 +182,15 @@ class Ctx:
         """
         if not fresh and as_view(t) is not None:
             return t
-        key = (va.cast(t.value, t.dtype), t.sizes)
+        order = _row_major(t)
+        key = _key(t, order)
         if not fresh and key in self.stored:
-            return self.stored[key]
+            return permuted(self.stored[key], [order.index(k) for k in range(len(order))])
         b = self.new_buffer(t.dtype, t.sizes, strides or self.strides_like(t.sizes, like))
         self.store(b, t)
         out = of_buffer(b)
         if not fresh:
-            self.remember(key, t.value, out)
+            self.remember(key, t.value, permuted(out, order))
         return out
 
     def remember(self, key: Stored, value: Value, out: Tensor) -> Tensor:
@@ -308,6 +309,28 @@ def tensors_in(lowered: object) -> list[Tensor]:
     """Return the tensors of a lowered value: a tensor, or a tuple or list of results."""
     parts = lowered if isinstance(lowered, (tuple, list)) else (lowered,)
     return [t for t in parts if isinstance(t, Tensor)]
+
+
+def _row_major(t: Tensor) -> list[int]:
+    """Return the dimensions of `t` from the slowest to the fastest in what it reads.
+
+    The load that moves along most dimensions decides. A value and its transposes, which read the same elements by
+    other dimensions, so have one form: `permuted` by this order they are equal.
+    """
+    variables = axes(t.sizes)
+    strides: list[Index] = []
+    for _, index in va.loads(t.value):
+        coefficients = [ex.coefficient(index, a) for a in variables]
+        steps = [0 if c is None or ex.vars_of(c) else c for c in coefficients]
+        if sum(c != 0 for c in steps) > sum(c != 0 for c in strides):
+            strides = steps
+    return memory_order(strides, t.sizes) if strides else list(range(len(variables)))
+
+
+def _key(t: Tensor, order: Sequence[int]) -> Stored:
+    """Return what a stored value is found by: its elements and sizes, dimensions in `order`."""
+    canonical = permuted(t, order)
+    return (va.cast(canonical.value, t.dtype), canonical.sizes)
 
 
 def _reads(t: Tensor, buffer: str) -> bool:

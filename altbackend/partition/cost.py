@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from ..aten.mutates import is_mutable
-from ..aten.name import operator_name
+from ..aten.name import operator_name, words
 from ..aten.pointwise import COSTLY, LOOKUPS, is_elementwise
 from ..aten.random import is_random
 from ..aten.reduction import is_normalisation, is_reduction
@@ -39,6 +39,9 @@ class Speed:
         return self.half if itemsize <= 2 else self.wide
 
 
+SCATTERS = frozenset({torch.ops.aten.scatter.src, torch.ops.aten.scatter.value})
+ONE_NUMBER = words("full full_like zeros zeros_like new_zeros ones ones_like new_ones new_full")
+
 # Random draws that are functions of a seed.
 DRAWS: frozenset[object] = frozenset({philox.philox_uniform, philox.philox_normal, philox.philox_integers})
 
@@ -62,7 +65,20 @@ def kind_of(n: Node) -> Kind:
         return "row"
     if is_reduction(target):
         return "total"
-    return "point" if is_elementwise(target) else "call"
+    return "point" if is_elementwise(target) or _is_one_hot(n) else "call"
+
+
+def _is_one_hot(n: Node) -> bool:
+    """Return whether a scatter writes one position of every row of a constant: lowering compares positions instead."""
+    if n.target not in SCATTERS:
+        return False
+    base, dim, positions = n.args[:3]
+    if not isinstance(base, Node) or not isinstance(positions, Node) or operator_name(base.target) not in ONE_NUMBER:
+        return False
+    sizes = list(base.meta["val"].shape)
+    if sizes:
+        sizes[dim] = 1  # type: ignore[index]
+    return sizes == list(positions.meta["val"].shape)
 
 
 def tensors_of(n: Node) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from altbackend.compat import aot_autograd
 from altbackend.config.resolve import resolve
 from altbackend.errors import BadOptionValue
 from altbackend.examples.gpt import GPT
-from altbackend.partition import budget, knapsack
+from altbackend.partition import budget, cost, knapsack
 from altbackend.partition.choose import Chooser
 from altbackend.partition.liveness import Liveness, classify
 from altbackend.partition.rules import DEFAULT, LIFTED, Rules
@@ -117,6 +117,19 @@ def test_gradients_are_eagers_at_every_budget_and_no_plan_takes_more_than_the_on
     for before, after in itertools.pairwise(budget.plans(chooser, chooser.choose(), gradients)):
         assert after.memory < before.memory
         assert after.peak <= before.peak
+
+
+def test_the_one_hot_gradient_of_a_loss_takes_no_memory() -> None:
+    x, weight, _ = inputs()
+    joint = joint_of(lambda x, w: torch.nn.functional.cross_entropy(x @ w, torch.tensor([1, 7, 0, 3])), x, weight)
+    (scattered,) = (n for n in joint.graph.graph.nodes if n.target is torch.ops.aten.scatter.value)
+    assert cost.kind_of(scattered) == "point"
+
+
+def test_a_scatter_of_several_numbers_a_row_is_a_call() -> None:
+    joint = joint_of(lambda x: (x * torch.zeros_like(x).scatter(1, x.argsort(1)[:, :2], 2.0)).sin(), inputs()[0])
+    (scattered,) = (n for n in joint.graph.graph.nodes if n.target is torch.ops.aten.scatter.value)
+    assert cost.kind_of(scattered) == "call"
 
 
 def test_a_residual_stream_is_where_a_network_is_narrow() -> None:
