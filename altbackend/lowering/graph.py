@@ -23,7 +23,7 @@ from ..ir import value as va
 from ..ir.loops import Buffer, Constant, Extern, HostNumber, Output, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
-from . import extern, gpu, host_numbers, in_place, negative, results, sizes, unbacked_symbols
+from . import extern, gpu, host_numbers, in_place, negative, padded_copies, results, sizes, unbacked_symbols
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
 from .operators import (
@@ -151,8 +151,10 @@ def lower_graph(
                 ctx.bind(node, _placeholder(ctx, node))
             case "get_attr":
                 ctx.bind(node, _constant(ctx, gm, node))
-            case "call_function":
+            case "call_function" if node not in ctx.env:
                 ctx.bind(node, _lowered(ctx, node))
+            case "call_function":
+                pass  # its operand was stored in its result
             case "output":
                 outputs = results.outputs(ctx, node)
             case _:
@@ -460,7 +462,9 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
     compared = compared and not _is_selected(t)
     if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
-        return ctx.realize(t, fake, strides=operand_strides(ctx, node, t, fake))
+        strides = operand_strides(ctx, node, t, fake)
+        padding = padded_copies.padding_of(ctx, node) if k is None and strides is None else None
+        return padded_copies.store(ctx, t, padding) if padding else ctx.realize(t, fake, strides=strides)
     return t
 
 

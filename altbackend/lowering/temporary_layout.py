@@ -25,7 +25,7 @@ def operand_strides(ctx: Ctx, node: torch.fx.Node, t: Tensor, fake: torch.Tensor
 
     It stays where an operand has it, and where others than kernels read the value of `node`.
     """
-    if not is_tagged(node.target) or not all(_is_computed(u) for u in node.users):
+    if not is_tagged(node.target) or not all(is_computed(u) for u in node.users):
         return None
     orders = list(_orders(t))
     traced = memory_order(ctx.shape(fake.stride()), t.sizes)
@@ -40,12 +40,12 @@ def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> t
     """
     fake = ctx.node.meta["val"]
     is_result = isinstance(fake, torch.Tensor) and ex.prod(ctx.shape(fake.shape)) == ex.prod(sizes)
-    if ctx.gpu or (is_result and not all(_is_computed(u) for u in ctx.node.users)):
+    if ctx.gpu or (is_result and not all(is_computed(u) for u in ctx.node.users)):
         return ex.strides_for(tuple(sizes))
     return dense_strides(order, sizes)
 
 
-def _is_computed(n: torch.fx.Node) -> bool:
+def is_computed(n: torch.fx.Node) -> bool:
     """Return whether a kernel computes a node from its operands element by element, whatever their layouts."""
     return is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
 

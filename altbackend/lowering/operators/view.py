@@ -309,18 +309,25 @@ def repeat(ctx: Ctx, x: Tensor, repeats: Sequence[object]) -> Tensor:
 
 @lowers("constant_pad_nd.default")
 def constant_pad(ctx: Ctx, x: Tensor, pad: Sequence[object], number: float = 0) -> Tensor:
-    sizes = out_sizes(ctx)
-    p = list(points(sizes))
+    return padded(x, out_sizes(ctx), first_positions(ctx, pad, len(x.sizes)), number)
+
+
+def first_positions(ctx: Ctx, pad: Sequence[object], rank: int) -> list[Index]:
+    """Return the position of the operand's first element in a padding of it, one number for each dimension."""
+    before: list[Index] = [0] * rank
+    for k, n in enumerate(pad[::2]):
+        before[rank - 1 - k] = ctx.index(n)
+    return before
+
+
+def padded(x: Tensor, sizes: tuple[Index, ...], before: Sequence[Index], number: float) -> Tensor:
+    """Return `x` in a tensor of `sizes` behind `before[k]` elements of dimension k, with `number` around it."""
+    p = [ex.sub(i, n) for i, n in zip(points(sizes), before, strict=True)]
     conds = []
-    for k in range(len(pad) // 2):
-        d = len(sizes) - 1 - k
-        before = ctx.index(pad[2 * k])
-        p[d] = ex.sub(p[d], before)
-        conds.append(va.compare_index("ge", p[d], 0))
-        conds.append(va.compare_index("lt", p[d], x.sizes[d]))
+    for i, n, outer in zip(p, x.sizes, sizes, strict=True):
+        conds += [va.compare_index("ge", i, 0), va.compare_index("lt", i, n)] if n != outer else []
     value = x.at(p)
-    other = va.const(number, value.dtype)
-    return Tensor(sizes, x.dtype, va.masked(va.conjunction(*conds), value, other))
+    return Tensor(sizes, x.dtype, va.masked(va.conjunction(*conds), value, va.const(number, value.dtype)))
 
 
 @lowers("cat.default")

@@ -1,0 +1,53 @@
+"""A value of which a library call reads a padded copy is stored in that copy alone; kernels read it from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Node
+
+from ..aten.view import is_view
+from ..debug.trace import DecisionKind
+from ..ir import expr as ex
+from .context import Ctx
+from .operators.view import first_positions, padded
+from .temporary_layout import is_computed
+from .tensor import Tensor, points
+
+
+def padding_of(ctx: Ctx, node: Node) -> Node | None:
+    """Return the padding of a node whose result a library call reads, if all other readers are kernels of a GPU.
+
+    Kernels take any strides. A CPU's loops over padded rows would begin at addresses that are less aligned.
+    """
+    paddings = [u for u in node.users if u.target is torch.ops.aten.constant_pad_nd.default]
+    if not ctx.gpu or len(paddings) != 1 or ctx.returned[node] or ctx.returned[paddings[0]]:
+        return None
+    (padding,) = paddings
+    cuts = any(not isinstance(n, int) or n < 0 for n in padding.args[1])  # type: ignore[union-attr]
+    others = [u for u in node.users if u is not padding]
+    if cuts or not others or not all(map(_is_kernel, others)) or not _is_read_by_call(padding):
+        return None
+    return padding
+
+
+def _is_kernel(n: Node) -> bool:
+    return is_computed(n) or n.target is torch.ops.aten._to_copy.default
+
+
+def _is_read_by_call(n: Node) -> bool:
+    return any(_is_read_by_call(u) if is_view(u) else not _is_kernel(u) for u in n.users)
+
+
+def store(ctx: Ctx, t: Tensor, padding: Node) -> Tensor:
+    """Store `t` with its padding as the value of the node `padding`; return the part that is `t`, a view of it."""
+    fake: torch.Tensor = padding.meta["val"]
+    number: Any = padding.args[2] if len(padding.args) > 2 else padding.kwargs.get("value", 0)
+    before = first_positions(ctx, cast(Sequence[int], padding.args[1]), len(t.sizes))
+    whole = ctx.realize(padded(t, ctx.shape(fake.shape), before, number), fake)
+    ctx.bind(padding, whole)
+    ctx.decision(DecisionKind.LOWERING, padding.name, "stored early", "kernels read its operand from it")
+    inner = [ex.add(p, b) for p, b in zip(points(t.sizes), before, strict=True)]
+    return Tensor(t.sizes, t.dtype, whole.at(inner))
