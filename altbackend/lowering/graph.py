@@ -461,6 +461,8 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
     compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
     compared = compared and not _is_selected(t)
+    if not large and k is None and padded_copies.is_padded_behind_views(ctx, node):
+        return t  # the view is stored
     if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
         strides = operand_strides(ctx, node, t, fake)
         padding = padded_copies.padding_of(ctx, node) if k is None and strides is None else None

@@ -33,6 +33,14 @@ def padding_of(ctx: Ctx, node: Node) -> Node | None:
     return padding
 
 
+def is_padded_behind_views(ctx: Ctx, node: Node) -> bool:
+    """Return whether all readers of a node read one view of it, and that has a padding which is to be stored."""
+    view = node
+    while len(view.users) == 1 and is_view(reader := next(iter(view.users))) and not ctx.returned[view]:
+        view = reader
+    return view is not node and padding_of(ctx, view) is not None
+
+
 def _is_kernel(n: Node) -> bool:
     return is_computed(n) or n.target is torch.ops.aten._to_copy.default
 

@@ -38,6 +38,11 @@ def half(g: T, x: T) -> tuple[T, ...]:
     return F.pad(d, (0, 3)).t() @ x.half(), d.float().sum(0)
 
 
+def behind_views(g: T, x: T) -> tuple[T, ...]:
+    d = (torch.sigmoid(g) * g.exp()).view(2, 3, 5).view(6, 5)
+    return F.pad(d, (0, 3)).t() @ x, d.sum(0)
+
+
 def cut(g: T, x: T) -> tuple[T, ...]:
     d = torch.sigmoid(g) * g.exp()
     return F.pad(d, (-1, 3)).t() @ x, d.sum(0)
@@ -69,7 +74,7 @@ def padding_in_kernels(g: T, x: T) -> tuple[T, ...]:
     return F.pad(d, (0, 3)).sum(0), d.sum(0)
 
 
-ONCE = [bias_gradient, on_all_sides, with_a_scan, half]
+ONCE = [bias_gradient, on_all_sides, with_a_scan, half, behind_views]
 OTHERS = [cut, two_paddings, returned, padding_returned, another_product, padding_in_kernels]
 
 
