@@ -45,12 +45,13 @@ _madvise = _find_madvise()
 
 
 def advise(address: int, nbytes: int) -> None:
-    """Advise the whole pages between `address` and `nbytes` bytes behind it, if there are `LEAST_BYTES` bytes.
+    """Advise the pages of the `nbytes` bytes at `address`, if they are at least `LEAST_BYTES`.
 
-    A page that other memory shares stays as it is. An error of the kernel is ignored: the memory keeps its small pages,
-    and every result is the same.
+    The first and the last page may be shared with other memory, such as malloc's header: advice changes no contents.
+    Without them, two neighbours would be mappings of their own, and no huge page could span both. An error of the
+    kernel is ignored: the memory keeps its small pages, and every result is the same.
     """
     if nbytes >= LEAST_BYTES and _madvise is not None:
-        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        first = address // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         _madvise(first, end - first, _MADV_HUGEPAGE)

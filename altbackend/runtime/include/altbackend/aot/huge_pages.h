@@ -29,11 +29,11 @@ inline bool on_advice() {
   return on;
 }
 
-// Advises the whole pages within some memory, if that is large. An error leaves small pages and the same results.
+// Advises the pages of some memory, if that is large. An error leaves small pages and the same results.
 inline void advise_huge_pages(void* data, int64_t bytes) {
   if (bytes < kLeastAdvised || !on_advice()) return;
   const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE)), begin = uintptr_t(data);
-  const uintptr_t first = (begin + page - 1) / page * page, end = (begin + uintptr_t(bytes)) / page * page;
+  const uintptr_t first = begin / page * page, end = (begin + uintptr_t(bytes) + page - 1) / page * page;
   (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
