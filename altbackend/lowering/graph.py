@@ -85,6 +85,7 @@ RESERVED = frozenset(
         "check_input",
         "const",
         "empty_cpu",
+        "empty_large",
         "ensure_strides",
         "layout",
         "library",

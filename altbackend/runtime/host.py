@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from . import huge_pages
 from .memory import plan
 
 # Both exist in every supported torch and cost a fraction of the Python-level calls.
@@ -75,6 +76,7 @@ class Workspaces:
         blocks, windows = self.layout(*symbols)
         offsets, total = plan([b[1:] for b in blocks], self.reuse)
         arena = torch.empty(total + 64, dtype=torch.uint8)
+        huge_pages.advise(arena.data_ptr(), total + 64)
         base = -arena.data_ptr() % 64
         at = {slot: base + off for b, off in zip(blocks, offsets, strict=True) for slot in b[0]}
         pointers = (ctypes.c_void_p * max(self.slots, 1))()
@@ -94,6 +96,14 @@ def _window(arena: torch.Tensor, at: int, w: Window) -> torch.Tensor:
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
     flat = arena[at : at + extent * dtype.itemsize].view(dtype)
     return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
+
+
+def empty_large(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a new tensor on the CPU, in huge pages if it is large. A small one costs a comparison."""
+    t = empty_cpu(sizes, strides, dtype)
+    if t.nbytes >= huge_pages.LEAST_BYTES:
+        huge_pages.advise(t.data_ptr(), t.untyped_storage().nbytes())
+    return t
 
 
 class Library:

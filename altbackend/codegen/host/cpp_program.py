@@ -15,7 +15,7 @@ import torch
 
 from ...aten.name import is_foreign
 from ...config.options import Config
-from ...ir.loops import Extern, Number, Program, View, names_in, unbacked_symbols, views
+from ...ir.loops import Buffer, Extern, Number, Program, View, names_in, unbacked_symbols, views
 from ..lines import Lines
 from .cpp_call import Calls, check_results, result_kinds, unbacked_numbers
 from .cpp_numbers import CTYPES, Kind, translate
@@ -23,7 +23,7 @@ from .cpp_text import program_text
 from .cpp_values import dtype_text, hoisted_views, ints, quoted
 from .cuda_program import CudaLaunch
 from .launch_plan import Launch, LaunchPlan, Step
-from .python_text import provenance
+from .python_text import may_be_large, provenance
 
 # Results in oneDNN's own layout, which only library calls read.
 OPAQUE_RESULTS = "mkldnn::_reorder_"
@@ -177,9 +177,8 @@ def allocate(state: Printer, b: str) -> None:
     if b in state.declared:
         return
     declare(state, b)
-    function = "empty(" if buffer.device.type == "cpu" else "empty_on_gpu(frame.device, "
     geometry = f"{ints(buffer.sizes)}, {ints(buffer.strides)}"
-    new = f"{function}{dtype_text(buffer.dtype)}, {geometry})"
+    new = f"{_empty(buffer)}{dtype_text(buffer.dtype)}, {geometry})"
     source = state.planned.locations.takes.get(b)
     text = new
     if source is not None:
@@ -187,6 +186,13 @@ def allocate(state: Printer, b: str) -> None:
         text = f"donated ? {taken} : {new}" if state.program.buffers[source].donated else taken
     state.w.add(f"t_{b} = {text};")
     set_pointer(state, b)
+
+
+def _empty(buffer: Buffer) -> str:
+    """Return the first part of the call that allocates a buffer."""
+    if buffer.device.type != "cpu":
+        return "empty_on_gpu(frame.device, "
+    return "empty_large(" if may_be_large(buffer) else "empty("
 
 
 def set_pointer(state: Printer, b: str) -> None:

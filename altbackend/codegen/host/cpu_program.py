@@ -20,6 +20,7 @@ from .python_text import (
     bind_sizes,
     call_text,
     geometry_text,
+    may_be_large,
     open_call,
     promise,
     provenance,
@@ -96,7 +97,8 @@ def _set_pointer(w: HostLines, locations: Locations, b: str) -> None:
 def _allocate(w: HostLines, p: Program, locations: Locations, b: str) -> None:
     """Allocate a buffer that is a tensor of its own."""
     w.targets[b] = b
-    w.add(f"{b} = {allocation_text(p, locations, b, 'empty_cpu')}")
+    function = "empty_large" if may_be_large(p.buffers[b]) else "empty_cpu"
+    w.add(f"{b} = {allocation_text(p, locations, b, function)}")
     if b in locations.slots:
         _set_pointer(w, locations, b)
 

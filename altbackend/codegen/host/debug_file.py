@@ -11,11 +11,12 @@ from .launch_plan import LaunchPlan, Locations
 from .python_text import HostLines, geometry_text, number_imports, owned_import, promise_imports, tuple_text
 
 _RUNTIME = ("Workspaces", "check_error", "empty_cpu", "ensure_strides", "view")
+_OPTIONAL = ("check_input", "empty_large", "retyped")
 
 
 def optional_functions(w: HostLines) -> list[str]:
     """Return the functions of `runtime.host` that only some programs call, and this one does."""
-    return [name for name in ("check_input", "retyped") if any(f"{name}(" in line for line in w.body)]
+    return [name for name in _OPTIONAL if any(f"{name}(" in line for line in w.body)]
 
 
 def file_text(planned: LaunchPlan, cfg: Config, w: HostLines, source: str) -> str:

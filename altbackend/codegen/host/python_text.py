@@ -9,8 +9,9 @@ import torch
 from ...aten.name import is_foreign
 from ...ir import expr as ex
 from ...ir.expr import Index
-from ...ir.loops import Constant, Extern, HostNumber, Origin, Program, View, names_in, unbacked_symbols
+from ...ir.loops import Buffer, Constant, Extern, HostNumber, Origin, Program, View, names_in, unbacked_symbols
 from ...lowering.graph import Opaque
+from ...runtime.huge_pages import LEAST_BYTES
 from ..lines import Lines
 from .launch_plan import Locations
 from .take_over import donors
@@ -50,6 +51,12 @@ def provenance(origins: Sequence[Origin]) -> str:
     shown = nodes if len(nodes) < LONGEST_PROVENANCE else nodes[: LONGEST_PROVENANCE - 3] + "..."
     shown += f" | {lines[0]}" if lines else ""
     return shown + (f" ... {lines[-1]}" if len(lines) > 1 else "")
+
+
+def may_be_large(buffer: Buffer) -> bool:
+    """Return whether a buffer is large enough for huge pages; one whose size only a call knows may be."""
+    nbytes = ex.mul(buffer.extent, buffer.dtype.itemsize)
+    return not isinstance(nbytes, int) or nbytes >= LEAST_BYTES
 
 
 def allocation_text(p: Program, locations: Locations, b: str, allocate: str) -> str:

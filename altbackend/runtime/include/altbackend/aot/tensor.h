@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/c/shim.h>
 
 #include "../index.h"
+#include "huge_pages.h"
 
 #include <cinttypes>
 #include <cstdarg>
@@ -186,6 +187,15 @@ inline Tensor empty(Dtype t, int64_t rank, const int64_t* sizes, const int64_t* 
 }
 inline Tensor empty(Dtype t, Ints sizes, Ints strides) {
   return empty(t, int64_t(sizes.size()), sizes.begin(), strides.begin());
+}
+
+// A tensor that may be large: huge pages then take fewer faults.
+inline Tensor empty_large(Dtype t, Ints sizes, Ints strides) {
+  Tensor result = empty(t, sizes, strides);
+  int64_t bytes = 0;
+  check(aoti_torch_get_storage_size(result.get(), &bytes), "storage_size");
+  advise_huge_pages(data_of(result.get()), bytes);
+  return result;
 }
 
 // Another handle of the same tensor.

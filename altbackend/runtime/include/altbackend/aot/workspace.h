@@ -82,6 +82,7 @@ struct Workspace {
     const int64_t bytes = layout.place();
     arena.reset(std::aligned_alloc(kAlign, size_t(bytes + kAlign)));
     if (!arena) fail("no memory for %" PRId64 " bytes of intermediates", bytes);
+    advise_huge_pages(arena.get(), bytes + kAlign);
     for (const Block& b : layout.blocks)
       for (int slot : b.slots) pointers[size_t(slot)] = static_cast<char*>(arena.get()) + b.offset;
     for (const Window& w : layout.windows) {
