@@ -24,8 +24,9 @@ from . import cpp
 # The host program only moves pointers, so the compiler need not work hard on it.
 _HOST = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 _KERNELS = ("-fwrapv", "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-w")
-# templates of the C++ library would be visible otherwise
+# templates of the C++ library would be visible otherwise, and all of it where the compiler links it statically
 _EXPORTS = "{{ global: {0}AOTInductor*; {0}altbackend_*; local: *; }};\n"
+_HOST_EXPORTS = "{ global: alt_graph_*; local: *; };\n"
 BLOCK = "alt_block"  # the symbol of the embedded file
 
 
@@ -100,7 +101,9 @@ def _prefixed(cfg: Config) -> tuple[str, ...]:
 
 def host_name(text: str) -> str:
     """Return the name in the store of the library of a graph's host program, which fits every CPU and compiler."""
-    digest = hashlib.sha256("\0".join([text, *_HOST, _headers(), torch.__version__]).encode()).hexdigest()[:40]
+    digest = hashlib.sha256(
+        "\0".join([text, *_HOST, _HOST_EXPORTS, _headers(), torch.__version__]).encode()
+    ).hexdigest()[:40]
     return f"host/{digest[:2]}/{digest}.so"
 
 
@@ -111,10 +114,12 @@ def build_host(text: str, cfg: Config, low_priority: bool) -> None:
     """
     store = open_store(cfg)
     with tempfile.TemporaryDirectory(prefix="altbackend-host-", dir=build_folder(store.folder)) as folder:
-        source, built = Path(folder) / "host.cpp", Path(folder) / "host.so"
+        source, exports, built = (Path(folder) / name for name in ("host.cpp", "exports", "host.so"))
         source.write_text(text)
+        exports.write_text(_HOST_EXPORTS)
         nice = ["nice", "-n", "15"] if low_priority and shutil.which("nice") else []
         paths = [str(source), "-o", str(built), f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu", "-Wl,-s"]
+        paths.append(f"-Wl,--version-script={exports}")
         flags = (*_HOST, stable_abi.TARGET_FLAG, f"-I{isa.INCLUDE_DIR}", f"-I{stable_abi.INCLUDE}")
         _run([[*nice, cpp.find_compiler(cfg.cxx), *flags, "-shared", *paths]], cfg)
         store.write(host_name(text), built.read_bytes())
