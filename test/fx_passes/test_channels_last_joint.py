@@ -80,7 +80,6 @@ def test_results_and_strides(name: str, layout: torch.memory_format, dtype: torc
     check_gradients(fn, *inputs)
 
 
-@pytest.mark.skipif(onednn.computes(torch.float16), reason="oneDNN has float16 here")
 def test_pools_read_the_copy_of_convolutions() -> None:
     fn, sizes, _ = GRAPHS["pooled"]
     cfg = resolve()
@@ -92,6 +91,7 @@ def test_pools_read_the_copy_of_convolutions() -> None:
     assert positions.is_contiguous(memory_format=LAST)
 
 
+@pytest.mark.skipif(onednn.computes(torch.float16), reason="oneDNN has float16 here")
 def test_dtypes_without_kernels_of_onednn_keep_their_layout() -> None:
     cfg = resolve()
     gm = traced(joint(lambda *xs: two(*xs).square().mean()), *(torch.randn(s).half() for s in GRAPHS["two"][1]))
