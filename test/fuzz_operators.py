@@ -101,6 +101,13 @@ def _reshape(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
     return x.reshape(k, -1) if n[2] % 2 else x.reshape(-1, 1, k)
 
 
+def _pad(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
+    """Pad or cut each end of the last dimension; both at once shift."""
+    x = _ranked(ts, n[0])
+    least = -1 if x.shape[-1] > 2 else 0
+    return F.pad(x, (max(n[1] % 4 - 1, least), max(n[2] % 4 - 1, least)))
+
+
 def _permute(ts: Sequence[Tensor], n: tuple[int, ...]) -> Tensor:
     x = _pick(ts, n[0])
     left, order = list(range(x.dim())), []
@@ -233,7 +240,7 @@ OPERATORS: dict[str, Operator] = {
     "expand": lambda ts, n: _pick(ts, n[0]).unsqueeze(0).expand(1 + n[1] % 3, *_pick(ts, n[0]).shape),
     "flip": _along(lambda x, d: x.flip(d)),
     "roll": _along(lambda x, d: x.roll(1, d)),
-    "pad": lambda ts, n: F.pad(_ranked(ts, n[0]), (n[1] % 2, n[2] % 3)),
+    "pad": _pad,
     "repeat": _along(lambda x, d: x.repeat(*[2 if k == d else 1 for k in range(x.dim())])),
     "cat": _cat,
     "copy": _unary(lambda x: x.contiguous()),

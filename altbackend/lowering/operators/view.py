@@ -324,8 +324,9 @@ def padded(x: Tensor, sizes: tuple[Index, ...], before: Sequence[Index], number:
     """Return `x` in a tensor of `sizes` behind `before[k]` elements of dimension k, with `number` around it."""
     p = [ex.sub(i, n) for i, n in zip(points(sizes), before, strict=True)]
     conds = []
-    for i, n, outer in zip(p, x.sizes, sizes, strict=True):
-        conds += [va.compare_index("ge", i, 0), va.compare_index("lt", i, n)] if n != outer else []
+    for i, first, n, outer in zip(p, before, x.sizes, sizes, strict=True):
+        if first != 0 or n != outer:
+            conds += [va.compare_index("ge", i, 0), va.compare_index("lt", i, n)]
     value = x.at(p)
     return Tensor(sizes, x.dtype, va.masked(va.conjunction(*conds), value, va.const(number, value.dtype)))
 
