@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from ..debug.trace import DecisionKind
 from ..ir.loops import Extern, Program, writes
@@ -62,8 +63,23 @@ def fuse_horizontally(
 
 
 @dataclass
+class _Waiting:
+    """Steps of kernels that are alike, and the bytes that they write."""
+
+    numbers: list[int] = field(default_factory=list)
+    written: int = 0
+
+    def add(self, number: int, written: int) -> None:
+        self.numbers.append(number)
+        self.written += written
+
+
+@dataclass
 class _Order:
-    """Goes through the steps; kernels wait in `waiting` by key until they are full or a step must come after them."""
+    """Goes through the steps; kernels wait in `waiting` by key until they are full or a step must come after them.
+
+    `ready`: by key, a heap of the kernels whose predecessors have all run. They may have run too.
+    """
 
     p: Program
     deps: Deps
@@ -73,22 +89,33 @@ class _Order:
     limits: Limits
     ordered: list[Step] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
-    waiting: dict[object, list[int]] = field(default_factory=dict)
+    waiting: dict[object, _Waiting] = field(default_factory=dict)
+    ready: dict[object, list[int]] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
         self.before = self._steps_before()
+        self.after: list[list[int]] = [[] for _ in self.steps]
+        self.missing = [len(b) for b in self.before]
+        for k, numbers in enumerate(self.before):
+            for n in numbers:
+                self.after[n].append(k)
+            if not numbers:
+                self._note_ready(k)
         self.bytes = [0 if q is None else self._bytes(q) for q in self.parts]
         for k, q in enumerate(self.parts):
             if k in self.done:
                 continue
-            needed = self.before[k] - self.done
-            for key in [key for key, numbers in self.waiting.items() if not needed.isdisjoint(numbers)]:
+            needed: set[object] = {
+                part.key for n in self.before[k] if n not in self.done and (part := self.parts[n]) is not None
+            }
+            for key in [key for key in self.waiting if key in needed] if needed else ():
                 self._flush(key, k)
             if q is None:
                 self._emit([k])
                 continue
-            self.waiting.setdefault(q.key, []).append(k)
-            if self._full(self.waiting[q.key]):
+            waiting = self.waiting.setdefault(q.key, _Waiting())
+            waiting.add(k, self.bytes[k])
+            if self._full(waiting):
                 self._flush(q.key, k)
         for key in list(self.waiting):
             self._flush(key, len(self.steps))
@@ -101,11 +128,16 @@ class _Order:
         step_of = {m: k for k, ms in enumerate(members) for m in ms}
         return [{step_of[b] for m in ms for b in self.deps.before[m]} - {k} for k, ms in enumerate(members)]
 
-    def _full(self, numbers: list[int]) -> bool:
-        q = self.parts[numbers[0]]
+    def _note_ready(self, k: int) -> None:
+        q = self.parts[k]
+        if q is not None:
+            heappush(self.ready.setdefault(q.key, []), k)
+
+    def _full(self, w: _Waiting) -> bool:
+        q = self.parts[w.numbers[0]]
         assert q is not None
-        many = len(numbers) >= self.limits.parts or (len(numbers) + 1) * len(q.roles) > self.limits.pointers
-        return many or sum(self.bytes[n] for n in numbers) >= self.limits.written_bytes
+        many = len(w.numbers) >= self.limits.parts or (len(w.numbers) + 1) * len(q.roles) > self.limits.pointers
+        return many or w.written >= self.limits.written_bytes
 
     def _bytes(self, q: Part) -> int:
         """Return the bytes of a part's results. With `Limits.inputs` all results count, else temporaries in memory."""
@@ -116,21 +148,20 @@ class _Order:
 
     def _flush(self, key: object, now: int) -> None:
         """Emit the waiting kernels of `key`, with later ones like them that could run at step `now`."""
-        numbers = self.waiting.pop(key)
-        for k in range(now, min(now + self.limits.lookahead, len(self.steps))):
-            if self._full(numbers):
-                break
-            q = self.parts[k]
-            if q is not None and q.key == key and k not in self.done and k not in numbers and self._ready(k):
-                numbers.append(k)
-        self._emit(numbers)
-
-    def _ready(self, k: int) -> bool:
-        """Return whether all steps that must come before step `k` have run."""
-        return self.before[k] <= self.done
+        waiting = self.waiting.pop(key)
+        own, ready = set(waiting.numbers), self.ready[key]
+        while ready and ready[0] < now + self.limits.lookahead and not self._full(waiting):
+            k = heappop(ready)
+            if k not in self.done and k not in own:
+                waiting.add(k, self.bytes[k])
+        self._emit(waiting.numbers)
 
     def _emit(self, numbers: list[int]) -> None:
         self.done.update(numbers)
+        for k in (after for n in numbers for after in self.after[n]):
+            self.missing[k] -= 1
+            if not self.missing[k]:
+                self._note_ready(k)
         if len(numbers) == 1:
             self.ordered.append(self.steps[numbers[0]])
             return

@@ -137,6 +137,28 @@ def test_a_launch_takes_as_many_as_fit() -> None:
     assert [len(k.parts) for k in launches] == [horizontal_fusion.GPU.parts, 7]
 
 
+def test_a_chain_of_alike_kernels_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel needs the one before: no search for others that could run may go through all that follow."""
+    full, calls = horizontal_fusion._Order._full, list[int]()
+
+    def counted(order: Any, waiting: Any) -> bool:
+        calls.append(len(waiting.numbers))
+        return full(order, waiting)
+
+    monkeypatch.setattr(horizontal_fusion._Order, "_full", counted)
+    w = r(8, 8)
+
+    def fn(x: T) -> T:
+        for _ in range(150):
+            x = torch.tanh(x) @ w
+        return x
+
+    s = schedule(trace(fn, r(8, 8))[0], ctx=ScheduleContext(Cpu(2)))
+    limits = horizontal_fusion.CPU
+    assert len(horizontal_fusion.fuse_horizontally(s.program, s.deps, s.steps, lambda *a: None, limits)) == 300
+    assert 150 <= len(calls) <= 450
+
+
 def layers(*xs: T) -> list[T]:
     """Pointwise layers over many tensors, each reading its neighbour's last value, with products between them."""
     ys = list(xs)
