@@ -75,10 +75,10 @@ def _is_one_hot(n: Node) -> bool:
     base, dim, positions = n.args[:3]
     if not isinstance(base, Node) or not isinstance(positions, Node) or operator_name(base.target) not in ONE_NUMBER:
         return False
-    sizes = list(base.meta["val"].shape)
+    sizes, rows = ([flops.size_hint(s) for s in n.meta["val"].shape] for n in (base, positions))  # hints add no guards
     if sizes:
         sizes[dim] = 1  # type: ignore[index]
-    return sizes == list(positions.meta["val"].shape)
+    return sizes == rows
 
 
 def tensors_of(n: Node) -> list[torch.Tensor]:

@@ -132,6 +132,19 @@ def test_a_scatter_of_several_numbers_a_row_is_a_call() -> None:
     assert cost.kind_of(scattered) == "call"
 
 
+def test_kinds_of_values_set_no_conditions_on_sizes() -> None:
+    """Fewer positions than rows, then as many, in one graph."""
+
+    def fn(x: T, at: T) -> T:
+        return (x * torch.zeros_like(x).scatter(1, at, 2.0)).sin()
+
+    f = compiled(fn, dynamic=True)
+    for rows, positions in ((6, 4), (5, 5)):
+        x, at = torch.randn(rows, 8, requires_grad=True), torch.zeros(positions, 1, dtype=torch.int64)
+        with torch._dynamo.config.patch(error_on_recompile=rows == positions):
+            torch.testing.assert_close(f(x, at), fn(x, at))
+
+
 def test_a_residual_stream_is_where_a_network_is_narrow() -> None:
     chooser, _ = joint_of(blocks, *inputs(32)).chooser(DEFAULT)
     found = boundaries(chooser.liveness)
