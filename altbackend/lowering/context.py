@@ -362,8 +362,12 @@ def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
 
 
 def _estimate(e: Index) -> int:
-    """Return a number to order strides by: every symbol is taken as 97, a value that static sizes rarely have."""
-    number = ex.substitute(e, dict.fromkeys(ex.syms_of(e), 97))
+    """Return a number to order strides by: every symbol is taken as 97, a value that static sizes rarely have.
+
+    A symbol whose range leaves 97 out takes the nearest number of the range: outside it a divisor may be 0.
+    """
+    ranges = {s: ex.bounds(ex.ix(s)) for s in ex.syms_of(e)}
+    number = ex.substitute(e, {s: min(max(lo, 97), hi) for s, (lo, hi) in ranges.items()})
     assert isinstance(number, int)
     return number
 
