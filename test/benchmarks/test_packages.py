@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import StringIO
 from unittest.mock import patch
 
 import pytest
@@ -56,8 +57,13 @@ def test_a_reference_that_runs_is_timed_in_turns() -> None:
     assert "reference 2.000; error" in line
 
 
-def test_the_process_says_what_a_step_raised() -> None:
-    reference = Reference("softmax_rows", "cpu")  # no package was built, so none can be loaded
-    with pytest.raises(ReferenceEnded, match="reference raised before it was loaded"):
+def test_the_process_says_what_a_step_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    package = patch.object(torch._inductor, "aoti_compile_and_package")  # a real one takes half a minute
+    with patch.object(package_reference, "exported", small), package, patch.object(sys, "stdin", StringIO('"load"\n')):
+        package_reference.serve("linear", "cpu")  # no package was written, so none can be loaded
+    line = capsys.readouterr().out.strip()
+    reference = Reference("any", "cpu")
+    reference._worker = Worker([sys.executable, "-S", "-c", f"input(); print({line!r}, flush=True); input()"])
+    with pytest.raises(ReferenceEnded, match=r"reference raised before it was loaded: \S"):
         reference.ask("load")
     reference.stop()
