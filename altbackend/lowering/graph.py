@@ -152,10 +152,9 @@ def lower_graph(
                 ctx.bind(node, _placeholder(ctx, node))
             case "get_attr":
                 ctx.bind(node, _constant(ctx, gm, node))
-            case "call_function" if node not in ctx.env:
-                ctx.bind(node, _lowered(ctx, node))
             case "call_function":
-                pass  # its operand was stored in its result
+                if node not in ctx.env:  # a padding may have been stored with its operand
+                    ctx.bind(node, _lowered(ctx, node))
             case "output":
                 outputs = results.outputs(ctx, node)
             case _:
@@ -462,13 +461,15 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
     compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
     compared = compared and not _is_selected(t)
-    if not large and k is None and padded_copies.is_padded_behind_views(ctx, node):
-        return t  # the view is stored
-    if large or (users > 1 and (compared or not _is_cheap(ctx, t, cost))):
-        strides = operand_strides(ctx, node, t, fake)
-        padding = padded_copies.padding_of(ctx, node) if k is None and strides is None else None
-        return padded_copies.store(ctx, t, padding) if padding else ctx.realize(t, fake, strides=strides)
-    return t
+    if not large and (users <= 1 or (not compared and _is_cheap(ctx, t, cost))):
+        return t
+    strides = operand_strides(ctx, node, t, fake)
+    if ctx.gpu and k is None and strides is None:
+        if not large and padded_copies.is_padded_behind_views(ctx, node):
+            return t  # the view is stored
+        if padding := padded_copies.padding_of(ctx, node):
+            return padded_copies.store(ctx, t, padding)
+    return ctx.realize(t, fake, strides=strides)
 
 
 def _has_own_buffer(ctx: Ctx, t: Tensor, buffers_before: int) -> bool:

@@ -18,12 +18,12 @@ from .tensor import Tensor, points
 
 
 def padding_of(ctx: Ctx, node: Node) -> Node | None:
-    """Return the padding of a node whose result a library call reads, if all other readers are kernels of a GPU.
+    """Return the one padding of a node's value that a library call reads, if kernels are all other readers; else None.
 
-    Kernels take any strides. A CPU's loops over padded rows would begin at addresses that are less aligned.
+    Kernels take any strides. For a GPU alone: a CPU's loops over padded rows would begin at less aligned addresses.
     """
     paddings = [u for u in node.users if u.target is torch.ops.aten.constant_pad_nd.default]
-    if not ctx.gpu or len(paddings) != 1 or ctx.returned[node] or ctx.returned[paddings[0]]:
+    if len(paddings) != 1 or ctx.returned[node] or ctx.returned[paddings[0]]:
         return None
     (padding,) = paddings
     cuts = any(not isinstance(n, int) or n < 0 for n in padding.args[1])  # type: ignore[union-attr]
