@@ -254,9 +254,8 @@ class Ctx:
     def bind(self, n: torch.fx.Node, lowered: object) -> None:
         """Enter the value of a lowered node."""
         self.env[n] = lowered
-        values = [t.value for t in tensors_in(lowered)]
-        self._note_reads(n, values)
-        if not self.gpu and any(map(va.may_raise, values)):
+        self._note_reads(n, _values_in(lowered))
+        if not self.gpu and any(va.may_raise(t.value) for t in tensors_in(lowered)):
             self.raising[n] = None
 
     def _note_reads(self, reader: torch.fx.Node | Stored, values: Iterable[Value]) -> None:
@@ -270,7 +269,7 @@ class Ctx:
     def read_later(self, buffer: str) -> bool:
         """Return whether a node that is still to be lowered takes a value that reads `buffer`."""
         readers = [n for n in self.reading.get(buffer, ()) if isinstance(n, torch.fx.Node)]
-        return any(self._is_needed(n) and any(_reads(t, buffer) for t in tensors_in(self.env[n])) for n in readers)
+        return any(self._is_needed(n) and any(_reads(v, buffer) for v in _values_in(self.env[n])) for n in readers)
 
     def before_write(self, buffer: str) -> None:
         """Store every inlined value that reads `buffer`, which the next node overwrites.
@@ -281,26 +280,27 @@ class Ctx:
         for n in (k for k in readers if not isinstance(k, torch.fx.Node)):
             self.stored.pop(n, None)
         reading = [n for n in readers if isinstance(n, torch.fx.Node)]
-        self._store_needed(reading, lambda t: _reads(t, buffer), fresh=True)
+        self._store_needed(reading, lambda v: _reads(v, buffer), fresh=True)
         if self.buffers[buffer].kind == "input":
             raising, self.raising = self.raising, {}
-            self._store_needed(raising, lambda t: va.may_raise(t.value), fresh=False)
+            self._store_needed(raising, va.may_raise, fresh=False)
 
-    def _store_needed(
-        self, nodes: Iterable[torch.fx.Node], concerned: Callable[[Tensor], bool], *, fresh: bool
-    ) -> None:
+    def _store_needed(self, nodes: Iterable[torch.fx.Node], concerned: Callable[[Value], bool], *, fresh: bool) -> None:
         """Store the values of `nodes` that are `concerned`, if a node that is still to be lowered takes them.
 
-        `fresh`: in a buffer of their own, even if they are in memory.
+        `fresh`: in a buffer of their own, even if they are in memory. Kernels take a number that the host program has
+        read from memory from there.
         """
         for n in nodes:
             if n.op == "placeholder" or not self._is_needed(n):
                 continue  # an input is memory already
             lowered = self.env[n]
-            if isinstance(lowered, Tensor) and concerned(lowered):
+            if isinstance(lowered, Tensor) and concerned(lowered.value):
                 self.bind(n, self.realize(lowered, n.meta.get("val"), fresh=fresh))
+            elif isinstance(lowered, Value) and concerned(lowered):
+                self.bind(n, self.real(str(self.numbers[lowered])))
             elif isinstance(lowered, (tuple, list)):
-                chosen = (isinstance(t, Tensor) and concerned(t) for t in lowered)
+                chosen = (isinstance(t, Tensor) and concerned(t.value) for t in lowered)
                 stored = (self.realize(t, fresh=fresh) if c else t for t, c in zip(lowered, chosen, strict=True))
                 self.bind(n, type(lowered)(stored))
 
@@ -309,6 +309,11 @@ def tensors_in(lowered: object) -> list[Tensor]:
     """Return the tensors of a lowered value: a tensor, or a tuple or list of results."""
     parts = lowered if isinstance(lowered, (tuple, list)) else (lowered,)
     return [t for t in parts if isinstance(t, Tensor)]
+
+
+def _values_in(lowered: object) -> list[Value]:
+    """Return what a lowered value computes or reads: its tensors, or the number that a kernel finds in memory."""
+    return [lowered] if isinstance(lowered, Value) else [t.value for t in tensors_in(lowered)]
 
 
 def _row_major(t: Tensor) -> list[int]:
@@ -333,8 +338,8 @@ def _key(t: Tensor, order: Sequence[int]) -> Stored:
     return (va.cast(canonical.value, t.dtype), canonical.sizes)
 
 
-def _reads(t: Tensor, buffer: str) -> bool:
-    return any(b == buffer for b, _ in va.loads(t.value))
+def _reads(v: Value, buffer: str) -> bool:
+    return any(b == buffer for b, _ in va.loads(v))
 
 
 def dense_strides(order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:

@@ -262,3 +262,25 @@ def test_errors_of_arithmetic_are_those_of_python() -> None:
         fn(torch.ones(3), 7, 0)
     with pytest.raises((ZeroDivisionError, torch._dynamo.exc.Unsupported)):  # Dynamo may see it first
         run(torch.ones(3), 7, 0)
+
+
+def _of_an_element(x: T, y: T) -> tuple[Any, ...]:
+    k = x[0].item()
+    x.add_(0.5)
+    return y * k, k
+
+
+def _of_a_sum(x: T, y: T) -> tuple[Any, ...]:
+    t = x[-1:] + 1
+    x.add_(0.5)
+    return t, torch.masked_select(y, y < 1), t.sum().item()
+
+
+@pytest.mark.parametrize("fn", [_of_an_element, _of_a_sum])
+def test_a_number_outlives_a_write_to_where_it_was_read(fn: Callable[[T, T], tuple[Any, ...]]) -> None:
+    run = compiled(fn, dynamic=True)
+    for k in range(3):
+        x, y = torch.arange(1.0, 6.0 + k), torch.arange(-3.0, 3.0)
+        mine, theirs = x.clone(), x.clone()
+        for got, want in zip((*run(mine, y), mine), (*fn(theirs, y), theirs), strict=True):
+            assert not _difference(got, want)
