@@ -60,6 +60,12 @@ def _split(s: State, n: Numbers) -> Tensor:
     return first.sum(0) + second.sum(0)
 
 
+def _set_in_place(s: State, n: Numbers) -> Tensor:
+    x = s.tensor(n[0])
+    x[s.integer(n[1])] = s.real(n[2])
+    return x * 1
+
+
 def _set(s: State, n: Numbers) -> Tensor:
     x = s.tensor(n[0]).clone()
     x[s.integer(n[1])] = -1.0
@@ -84,6 +90,7 @@ INTEGERS: dict[str, Operator] = {
 }
 REALS: dict[str, Operator] = {
     "float item": lambda s, n: s.tensor(n[0]).sum().item(),
+    "element item": lambda s, n: _row(s.tensor(n[0]))[n[1] % 3].item(),
     "ratio": lambda s, n: s.integer(n[0]) / (n[1] % 5 + 1),
     "root": lambda s, n: math.sqrt(abs(s.integer(n[0])) + 1),
     "real sum": lambda s, n: s.real(n[0]) + n[1] / 8,
@@ -154,6 +161,9 @@ TENSORS: dict[str, Operator] = {
     "flipped": lambda s, n: s.tensor(n[0]).flip(0) * 0.5,
     "largest element": lambda s, n: s.tensor(n[0]).max(),
     "written": lambda s, n: s.tensors[0].add_(s.real(n[0])) * 1,
+    "scaled in place": lambda s, n: s.tensor(n[0]).mul_(s.real(n[1])) * 1,
+    "part in place": lambda s, n: _row(s.tensor(n[0]))[n[1] % 3 :].add_(s.real(n[2])) * 1,
+    "set in place": _set_in_place,
 }
 KINDS: dict[str, dict[str, Operator]] = {
     "integers": INTEGERS,

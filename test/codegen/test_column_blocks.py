@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 PROGRAMS: dict[str, Callable[[T], object]] = {
     "softmax": lambda x: x.softmax(1),

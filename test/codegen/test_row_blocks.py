@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from test.compare import check, compiled
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 
 

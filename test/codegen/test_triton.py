@@ -23,7 +23,7 @@ from test.compare import as_list, difference, distance, twin, wide
 from test.graphs import schedule, trace
 from test.triton_run import TARGET
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(4)
 
 N = 64
 SHORT_ROWS = ScheduleContext(replace(H200, sms=2, registers=128))  # rows of more than 32 elements are read in blocks

@@ -14,6 +14,8 @@ from altbackend.compile_pool import cpp
 from altbackend.config.resolve import resolve
 from test.compare import compiled, difference
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 
 

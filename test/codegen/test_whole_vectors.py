@@ -13,6 +13,8 @@ from altbackend.ir import expr as ex
 from altbackend.ir import value as va
 from test.compare import check, check_gradients, compiled
 
+pytestmark = pytest.mark.sample(3)
+
 T = torch.Tensor
 LENGTHS = (1, 3, 8, 9, 15, 16, 24, 31, 33, 77, 100, 152, 255, 257, 1000, 1030)
 

@@ -18,7 +18,7 @@ from test import fresh, triton_run
 from test.compare import as_list, compiled, difference, twin
 from test.torch_versions import since
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(3)
 
 T = torch.Tensor
 HUGE = 1 << 40  # a size or a position that is far outside of every mapping

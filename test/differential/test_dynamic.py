@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from altbackend import alt
 from test.compare import OPTIONS, check, difference
 
+pytestmark = pytest.mark.sample(2)
+
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "pointwise": lambda x: x * 2 + x.shape[0],
     "broadcast": lambda x: x + x[:1] + x[:, :1],

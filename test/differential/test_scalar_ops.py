@@ -16,7 +16,7 @@ from altbackend.lowering.registry import SUPPORTED_DTYPES
 from test.compare import check, compiled, difference, twin, wide
 from test.graphs import schedule, trace
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(4)
 
 # Rows whose operator has another name or form than torch.<row>.
 SPELLED: dict[str, Callable[..., Any]] = {

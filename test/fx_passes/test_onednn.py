@@ -18,7 +18,10 @@ from test.small_layers import call_onednn
 
 T = torch.Tensor
 OPTIONS: dict[str, Any] = {"strict": True, "verify_ir": True}
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN")
+pytestmark = [
+    pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN"),
+    pytest.mark.sample(2),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,8 @@ from altbackend.lowering.graph import lower_graph
 from test.compare import compiled, twin
 from test.graphs import trace
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 
 

@@ -10,6 +10,8 @@ import torch
 from test.compare import check, check_gradients
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(2)
+
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "wide rows": lambda: torch.randn(3, 200),
     "tall": lambda: torch.randn(130, 7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import re
 import subprocess
@@ -250,6 +251,7 @@ def test_cpp_advises_its_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         return torch.sin(x @ w) @ v
 
+    gc.collect()  # no result of an earlier test is freed below
     f, before = compiled(fn, host="cpp"), advised_bytes()
     with no_check_of_custom_operators():
         torch.testing.assert_close(f(x, w, v), fn(x, w, v), rtol=1e-3, atol=1e-3)
