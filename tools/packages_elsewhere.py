@@ -4,7 +4,7 @@
 
 OTHER_PYTHON needs an installed torch and nothing else; it may be the Python that builds. Each model is exported twice:
 with the sizes of its inputs, and with any batch (and any length of tokens), which is then called in two sizes. Results
-must equal eager's here within 1e-4 of the largest. Seconds are from the start of a process to its first result.
+must equal eager's here within 1e-4 of the largest. Seconds are those of the whole process.
 `--cpp` also builds `examples/aot_cpp/replay.cpp` against OTHER_PYTHON's torch.
 """
 
@@ -33,7 +33,7 @@ CASES = ["resnet50", "vit_b16", "bert", "gpt2"]
 ROOT = Path(__file__).parents[1]
 # Runs under the other Python.
 OTHER = """
-import sys, time
+import sys
 import torch
 loader, package, calls = sys.argv[1:]
 if loader == "torch's loader":
@@ -42,13 +42,13 @@ if loader == "torch's loader":
 else:
     import altbackend
     model = altbackend.aot_load(package)
-far = 0.0
+differences = []
 for inputs, want in torch.load(calls, weights_only=True):
     got = [t for t in torch.utils._pytree.tree_leaves(model(*inputs)) if isinstance(t, torch.Tensor)]
     assert len(got) == len(want), f"{len(got)} results instead of {len(want)}"
-    far = max(far, *(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want)))
-assert far <= 1e-4, f"relative difference {far:.1e}"
-print(f"difference {far:.1e}")
+    differences += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want)]
+assert all(d <= 1e-4 for d in differences), f"relative differences {differences}"  # NaN is none
+print(f"difference {max(differences):.1e}")
 """
 
 
@@ -108,8 +108,8 @@ def cpp_program(python: str, folder: Path) -> Path:
     """Compile `replay.cpp` against the torch of a Python, and return the program."""
     code = "import torch, os; print(os.path.dirname(torch.__file__))"
     root = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    flags = ["-std=c++20", "-O1", f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-L{root}/lib"]
-    libraries = ["-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root}/lib", "-Wl,--no-as-needed"]
+    flags = ["-std=c++20", "-O1", f"-I{root}/include", f"-L{root}/lib"]
+    libraries = ["-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root}/lib"]
     program = folder / "replay"
     source = ROOT / "examples/aot_cpp/replay.cpp"
     subprocess.run(["g++", *flags, str(source), "-o", str(program), *libraries], check=True)
