@@ -302,7 +302,8 @@ class Scheduled:
 def _cpu(s: Scheduled, cfg: Config, trace: Trace, job: Job) -> Code:
     """Print one C++ library and one host program, which may also have a form in C++."""
     steps = launches(s)
-    printed = cpu_program.build(s.program, s.deps, steps, cfg, s.any_strides)
+    planned = launch_plan.plan(s.program, s.deps, steps, cfg)
+    printed = cpu_program.build(planned, cfg, s.any_strides)
     return Code(
         s.device,
         printed.python,
@@ -311,7 +312,7 @@ def _cpu(s: Scheduled, cfg: Config, trace: Trace, job: Job) -> Code:
         cpp=printed.cpp if printed.segments else "",
         constants=callables(steps, s.constants),
         names_lines=any(isinstance(x, launch_plan.Launch) and x.function.checks for x in steps),
-        host=_host_text(lambda c: cpp_graph.build(s.program, s.deps, steps, cfg, c), s, cfg, trace, job),
+        host=_host_text(lambda c: cpp_graph.build(planned, cfg, c), s, cfg, trace, job),
     )
 
 

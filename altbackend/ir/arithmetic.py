@@ -24,6 +24,7 @@ from .atoms import (
     from_atom,
     from_terms,
     interned,
+    scaled,
 )
 
 
@@ -68,10 +69,10 @@ def _join_divmod(terms: dict[Monomial, int], const: int) -> Index:
         qm, qc = quotient.terms[0]
         if not c or qc != 1:
             continue
-        scaled = mul(product(rest, c), k, product(qm, 1))
-        if isinstance(scaled, int) or len(scaled.terms) != 1 or scaled.const:
+        multiple = mul(product(rest, c), k, product(qm, 1))
+        if isinstance(multiple, int) or len(multiple.terms) != 1 or multiple.const:
             continue
-        (sm, sc) = scaled.terms[0]
+        (sm, sc) = multiple.terms[0]
         if terms.get(sm, 0) == sc:
             left = dict(terms)
             del left[sm], left[m]
@@ -106,11 +107,11 @@ def mul(*items: Index) -> Index:
             rest.append(item)
     if coef == 0 or not rest:
         return coef
-    result = rest[0]
-    if coef != 1:
-        scaled = from_terms({m: c * coef for m, c in result.terms}, result.const * coef)
-        assert isinstance(scaled, Expr)
-        result = scaled
+    first = scaled(rest[0], coef)
+    if len(rest) == 1:
+        return first
+    assert isinstance(first, Expr)
+    result = first
     for other in rest[1:]:
         so_far = _times(result, other)
         if isinstance(so_far, int):

@@ -241,10 +241,24 @@ def _operand(e: Index) -> str:
 
 def from_terms(terms: dict[Monomial, int], const: int) -> Index:
     """Return the sum of products: `terms` gives the coefficient of each."""
-    live = {m: c for m, c in terms.items() if c}
+    live = [(m, c) for m, c in terms.items() if c]
     if not live:
         return const
-    ordered = tuple(sorted(live.items(), key=_monomial_order)) if len(live) > 1 else tuple(live.items())
+    if len(live) > 1:
+        live.sort(key=_monomial_order)
+    return _in_order(tuple(live), const)
+
+
+def scaled(e: Expr, factor: int) -> Index:
+    """Return a number times an expression."""
+    if factor == 0:
+        return 0
+    # the order of the products is by the size of their coefficients, so that it stays
+    return e if factor == 1 else _in_order(tuple([(m, c * factor) for m, c in e.terms]), e.const * factor)
+
+
+def _in_order(ordered: tuple[tuple[Monomial, int], ...], const: int) -> Expr:
+    """Return the expression of products in normal order, at least one."""
     key = (ordered, const)
     existing = _exprs.get(key)
     if existing is not None:
@@ -267,7 +281,7 @@ def _monomial_order(item: tuple[Monomial, int]) -> tuple[int, list[str]]:
 
 def from_atom(atom: Atom) -> Index:
     """Return an atom as an index expression."""
-    return from_terms({(atom,): 1}, 0)
+    return _in_order((((atom,), 1),), 0)
 
 
 def var(name: str, size: Index, rank: int = 0) -> Var:

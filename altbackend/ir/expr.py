@@ -106,13 +106,15 @@ __all__ = [
 
 def substitute(e: Index, env: Mapping[Atom, Index], on_value: Callable[[Value], Value] | None = None) -> Index:
     """Return `e` with variables and symbols replaced by expressions. `on_value` rewrites the values inside lookups."""
-    if isinstance(e, int) or not (any(v in env for v in e.vars) or any(s in env for s in e.syms) or on_value):
+    if isinstance(e, int) or not (on_value or not env.keys().isdisjoint(e.vars) or not env.keys().isdisjoint(e.syms)):
         return e
     parts: list[Index] = [e.const]
     for m, c in e.terms:
-        factors: list[Index] = [c]
-        factors.extend(_substitute_atom(a, env, on_value) for a in m)
-        parts.append(mul(*factors))
+        if len(m) == 1:
+            atom = _substitute_atom(m[0], env, on_value)
+            parts.append(atom if c == 1 else mul(c, atom))
+        else:
+            parts.append(mul(c, *(_substitute_atom(a, env, on_value) for a in m)))
     return add(*parts)
 
 
@@ -138,6 +140,9 @@ def coefficient(e: Index, v: Atom) -> Index | None:
         return 0
     parts: list[Index] = []
     for m, c in e.terms:
+        if len(m) == 1 and m[0] is v:
+            parts.append(c)
+            continue
         if not any(v in a.vars for a in m):
             continue
         if sum(v in a.vars for a in m) != 1 or v not in m:

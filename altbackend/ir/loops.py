@@ -62,7 +62,10 @@ class Buffer:
         """The number of elements from the first to the last, gaps included; 0 for an empty buffer."""
         if any(s == 0 for s in self.sizes):
             return 0
-        return ex.add(1, *(ex.mul(ex.sub(n, 1), s) for n, s in zip(self.sizes, self.strides, strict=True)))
+        last: Index = 1
+        for n, s in zip(self.sizes, self.strides, strict=True):
+            last = ex.add(last, (n - 1) * s if isinstance(n, int) and isinstance(s, int) else ex.mul(ex.sub(n, 1), s))
+        return last
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,6 +28,7 @@ from .ops import OPS, result_dtype
 CHECKS = frozenset({"nonzero", "wrap_index"})  # scalars that report an error
 
 _values: WeakValueDictionary[object, Value] = WeakValueDictionary()
+_NONE: frozenset[Atom] = frozenset()
 
 
 class Value:
@@ -86,14 +87,24 @@ def make(op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: Any = None)
     value._flops = None
     value._raises = None
     value.depth = 1 + max((a.depth for a in args), default=0)
-    value.vars = frozenset().union(*(a.vars for a in args))
-    value.syms = frozenset().union(*(a.syms for a in args))
+    value.vars, value.syms = _free_of(args)
     index = attr[1] if op == "load" else attr if op in ("index", "wrap_index") else None
     if index is not None:
         value.vars |= ex.vars_of(index)
         value.syms |= ex.syms_of(index)
     _values[key] = value
     return value
+
+
+def _free_of(args: Sequence[Value]) -> tuple[frozenset[Atom], frozenset[Atom]]:
+    """Return the variables and the symbols of several values; mostly, one set is that of a value."""
+    variables, symbols = _NONE, _NONE
+    for a in args:
+        if not a.vars <= variables:
+            variables = variables | a.vars if variables else a.vars
+        if not a.syms <= symbols:
+            symbols = symbols | a.syms if symbols else a.syms
+    return variables, symbols
 
 
 def const(value: complex, dtype: torch.dtype) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,6 +15,8 @@ from ..ir.expr import Atom, Expr, Index
 from ..ir.loops import Buffer, View
 from ..ir.ops import compute_dtype
 from ..ir.value import Value
+
+CACHED_SHAPES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +56,22 @@ Dims: TypeAlias = int | Sequence[int] | None
 
 def axes(sizes: Sequence[Index]) -> tuple[Atom, ...]:
     """Return the canonical loop variables of a shape."""
-    return tuple(ex.dim(k, n) for k, n in enumerate(sizes))
+    return _axes(tuple(sizes))
 
 
 def points(sizes: Sequence[Index]) -> tuple[Index, ...]:
     """Return the canonical loop variables of a shape as index expressions; a dimension of size 1 gives 0."""
-    return tuple(ex.ix(a) for a in axes(sizes))
+    return _points(tuple(sizes))
+
+
+@functools.lru_cache(CACHED_SHAPES)
+def _axes(sizes: tuple[Index, ...]) -> tuple[Atom, ...]:
+    return tuple(ex.dim(k, n) for k, n in enumerate(sizes))
+
+
+@functools.lru_cache(CACHED_SHAPES)
+def _points(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
+    return tuple(ex.ix(a) for a in _axes(sizes))
 
 
 def permuted(x: Tensor, order: Sequence[int]) -> Tensor:

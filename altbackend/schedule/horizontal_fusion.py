@@ -8,6 +8,7 @@ step needs its results; then kernels that could run by now are moved forward.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -16,7 +17,16 @@ from ..debug.trace import DecisionKind
 from ..ir.loops import Extern, Program, writes
 from .deps import Deps
 from .fusion.group import Decision
-from .horizontal_parts import ANY_POINTS, MOST_POINTS, HorizontalKernel, Part, Step, horizontal_kernel, part_of
+from .horizontal_parts import (
+    ANY_POINTS,
+    MOST_POINTS,
+    HorizontalKernel,
+    Part,
+    Step,
+    horizontal_kernel,
+    part_of,
+    signature,
+)
 from .kernel import Kernel
 
 
@@ -51,12 +61,14 @@ def fuse_horizontally(
     p: Program, deps: Deps, kernels: Sequence[Kernel | Extern], decide: Decision, limits: Limits = GPU
 ) -> list[Step]:
     """Return the kernels and library calls, with kernels that are alike in one launch where their order allows it."""
-    parts = [None if isinstance(k, Extern) else part_of(p, k, limits.points) for k in kernels]
-    counts: dict[object, int] = {}
-    for q in parts:
-        if q is not None:
-            counts[q.key] = counts.get(q.key, 0) + 1
-    parts = [q if q is not None and counts[q.key] >= limits.least else None for q in parts]
+    signatures = [None if isinstance(k, Extern) else signature(k) for k in kernels]
+    counts = Counter(x for x in signatures if x is not None)
+    parts = [
+        None if isinstance(k, Extern) or x is None or counts[x] < limits.least else part_of(p, k, limits.points)
+        for k, x in zip(kernels, signatures, strict=True)
+    ]
+    keys = Counter(q.key for q in parts if q is not None)
+    parts = [q if q is not None and keys[q.key] >= limits.least else None for q in parts]
     if all(q is None for q in parts):
         return list(kernels)
     return _Order(p, deps, list(kernels), parts, decide, limits).run()

@@ -83,9 +83,24 @@ class _Roles:
         return va.load(self.of(name), index, x.dtype)
 
 
+def signature(k: Kernel) -> tuple[object, ...] | None:
+    """Return what kernels that are alike have in common at the least, or None for a kernel that does not qualify."""
+    if k.rows != 1 or len(k.stages) != 1 or k.matmul is not None:
+        return None
+    nodes = k.stages[0].members
+    if any(q.kind is not Kind.POINT for q in nodes):
+        return None
+    return tuple((q.value.op, q.value.dtype, q.value.depth, len(va.loads(q.value))) for q in nodes)
+
+
+def _is_aligned(q: MappedNode, position: Index) -> bool:
+    """Return whether a node reads its own position of the range, or a single element, of every buffer."""
+    return all(index == position or isinstance(index, int) for _, index in va.loads(q.value))
+
+
 def part_of(p: Program, k: Kernel, most_points: int = MOST_POINTS) -> Part | None:
     """Return the kernel as a part, or None where it does not qualify."""
-    if k.rows != 1 or len(k.stages) != 1 or k.matmul is not None or any(q.kind is not Kind.POINT for q in k.nodes):
+    if signature(k) is None:
         return None
     inner = k.stages[0].inner
     n = ex.prod(ex.size_of(v) for v in inner)
@@ -95,9 +110,11 @@ def part_of(p: Program, k: Kernel, most_points: int = MOST_POINTS) -> Part | Non
     point = ex.var("i0", ex.sym("n", 0, most_points))
     roles = _Roles(position, ex.ix(point))
     nodes: list[Pointwise] = []
+    if not all(q.index == position and _is_aligned(q, position) for q in k.nodes):
+        return None
     for q in k.nodes:
         value = roles.over_range(q.value)
-        if value is None or q.index != position:
+        if value is None:
             return None
         roles.ranged.add(q.node.out)
         nodes.append(Pointwise(roles.of(q.node.out), (point,), ex.ix(point), value, q.node.origins))

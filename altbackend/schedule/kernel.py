@@ -14,7 +14,7 @@ from .deps import Deps
 from .device import Cpu, Device, Gpu
 from .fusion.group import Group
 from .loop_mapping import Kind, MappedNode
-from .loop_refinement import common_refinement, split_loops
+from .loop_refinement import common_refinement, split_loops, with_loops_of
 from .products.matmul import Matmul
 from .scan_terms import runs_one_by_one
 from .tiling.cpu.index_ranges import split_ranges
@@ -152,7 +152,7 @@ def _common_loops(mapped: Sequence[MappedNode], apart: bool) -> list[MappedNode]
             chain = None
         for part in _parts(mapped, positions, chain, apart):
             sizes = chain if chain is not None else tuple(n for n in mapped[part[0]].sizes if n != 1)
-            merged = merge_all([split_loops(mapped[k], sizes) for k in part])
+            merged = merge_all([with_loops_of(mapped[k], sizes) for k in part])
             for k, q in zip(part, merged, strict=True):
                 result[k] = split_loops(q, merged[0].sizes)
     return result
@@ -168,9 +168,11 @@ def _parts(
     """
     if chain is None:
         return [[k] for k in positions]
-    split = {k: split_loops(mapped[k], chain) for k in positions}
-    if not apart or len(chain) < 2 or len(merge_all(list(split.values()))[0].sizes) < 2:
+    if not apart or len(chain) < 2:
         return [positions]
+    if len(merge_all([with_loops_of(mapped[k], chain) for k in positions])[0].sizes) < 2:
+        return [positions]
+    split = {k: split_loops(mapped[k], chain) for k in positions}
     parts = _touching_together(split)
     return parts if any(_merges_further(parts, split, part) for part in parts) else [positions]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -254,10 +254,10 @@ def mappings(node: Loop, rows: Index, any_order: bool = False) -> tuple[MappedNo
     reason = NO_CUT
     candidates: list[MappedNode] = []
     for order in orders:
-        mapped = _map_cut(node, order, rows)
+        mapped = _map_cut(node, order, rows, [q.kind for q in candidates])
         if isinstance(mapped, Refusal):
             reason = mapped if mapped is not NO_CUT else reason
-        elif mapped is not None and (mapped.kind is Kind.POINT or all(q.kind is not mapped.kind for q in candidates)):
+        elif mapped is not None:
             candidates.append(mapped)
     return tuple(candidates) or reason
 
@@ -294,8 +294,14 @@ def _neighbours(node: Reduction, order: Sequence[Atom]) -> Index:
     return count
 
 
-def _map_cut(node: Pointwise | Reduction, order: Sequence[Atom], rows: Index) -> MappedNode | Refusal | None:
-    """Map `node` with its loops in `order`; None where a full reduction would have a single row of one result."""
+def _map_cut(
+    node: Pointwise | Reduction, order: Sequence[Atom], rows: Index, mapped_as: Collection[Kind]
+) -> MappedNode | Refusal | None:
+    """Map `node` with its loops in `order`.
+
+    Return None where a full reduction would have a single row of one result, and where a better order has mapped the
+    reduction as the same kind before (`mapped_as`).
+    """
     cut = cut_rows(order, rows)
     if cut is None:
         return NO_CUT
@@ -306,6 +312,8 @@ def _map_cut(node: Pointwise | Reduction, order: Sequence[Atom], rows: Index) ->
     if isinstance(node, Reduction) and cut.outer and not any(rows_reduced) and rows == 1 and not node.dims:
         return None
     kind = Kind.CROSS_ROW if any(rows_reduced) else Kind.IN_ROW if reduced else Kind.POINT
+    if kind is not Kind.POINT and kind in mapped_as:
+        return None
     return _mapped(node, kind, rows, cut, frozenset(v for v in cut.inner if origin[v] in reduced))
 
 

@@ -37,7 +37,9 @@ def common_refinement(chains: Sequence[tuple[Index, ...]]) -> tuple[Index, ...] 
 @functools.lru_cache(maxsize=CACHED_SPLITS)
 def split_loops(q: MappedNode, chain: tuple[Index, ...]) -> MappedNode:
     """Split the inner loops of `q` to the extents `chain`, named i0, i1, ...; `chain` must refine `q.sizes`."""
-    fresh = [ex.var(f"i{k}", n) for k, n in enumerate(chain)]
+    fresh = tuple([ex.var(f"i{k}", n) for k, n in enumerate(chain)])
+    if q.inner == fresh:
+        return q
     env: dict[Atom, Index] = {}
     parts_of: dict[Atom, list[Atom]] = {}
     position = len(fresh)
@@ -56,7 +58,12 @@ def split_loops(q: MappedNode, chain: tuple[Index, ...]) -> MappedNode:
     reduced, scanned = (frozenset(w for v in loops for w in parts_of.get(v, ())) for loops in (q.reduced, q.scanned))
     changed = {v: e for v, e in env.items() if ex.ix(v) is not e}
     index, value = ex.substitute(q.index, changed), q.value.substitute(changed)
-    return replace(q, inner=tuple(fresh), reduced=reduced, index=index, value=value, scanned=scanned)
+    return replace(q, inner=fresh, reduced=reduced, index=index, value=value, scanned=scanned)
+
+
+def with_loops_of(q: MappedNode, chain: tuple[Index, ...]) -> MappedNode:
+    """Return `q` with inner loops of the extents `chain`, of any names: unchanged where it has them already."""
+    return q if q.sizes == chain else split_loops(q, chain)
 
 
 def mergeable(q: MappedNode, k: int) -> bool:
@@ -81,7 +88,7 @@ def mergeable(q: MappedNode, k: int) -> bool:
 def merged(q: MappedNode, k: int) -> MappedNode:
     """Return `q` with inner loops k and k+1 as one loop. The caller has checked `mergeable`."""
     a, b = q.inner[k], q.inner[k + 1]
-    one = ex.var(f"m{k}", ex.mul(ex.size_of(a), ex.size_of(b)))
+    one = ex.var(f"i{k}", ex.mul(ex.size_of(a), ex.size_of(b)))
     env: dict[Atom, Index] = {a: 0, b: ex.ix(one)}
     inner = (*q.inner[:k], one, *q.inner[k + 2 :])
     reduced = (q.reduced - {a, b}) | ({one} if a in q.reduced else set())

@@ -78,3 +78,17 @@ def test_a_wrong_index_is_an_error_of_the_next_call() -> None:
         with pytest.raises(IndexError, match=r"an earlier call met an index out of range"):
             run(x, right)
         torch.testing.assert_close(run(x, right), f(x, right))
+
+
+def test_small_temporaries_of_kernels_share_one_allocation() -> None:
+    def f(x: T) -> tuple[T, T]:
+        y = x.cumsum(0).cumsum(1).cumsum(0).cumsum(1).cumsum(0)
+        return y.cumsum(1), y @ x.t()
+
+    x = torch.randn(8, 8)
+    actual, (text,) = through_cpp(f, x)
+    torch.testing.assert_close(actual, f(x), atol=1e-3, rtol=1e-4)
+    offsets = [int(line.split("small_at + ")[1].split(";")[0]) for line in text.splitlines() if "small_at + " in line]
+    assert len(offsets) >= 3
+    assert len(set(offsets)) < len(offsets), "the memory of a dead temporary is used again"
+    assert text.count("empty_on_gpu(") == 4, "the shared one, the operand of the product, and two results"

@@ -51,7 +51,7 @@ def whole_host(fn: Callable[..., Any], *inputs: torch.Tensor) -> str:
         else:
             function, buffers = emit.emit(s.program, k)
             steps.append(launch_plan.Launch(f"kernel of step {n}", function, buffers, k.origins))
-    return cpu_program.build(s.program, s.deps, steps, CONFIG).python
+    return cpu_program.build(launch_plan.plan(s.program, s.deps, steps, CONFIG), CONFIG).python
 
 
 def x(*sizes: int) -> torch.Tensor:

@@ -124,7 +124,7 @@ def test_the_host_file_of_a_graph_with_dropout_runs_as_a_program(tmp_path: Path)
     function, buffers = emit.emit(s.program, kernel)
     steps = [call, launch_plan.Launch("kernel", function, buffers, kernel.origins)]
     file = tmp_path / "host.py"
-    file.write_text(cpu_program.build(s.program, s.deps, steps, cfg).python)
+    file.write_text(cpu_program.build(launch_plan.plan(s.program, s.deps, steps, cfg), cfg).python)
     done = subprocess.run(
         [sys.executable, str(file)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},

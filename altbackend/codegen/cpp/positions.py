@@ -27,7 +27,8 @@ def loads(s: Stmt) -> list[Value]:
 def positions(s: Stmt) -> list[Index]:
     """Return the positions that a statement reads and writes, in parameters and in memory of the row."""
     own = [s.index] if isinstance(s, (Store, Update)) and s.index is not None else []
-    return [v.attr[1] for v in loads(s)] + own
+    read = va.loads(s.value) if isinstance(s, (Let, Store, Update)) else ()
+    return [index for _, index in read] + own
 
 
 def row_variable(body: Sequence[Stmt]) -> Atom | None:

@@ -1,4 +1,7 @@
-"""Print the steps of a GPU's host program as C++: every buffer is a tensor of torch's caching allocator."""
+"""Print the steps of a GPU's host program as C++.
+
+Buffers are tensors of torch's caching allocator; the small ones that only kernels use share one (`small_buffers.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from .cpp_values import dtype_text, ints, quoted
 from .cuda_program import CudaLaunch, CudaPlan
 from .launch_plan import LaunchPlan
 from .python_text import provenance
+from .small_buffers import SmallBuffers, small_buffers
 
 _SCRATCH = 2  # null pointers that end a kernel's arguments
 
@@ -62,7 +66,9 @@ def _body(planned: CudaPlan, state: Printer, calls: Calls) -> tuple[str, ...]:
     if planned.flagged:
         w.add(f"check_flag(*frame.gpu, {quoted(checked_lines(planned))});")
     state.edges.inputs(state)
+    small = small_buffers(planned)
     _prologue(planned, state)
+    _share(planned, state, small)
     drops, number = cuda_program.last_uses(p, planned.steps), 0
     for k, s in enumerate(planned.steps):
         state.edges.before(state, s)
@@ -74,7 +80,7 @@ def _body(planned: CudaPlan, state: Printer, calls: Calls) -> tuple[str, ...]:
         for b in drops.get(k, ()):
             if p.buffers[b].kind == "input":
                 state.edges.drop_input(state, b)
-            elif b in state.declared:
+            elif b in state.declared and b not in small.offsets:
                 w.add(f"t_{b}.reset();")
     return tuple(state.edges.output(state, k, o) for k, o in enumerate(p.outputs))
 
@@ -103,6 +109,18 @@ def _prologue(planned: CudaPlan, state: Printer) -> None:
         else:
             w.add(f"const Tensor near_{b} = aligned(t_{b}.get());")
             w.add(f"P[{locations.slots[b]}] = data_of(near_{b}.get() ? near_{b}.get() : t_{b}.get());")
+
+
+def _share(planned: CudaPlan, state: Printer, small: SmallBuffers) -> None:
+    """Print the allocation that small temporaries share, and their addresses in it."""
+    if not small.offsets:
+        return
+    w = state.w
+    w.add(f"const Tensor small = empty_on_gpu(frame.device, {dtype_text(torch.uint8)}, {{{small.nbytes}}}, {{1}});")
+    w.add("char* const small_at = static_cast<char*>(data_of(small.get()));")
+    for b, offset in small.offsets.items():
+        state.declared.add(b)
+        w.add(f"P[{planned.locations.slots[b]}] = small_at + {offset};  // {b}")
 
 
 def _bring(state: Printer, b: str) -> None:

@@ -18,14 +18,13 @@ from ...ir import expr as ex
 from ...ir.loops import Extern, HostNumber, Program, View, names_in, symbols_of, views, writes
 from ...lowering.graph import Opaque
 from ...runtime import philox
-from ...schedule.deps import Deps
 from . import cpp_cuda
 from .cpp_library import number
 from .cpp_numbers import CTYPES
 from .cpp_program import AnyStep, PrintedHost, Printer, print_program
 from .cpp_values import dtype_text, ints, named, quoted, view_text
 from .cuda_program import CudaLaunch, CudaPlan
-from .launch_plan import Launch, Step, plan
+from .launch_plan import Launch, LaunchPlan
 from .take_over import donors
 
 HEADERS = ("graph.h", "dispatcher.h", "numbers.h")
@@ -60,10 +59,10 @@ class Calling:
     drops: bool
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, calling: Calling) -> GraphHost:
+def build(planned: LaunchPlan, cfg: Config, calling: Calling) -> GraphHost:
     """Print a host program. Raise Unsupported, with the operator and its line, for a step that has no C++ form."""
-    edges = _edges(p, calling, cfg)
-    return _graph(print_program(plan(p, deps, steps, cfg), cfg, "graph", edges, pointers=True), edges, cfg)
+    edges = _edges(planned.program, calling, cfg)
+    return _graph(print_program(planned, cfg, "graph", edges, pointers=True), edges, cfg)
 
 
 def build_cuda(planned: CudaPlan, cfg: Config, calling: Calling) -> GraphHost:
@@ -110,7 +109,9 @@ class _Inputs:
 
 
 def _inputs(p: Program) -> _Inputs:
-    opaque, used = _opaque_inputs(p), _used_names(p)
+    others = [b for b in p.inputs if b not in p.buffers]
+    opaque = _opaque_inputs(p) if others else set()
+    used = set() if opaque.issuperset(others) else _used_names(p)
     kinds = ["t" if b in p.buffers or b in opaque else "n" if b in used else "-" for b in p.inputs]
     pairs = list(zip(p.inputs, kinds, strict=True))
     return _Inputs("".join(kinds), tuple(b for b, k in pairs if k == "t"), tuple(b for b, k in pairs if k == "n"))

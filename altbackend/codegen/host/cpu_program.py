@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ...aten.name import is_foreign
 from ...config.options import Config
 from ...ir.loops import Extern, Program, results_text, unbacked_symbols
-from ...schedule.deps import Deps
 from .debug_file import file_text
-from .launch_plan import Launch, LaunchPlan, Locations, Step, cpp_text, full_view, plan
+from .launch_plan import Launch, LaunchPlan, Locations, cpp_text, full_view
 from .python_text import (
     HostLines,
     allocation_text,
@@ -39,12 +38,11 @@ class Host:
     library_calls: int
 
 
-def build(p: Program, deps: Deps, steps: Sequence[Step], cfg: Config, any_strides: bool = False) -> Host:
+def build(planned: LaunchPlan, cfg: Config, any_strides: bool = False) -> Host:
     """Print the host program and the translation unit of its kernels.
 
     `any_strides`: inputs may have other strides than were traced.
     """
-    planned = plan(p, deps, steps, cfg)
     cpp = cpp_text(planned, cfg)
     python = file_text(planned, cfg, _body(planned, cfg, any_strides), cpp)
     launches = sum(isinstance(s, Launch) for s in planned.steps)

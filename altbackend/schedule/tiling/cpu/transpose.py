@@ -13,7 +13,7 @@ from ....ir.loops import Reduction
 from ...access import outside_row, same_point
 from ...device import Cpu
 from ...loop_mapping import Kind, MappedNode, Refusal, fit
-from ...loop_refinement import common_refinement, mergeable, merged, split_loops
+from ...loop_refinement import common_refinement, mergeable, merged, with_loops_of
 
 CACHED = 1024  # a kernel's loops are merged to find its rows, and then on those rows
 
@@ -43,7 +43,7 @@ def spread_rows(mapped: Sequence[MappedNode]) -> Sequence[MappedNode]:
     chain = common_refinement([q.sizes for q in mapped])
     if chain is None:
         return mapped
-    sizes = merge_all([split_loops(q, chain) for q in mapped])[0].sizes
+    sizes = merge_all([with_loops_of(q, chain) for q in mapped])[0].sizes
     if len(sizes) < 2:
         return mapped
     rows = ex.prod(sizes[:-1])
@@ -63,7 +63,7 @@ def runs_in_parallel(mapped: Sequence[MappedNode]) -> bool:
     chain = common_refinement([q.sizes for q in mapped])
     if chain is None:
         return False
-    is_one_loop = len(merge_all([split_loops(q, chain) for q in mapped])[0].sizes) < 2
+    is_one_loop = len(merge_all([with_loops_of(q, chain) for q in mapped])[0].sizes) < 2
     return is_one_loop or ex.size_of(spread_rows(mapped)[0].row) != 1
 
 
