@@ -353,12 +353,16 @@ def dense_strides(order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, 
 
 
 def memory_order(strides: Sequence[Index], sizes: Sequence[Index]) -> list[int]:
-    """Return dimension numbers from the slowest to the fastest in memory; equal strides keep their order."""
+    """Return dimension numbers from the slowest to the fastest in memory; equal strides keep their order.
+
+    A negative stride, of an operand that is read backwards, is as fast as the positive one.
+    """
 
     def key(k: int) -> tuple[int, int]:
         if sizes[k] == 1:
             return (0, 0)
-        return (1, -ex.bounds(strides[k])[1] if isinstance(strides[k], int) else -_estimate(strides[k]))
+        stride = strides[k]
+        return (1, -abs(stride if isinstance(stride, int) else _estimate(stride)))
 
     movable = [k for k in range(len(sizes)) if sizes[k] != 1]
     ordered = sorted(movable, key=key)

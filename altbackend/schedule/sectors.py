@@ -31,7 +31,8 @@ class Access:
 
     def sectors(self, row: Atom, tile_rows: int, index: Index) -> float:
         """Return the sectors of a row in a tile of so many, with the access at `index`."""
-        along = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) == 1), 1)
+        # a loop that runs backwards touches the same sectors
+        along = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) in (1, -1)), 1)
         if along == 1 and (step := self._short_step(index)) is not None:
             return self.weight * self.itemsize * step / SECTOR
         across = _run_of_rows(index, row, along)

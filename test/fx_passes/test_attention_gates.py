@@ -48,6 +48,8 @@ class WithGradient:
     (plain, torch.float32, 512, 128, True, False),  # in TF32
     (plain, torch.float32, 64, 384, True, False),
     (plain, torch.float32, 64, 384, False, True),  # whole tiles
+    (plain, torch.float32, 64, 64, False, False),
+    (plain, torch.float32, 64, 64, True, True),
     (plain, HALF, 512, 256, True, True),
     (plain, HALF, 512, 320, True, False),
     (plain, HALF, 512, 320, False, False),

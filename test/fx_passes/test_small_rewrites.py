@@ -87,6 +87,14 @@ def test_other_products_stay(device: str) -> None:
         assert small_products.run(gm, context(device)) == 0
 
 
+def test_products_of_costly_operands_stay_on_a_gpu() -> None:
+    """Each result would compute the quotients of its terms anew."""
+    x = torch.randn(8192, 5, 5)
+    for fn, count in ((lambda x: (x / 3).transpose(1, 2) @ x, 0), (lambda x: (x + 3).transpose(1, 2) @ x, 1)):
+        (gm,) = trace(fn, x)
+        assert small_products.run(gm, context("gpu")) == count
+
+
 def test_outer_products_of_odd_values() -> None:
     x = torch.tensor([[0.0], [-0.0], [float("inf")], [float("nan")], [1e-40]])
     torch.testing.assert_close(compiled(torch.mm)(x, x.t()), torch.mm(x, x.t()), equal_nan=True)

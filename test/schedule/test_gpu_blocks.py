@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.codegen.triton import print_triton
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks, Form
 from altbackend.schedule.tiling.gpu.choose import choose_blocks
+from altbackend.schedule.tiling.gpu.tiled import tile_kernel
 from test import triton_run
 from test.compare import difference
 from test.graphs import schedule, trace
@@ -171,3 +174,89 @@ def test_sides_of_transposing_tiles_are_several_short_loops(
     assert b.form is (Form.TRANSPOSE if columns else Form.FLAT)
     assert list(b.rblocks) == ([columns] if columns else [])
     assert torch.equal(triton_run.compiled(fn, ctx=ON_GPU)(x), fn(x))
+
+
+# --- scans of columns ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((1024, 880, 64), 64), ((64, 880, 129), 16)], ids=str)
+def test_a_program_scans_several_columns_block_by_block(shape: tuple[int, ...], rows: int) -> None:
+    (b,) = blocks_of(lambda x: x.cumsum(1), torch.empty(shape))
+    assert b.xblock == rows
+    assert b.looped(880)
+
+
+def test_a_normalisation_of_scanned_columns_is_a_kernel_of_its_own() -> None:
+    scan, *others = blocks_of(lambda x: x.cumsum(1).log_softmax(1), torch.empty(64, 880, 64))
+    assert scan.looped(880)
+    assert min(b.xblock for b in (scan, *others)) > 1
+
+
+def test_readers_of_a_16_bit_scan_take_half_the_bytes() -> None:
+    scheduled = schedule(trace(lambda x: x.cumsum(1).flip(1), image(torch.bfloat16))[0], ctx=ON_GPU)
+    kernels = [k for k in scheduled.steps if isinstance(k, Kernel)]
+    stored = {scheduled.program.buffers[b].dtype for k in kernels for b in k.stored}
+    assert stored == {torch.bfloat16}
+
+
+SCANS: dict[str, tuple[Callable[[T], T], tuple[int, ...]]] = {
+    "columns": (lambda x: x.cumsum(1), (2, 600, 5)),
+    "flipped columns": (lambda x: (x.flip(1) * 2).cumsum(1).flip(1), (2, 600, 5)),
+    "few columns": (lambda x: x.cumsum(0) + 1, (530, 3)),
+    "a softmax": (lambda x: (x / 64).cumsum(1).log_softmax(1), (2, 520, 4)),
+    "short columns": (lambda x: x.cumsum(1).amax(1), (3, 70, 6)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SCANS)
+def test_scanned_columns_are_equal_to_eager(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    fn, shape = SCANS[name]
+    x = torch.randn(shape).to(dtype)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-5
+    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=tolerance)
+
+
+# --- windows ---------------------------------------------------------------------------------------------------------
+
+
+def window_norm(x: T) -> T:
+    return F.rms_norm(F.avg_pool1d(x, 20, 20), (7,))
+
+
+def test_windows_beside_a_reduction_stay_in_the_cache() -> None:
+    (b,) = blocks_of(window_norm, torch.empty(512, 400, 140))
+    assert elements_of_thread(b) == 1
+    x = torch.randn(6, 5, 140)
+    assert not difference(triton_run.compiled(window_norm)(x), window_norm(x), strides=False, tolerance=2e-5)
+
+
+def test_divisions_beside_wide_windows_have_registers() -> None:
+    def fn(x: T) -> T:
+        taps = [x[:, k : k + 1024] * float(k + 2) for k in range(0, 80, 4)]
+        return sum(taps[1:], taps[0]) / (x[:, :1024].abs() + 1).sqrt()
+
+    (b,) = blocks_of(fn, torch.empty(4096, 1104))
+    assert elements_of_thread(b) <= 2
+
+
+def test_loads_under_way_fit_in_shared_memory() -> None:
+    """Each read of one tensor has a tile of its own in every stage of a loop's pipeline."""
+
+    def fn(x: T) -> tuple[T, T]:
+        y = sum((x[k : k + 65536] * float(k + 1) for k in range(10)), x.new_zeros(())).softmax(1)
+        return y, y.sum(0)
+
+    scheduled = schedule(trace(fn, torch.empty(65546, 64))[0], ctx=ON_GPU)
+    loops = []
+    for k in (k for k in scheduled.steps if isinstance(k, Kernel)):
+        tiled = tile_kernel(scheduled.program, k, ON_GPU)
+        if tiled.blocks.form is Form.PERSISTENT:
+            source = print_triton.emit(scheduled.program, tiled)[0].source
+            stages = re.search(r"num_stages=(\d)", source)
+            loops.append((int(stages.group(1)) if stages else 1) - 1)
+            tile = tiled.blocks.xblock * max(tiled.blocks.rblocks.values()) * 4
+            assert loops[-1] * source.count("tl.load(in0 + (x * 64") * tile <= H200.shared_memory
+            assert source.count("tl.load(in0 + (x * 64") == 10
+    assert loops

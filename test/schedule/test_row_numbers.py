@@ -93,3 +93,25 @@ def test_a_returned_concatenation_is_stored() -> None:
     x, w = torch.randn(6, 8), torch.randn(8, 5)
     for got, want in zip(triton_run.compiled(fn)(x, w), fn(x, w), strict=True):
         assert not difference(got, want, strides=False, tolerance=1e-5)
+
+
+def shuffled_norm(x: T) -> T:
+    """An instance norm over channels that a shuffle has reordered."""
+    n, c, h, w = x.shape
+    y = (x * 2).relu().view(n, 4, c // 4, h, w).transpose(1, 2).reshape(n, c, h, w)
+    return torch.nn.functional.instance_norm(y).contiguous()
+
+
+def test_long_rows_of_shuffled_channels_lie_side_by_side() -> None:
+    x = torch.randn(8, 24, 42, 42).contiguous(memory_format=LAST)
+    steps = [
+        q for k in kernels(shuffled_norm, x) for q in k.nodes if any(b.startswith("arg") for b, _ in va.loads(q.value))
+    ]
+    for q in steps:
+        for _, index in va.loads(q.value):
+            if q.row in ex.vars_of(index) and ex.vars_of(index) & {*q.inner}:
+                assert ex.sub(ex.substitute(index, {q.row: 1}), ex.substitute(index, {q.row: 0})) == 1
+    small = torch.randn(2, 8, 36, 36).contiguous(memory_format=LAST)
+    assert not difference(
+        triton_run.compiled(shuffled_norm)(small), shuffled_norm(small), strides=False, tolerance=1e-5
+    )

@@ -119,3 +119,12 @@ def test_a_computed_index_that_many_elements_read_is_stored_once(rows: int, stor
     index = [q for q in nodes if any(v.op == "remainder" for v in va.walk(q.value))]
     assert [q.kind is Kind.POINT for q in index] == [stored]
     check(computed_index, torch.randn(9), torch.randn(5, 20))
+
+
+def flipped_softmax(x: T) -> T:
+    return ((x + x.flip(1)) * 2).log_softmax(1)
+
+
+def test_a_row_that_is_read_backwards_is_one_kernel_with_its_readers() -> None:
+    assert len(kernels_of(flipped_softmax, torch.empty(20_000, 512))) == 1
+    check(flipped_softmax, torch.randn(5, 70))

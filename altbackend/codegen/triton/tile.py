@@ -229,7 +229,7 @@ def _pipeline_stages(e: Emitter) -> int:
     if any(_is_shared(e, i, n) for _, i, n in full_tiles):
         return 1
     points = e.blocks.xblock * max(e.blocks.rblocks.values())
-    turn_bytes = sum(e.program.buffers[b].dtype.itemsize for b in {b for b, _, _ in full_tiles}) * points
+    turn_bytes = sum(e.program.buffers[b].dtype.itemsize for b, _, _ in full_tiles) * points
     return next((n for n in range(PIPELINED_ROWS, 1, -1) if n * turn_bytes <= PIPELINE_BYTES), 1)
 
 

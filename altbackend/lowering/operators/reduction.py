@@ -13,7 +13,7 @@ from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.loops import COMBINE, MOST_WRITTEN_OUT, Reduction, Scan, written_out
-from ...ir.ops import compute_dtype
+from ...ir.ops import LOW_PRECISION, compute_dtype
 from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, memory_order
@@ -389,7 +389,9 @@ def _scan(op: str) -> Callable[..., Tensor]:
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
         dim %= max(len(x.sizes), 1)
         reduced = running(ctx, op, as_result_lies(ctx, x, (dim,), None), dim, compute_dtype(out.dtype))
-        return finish(ctx, x.sizes, out.dtype, reduced.value)
+        result = finish(ctx, x.sizes, out.dtype, reduced.value)
+        # readers take half the bytes of the running result, which then stays in registers
+        return ctx.realize(result) if out.dtype in LOW_PRECISION else result
 
     return lower
 

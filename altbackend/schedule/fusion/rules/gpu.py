@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
-from ....ir.loops import Extern, Node, Reduction
+from ....ir.loops import Extern, Node, Reduction, Scan
 from ....ir.value import Value
 from ...device import Gpu
-from ...loop_mapping import Kind, MappedNode, Refusal, ordered_vars, rdims
+from ...loop_mapping import Kind, MappedNode, Refusal, has_columns, ordered_vars, rdims
 from ...rows import (
+    COLUMN_LIMIT,
     ROWS_OF_COLUMNS,
     SECTOR,
     TILED_ROW,
@@ -142,11 +143,17 @@ def _totals_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
 def _scans_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse what reads a scan of a long row in a later pass: its values are there only while the scan passes."""
-    scanned = {q.node.out for q in proposal.mapped if q.kind is Kind.SCAN and is_long(q.points, _gpu(fusion))}
+    scanned = {q.node.out for q in proposal.mapped if isinstance(q.node, Scan) and _runs_in_blocks(fusion, q)}
     if not scanned or all(q.kind in (Kind.SCAN, Kind.POINT) for q in proposal.mapped):
         return None
     read = {b for q in proposal.mapped for b, _ in va.loads(q.value)}
     return None if scanned.isdisjoint(read) else Refusal("a scan of a long row is read in another pass")
+
+
+def _runs_in_blocks(fusion: Fusion, q: MappedNode) -> bool:
+    """Return whether a scan's rows do not stay in registers; of columns, a program takes several side by side."""
+    limit = COLUMN_LIMIT if isinstance(q.node, Scan) and has_columns(q.node) else _gpu(fusion).row_limit
+    return exceeds(q.points, limit)
 
 
 def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ....ir import expr as ex
@@ -35,6 +36,7 @@ STRIDED_WINDOW = 3  # the same where windows are apart: 127 us for 107 of a pool
 # Bytes between the first reads of neighbouring threads, and warps: the fastest of 7 forms for nearly all of eight pools
 # of 16 and 32 bits on an H100 (docs/decisions/windows-in-threads.md).
 WINDOW_BYTES, WINDOW_WARPS = 8, 8
+MOST_READS = 16  # positions of one tensor that eight points of a thread read beside divisions
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
@@ -70,16 +72,29 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
 def _flat(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
     points = longest(lengths)
     of_thread = _elements_of_window(p, k)
-    xblock = of_thread * WARP * WINDOW_WARPS or FLAT_BLOCK
+    xblock = of_thread * WARP * WINDOW_WARPS or (FLAT_BLOCK // 4 if _divides_windows(k) else FLAT_BLOCK)
     if isinstance(points, int):
         xblock = min(xblock, power_of_two(points))
         while xblock > 128 and points < xblock * device.parallelism // 4:
             xblock //= 2
     warps = max(xblock // (of_thread * WARP), 1) if of_thread else warps_of(xblock)
-    if len(loaded_buffers(k.nodes)) == 1 and not of_thread:
+    if not of_thread and _divides_windows(k):
+        warps = max(xblock // (2 * WARP), 1)
+    elif len(loaded_buffers(k.nodes)) == 1 and not of_thread:
         warps = max(warps // 2, 1)  # each thread has two loads of 16 bytes under way instead of one
     wide = is_wide(p, k, points)
     return Blocks(Form.FLAT, True, points, xblock, {}, frozenset(), ceil_div(points, xblock), warps, wide)
+
+
+def _divides_windows(k: Kernel) -> bool:
+    """Return whether points read wide windows and divide, or take roots.
+
+    Both are subroutines, and the compiler has the reads of all windows under way around them. Eight elements a thread
+    spilled 4 KB (a depthwise gradient in a gated normalisation took 15 ms); two do not.
+    """
+    values = [v for q in k.nodes for v in va.walk(q.value)]
+    reads = Counter(v.attr[0] for v in values if v.op == "load" and v.vars)
+    return max(reads.values(), default=0) >= MOST_READS and any(v.op in ("div", "sqrt") for v in values)
 
 
 def _elements_of_window(p: Program, k: Kernel) -> int:

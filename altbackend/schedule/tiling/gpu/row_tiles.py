@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from ...device import Gpu
 from ...kernel import Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
 from ...rows import (
+    COLUMN_LIMIT,
     ROW_TILE,
     ROWS_OF_COLUMNS,
     SECTOR,
@@ -42,11 +44,17 @@ LONE_ROW = 1024  # elements from which on a row fills a tile alone
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
 LONG_BLOCK_OF_FEW = 8192  # elements in registers of a long row that is read from one or two tensors
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has ROWS_OF_COLUMNS rows
+WIDE_WINDOW = 8  # positions of a tensor that a point reads, from which they decide about registers and the cache
+WINDOW_BYTES, WINDOW_WARPS = 96, 8  # bytes of a thread's windows of which all fit in L1, and warps of their program
+VECTOR = 16  # bytes of the widest load
 WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
+# Rows, points and warps of tiles of scanned columns: within 1.1 of the fastest of 40 over columns of 520 to 1,024
+# points, in 16 and 32 bits (50 us, where one column a program took 490 and 16 warps 148). With columns that begin
+# anywhere, few rows and many points were the fastest.
+SCANNED, SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
-COLUMN_LIMIT = 512  # points of such a row that stay in registers
 # For persistent programs over rows of at most so many elements: elements of their tile, and warps, as measured on an
 # H200 with layer norms' backwards. A row within as few warps as possible, 16 elements a thread.
 PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
@@ -109,6 +117,12 @@ class _Rows:
             for q, i in reads
         )
 
+    @cached_property
+    def reads_of_window(self) -> int:
+        """Return the most positions at which a point reads one tensor; 0 where those are few."""
+        most = max(_reads_of_windows(self.members).values(), default=0)
+        return most if most >= WIDE_WINDOW else 0
+
     def is_wide(self, xblock: int) -> bool:
         extent = ex.mul(self.kernel.rows, longest(self.lengths))
         return is_wide(self.program, self.kernel, ex.add(extent, self.device.parallelism * xblock))
@@ -130,6 +144,8 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     long_lengths = [n for n in lengths if n != 1]
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
+    if r.columns and len(k.stages) == len(long_lengths) == 1 and _scans(r.members):
+        return _scanned_columns(r, long_lengths[0])
     column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
     most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
     limit = most if r.columns and not r.persistent and _is_repeatable(r) else device.row_limit
@@ -146,6 +162,9 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
         xblock = max(xblock, _rows_of_sector(r))
     xblock = _fewer_rows(r, xblock, fewest)
+    of_thread = 0 if long or r.persistent else _shared_lines(r)
+    while of_thread and xblock > 1 and xblock * widest > of_thread * WARP * WINDOW_WARPS:
+        xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, xblock, widest)
     programs = ceil_div(k.rows, xblock)
@@ -159,7 +178,9 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
         rblocks=rblocks,
         long=long,
         programs=programs,
-        warps=_row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor,
+        warps=max(xblock * widest // (of_thread * WARP), 1)
+        if of_thread
+        else _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor,
         wide=r.is_wide(xblock),
         streams=not long and r.streams(),
     )
@@ -173,6 +194,34 @@ def _fewer_rows(r: _Rows, xblock: int, fewest: int) -> int:
         while xblock > fewest and rows < xblock * r.device.parallelism // 4:
             xblock //= 2
     return 1 if rows == 1 else xblock
+
+
+def _shared_lines(r: _Rows) -> int:
+    """Return the elements of a thread for which the windows of all threads stay in L1; 0 without such windows.
+
+    Each read of a window then takes single elements of the cache lines that its next reads need. A pool over 22 columns
+    of 236,236 rows of 7 windows took 1,029 us with 16 elements a thread.
+    """
+    window = 0
+    for q in r.members:
+        positions: dict[str, list[Index]] = {}
+        for b, index in va.loads(q.value):
+            positions.setdefault(b, []).append(index)
+        for b, indices in positions.items():
+            itemsize = r.program.buffers[b].dtype.itemsize
+            shifts = [n * itemsize for i in indices if isinstance(n := ex.sub(i, indices[0]), int)]
+            if len(shifts) >= WIDE_WINDOW and any(n % VECTOR for n in shifts):
+                window = max(window, len(shifts) * itemsize)
+    return max(WINDOW_BYTES // window, 1) if window else 0
+
+
+def _reads_of_windows(members: list[MappedNode]) -> dict[str, int]:
+    """Return for each tensor the most positions at which a point of a node reads it."""
+    reads: dict[str, int] = {}
+    for q in members:
+        counts = Counter(b for b, index in va.loads(q.value) if ex.vars_of(index) & {q.row, *q.inner})
+        reads |= {b: max(n, reads.get(b, 0)) for b, n in counts.items()}
+    return reads
 
 
 def _in_registers(r: _Rows, xblock: int, width: int) -> int:
@@ -196,7 +245,9 @@ def _registers_needed(r: _Rows, elements: int) -> float:
     """
     if r.persistent:
         return SPARE * (OTHER_REGISTERS + elements * _tiles_of_thread(r))
-    return elements * (_tiles_of_thread(r) + ADDRESS * r.reads_single_elements) / SPILL
+    # the compiler moves all reads of a window to the front
+    alive = max(_tiles_of_thread(r), r.reads_of_window)
+    return elements * (alive + ADDRESS * r.reads_single_elements) / SPILL
 
 
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:
@@ -286,6 +337,22 @@ def _sliding(r: _Rows, n: Index) -> Blocks:
     rows = r.kernel.rows
     extent = ex.add(ex.mul(rows, n), r.device.parallelism * xblock)
     wide = is_wide(r.program, r.kernel, extent)
+    return Blocks(Form.ROWS, False, rows, xblock, {n: rblock}, long, ceil_div(rows, xblock), warps, wide)
+
+
+def _scans(members: list[MappedNode]) -> bool:
+    """Return whether nodes are scans, and points that read them as they run."""
+    return any(q.kind is Kind.SCAN for q in members) and all(q.kind in (Kind.SCAN, Kind.POINT) for q in members)
+
+
+def _scanned_columns(r: _Rows, n: Index) -> Blocks:
+    """Return the blocks of programs that scan several columns side by side, block by block."""
+    xblock, rblock, warps = SCANNED_UNALIGNED if r.reads_single_elements else SCANNED
+    xblock, rows = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), r.kernel.rows
+    rblock = min(rblock, power_of_two(n)) if isinstance(n, int) else rblock
+    long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
+    warps = min(warps, warps_of(xblock * rblock))
+    wide = r.is_wide(xblock)
     return Blocks(Form.ROWS, False, rows, xblock, {n: rblock}, long, ceil_div(rows, xblock), warps, wide)
 
 
