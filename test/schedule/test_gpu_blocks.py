@@ -221,15 +221,16 @@ def test_scanned_columns_are_equal_to_eager(name: str, dtype: torch.dtype) -> No
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
-def window_norm(x: T) -> T:
-    return F.rms_norm(F.avg_pool1d(x, 20, 20), (7,))
+@pytest.mark.parametrize(("window", "elements"), [(8, 2), (9, 2), (13, 1), (20, 1)])
+def test_windows_beside_a_reduction_stay_in_the_cache(window: int, elements: int) -> None:
+    def fn(x: T) -> T:
+        return F.rms_norm(F.avg_pool1d(x, window, window), (7,))
 
-
-def test_windows_beside_a_reduction_stay_in_the_cache() -> None:
-    (b,) = blocks_of(window_norm, torch.empty(512, 400, 140))
-    assert elements_of_thread(b) == 1
-    x = torch.randn(6, 5, 140)
-    assert not difference(triton_run.compiled(window_norm)(x), window_norm(x), strides=False, tolerance=2e-5)
+    (b,) = blocks_of(fn, torch.empty(512, 400, 7 * window))
+    assert elements_of_thread(b) == elements
+    assert b.warps & (b.warps - 1) == 0
+    x = torch.randn(6, 5, 7 * window)
+    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
 
 
 def test_divisions_beside_wide_windows_have_registers() -> None:
@@ -260,3 +261,15 @@ def test_loads_under_way_fit_in_shared_memory() -> None:
             assert loops[-1] * source.count("tl.load(in0 + (x * 64") * tile <= H200.shared_memory
             assert source.count("tl.load(in0 + (x * 64") == 10
     assert loops
+
+
+@pytest.mark.parametrize(("points", "rows"), [(64, 4), (129, 4), (300, 2)])
+def test_a_scan_along_short_rows_runs_in_one_warp(points: int, rows: int) -> None:
+    (b,) = blocks_of(lambda x: x.cumsum(1), torch.empty(100_000, points))
+    assert (b.xblock, b.warps) == (rows, 1)
+
+
+def test_transposing_normalisations_take_runs_of_rows() -> None:
+    x = torch.empty(512, 128, 11, 11).to(memory_format=torch.channels_last)
+    (b,) = blocks_of(lambda x: x.log_softmax(1).contiguous(), x)
+    assert b.xblock == 64

@@ -55,6 +55,10 @@ class Blocks:
     depth: int = 0
     stages: int = 1
 
+    def __post_init__(self) -> None:
+        sizes = (self.warps, self.xblock, *self.rblocks.values())
+        assert all(n > 0 and n & (n - 1) == 0 for n in sizes), f"Triton takes powers of two, not {sizes}"
+
     @property
     def columns(self) -> tuple[Atom, ...]:
         """Return the loops of the row axis of TRANSPOSE from slow to fast."""

@@ -43,7 +43,8 @@ def number_rows(p: Program, mapped: Sequence[MappedNode], stored: frozenset[str]
         return list(mapped)
     accesses = list(accesses_of(p, mapped, stored))
     if not columns and (widest > TILED_ROW or is_long(widest, device)):
-        return _side_by_side(mapped, stored, accesses)
+        enough = estimate(ex.size_of(row)) >= ROWS_OF_COLUMNS * device.sms
+        return _side_by_side(mapped, stored, accesses) if enough else list(mapped)
     tile_rows = ROWS_OF_COLUMNS if columns else max(ROW_TILE // widest, LEAST_ROWS)
 
     def cost(number: Index | None) -> float:

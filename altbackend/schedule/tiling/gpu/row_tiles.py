@@ -54,6 +54,13 @@ SLIDING = (64, 16, 4)
 # points, in 16 and 32 bits (50 us, where one column a program took 490 and 16 warps 148). With columns that begin
 # anywhere, few rows and many points were the fastest.
 SCANNED, SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
+# Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
+# for 167 with 64 points, where a copy takes 97.
+SCANNED_ROW, SCANNED_ROWS, SCANNED_TILE = 512, 4, 1024
+# Elements of a tile whose loads run along rows and whose stores run across them, or the other way: a log-softmax
+# of channels-last images of 11x11 took 345 us with 8,192 elements and 505 with 2,048; 512 channels of 7x7 took 205 and
+# 462.
+BOTH_WAYS = 16384
 SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
 # For persistent programs over rows of at most so many elements: elements of their tile, and warps, as measured on an
 # H200 with layer norms' backwards. A row within as few warps as possible, 16 elements a thread.
@@ -145,7 +152,9 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
     if r.columns and len(k.stages) == len(long_lengths) == 1 and _scans(r.members):
-        return _scanned_columns(r, long_lengths[0])
+        n = long_lengths[0]
+        if not isinstance(n, int) or n > COLUMN_BLOCK:
+            return _scanned_columns(r, n)
     column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
     most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
     limit = most if r.columns and not r.persistent and _is_repeatable(r) else device.row_limit
@@ -160,13 +169,19 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     fewest = 1 if not r.columns else ROWS_OF_COLUMNS if long else column_rows
     xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
     if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
-        xblock = max(xblock, _rows_of_sector(r))
+        xblock = max(xblock, _in_registers(r, min(ROWS_OF_COLUMNS, BOTH_WAYS // widest), widest))
     xblock = _fewer_rows(r, xblock, fewest)
+    scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
+    if scans:
+        xblock = min(xblock, SCANNED_ROWS, max(SCANNED_TILE // widest, 1))
     of_thread = 0 if long or r.persistent else _shared_lines(r)
     while of_thread and xblock > 1 and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, xblock, widest)
+    warps = max(xblock * widest // (of_thread * WARP), 1) if of_thread else 1
+    if not of_thread and not scans:
+        warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
         programs = at_most(programs, device.parallelism // 4)
@@ -178,9 +193,7 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
         rblocks=rblocks,
         long=long,
         programs=programs,
-        warps=max(xblock * widest // (of_thread * WARP), 1)
-        if of_thread
-        else _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor,
+        warps=warps,
         wide=r.is_wide(xblock),
         streams=not long and r.streams(),
     )
@@ -212,7 +225,7 @@ def _shared_lines(r: _Rows) -> int:
             shifts = [n * itemsize for i in indices if isinstance(n := ex.sub(i, indices[0]), int)]
             if len(shifts) >= WIDE_WINDOW and any(n % VECTOR for n in shifts):
                 window = max(window, len(shifts) * itemsize)
-    return max(WINDOW_BYTES // window, 1) if window else 0
+    return power_of_two(max(WINDOW_BYTES // window, 1) + 1) // 2 if window else 0
 
 
 def _reads_of_windows(members: list[MappedNode]) -> dict[str, int]:
@@ -349,7 +362,6 @@ def _scanned_columns(r: _Rows, n: Index) -> Blocks:
     """Return the blocks of programs that scan several columns side by side, block by block."""
     xblock, rblock, warps = SCANNED_UNALIGNED if r.reads_single_elements else SCANNED
     xblock, rows = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), r.kernel.rows
-    rblock = min(rblock, power_of_two(n)) if isinstance(n, int) else rblock
     long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
     warps = min(warps, warps_of(xblock * rblock))
     wide = r.is_wide(xblock)
