@@ -273,3 +273,15 @@ def test_transposing_normalisations_take_runs_of_rows() -> None:
     x = torch.empty(512, 128, 11, 11).to(memory_format=torch.channels_last)
     (b,) = blocks_of(lambda x: x.log_softmax(1).contiguous(), x)
     assert b.xblock == 64
+
+
+def test_windows_of_long_columns_are_read_in_blocks() -> None:
+    def fn(x: T) -> T:
+        y = sum((x[:, k : k + x.shape[1] - 9] * float(k + 1) for k in range(9)), x.new_zeros(()))
+        return (y - y.mean(1, keepdim=True)).square().mean(1)
+
+    (b, *_) = blocks_of(fn, torch.empty(64, 1000, 256))
+    assert b.looped(991)
+    assert elements_of_thread(b) <= 8
+    x = torch.randn(2, 90, 12)
+    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)

@@ -157,7 +157,9 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
             return _scanned_columns(r, n)
     column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
     most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
-    limit = most if r.columns and not r.persistent and _is_repeatable(r) else device.row_limit
+    limit = device.row_limit
+    if r.columns and not r.persistent and _is_repeatable(r):
+        limit = most if _windows_fit(r, long_lengths) else COLUMN_BLOCK
     long = frozenset(n for n in long_lengths if is_long(n, device) or n > limit)  # type: ignore[operator]
     few = len(loaded_buffers(r.members)) <= 2
     unit = min(COLUMN_BLOCK if r.columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, device.row_limit)
@@ -243,12 +245,20 @@ def _in_registers(r: _Rows, xblock: int, width: int) -> int:
     A warp still reads whole sectors.
     """
     least = _rows_of_sector(r)
-    while xblock > least:
-        threads = WARP * _row_warps(r, xblock * width, long=False)
-        if _registers_needed(r, xblock * width // threads) <= min(r.device.registers / threads, MOST_REGISTERS):
-            break
+    while xblock > least and not _fits(r, xblock * width):
         xblock //= 2
     return xblock
+
+
+def _windows_fit(r: _Rows, lengths: list[Index]) -> bool:
+    """Return whether registers hold the reads of windows of whole columns, at least for the rows of a sector."""
+    rows, width = _rows_of_sector(r), max((power_of_two(n) for n in lengths if isinstance(n, int)), default=1)
+    return not r.reads_of_window or _fits(r, rows * width)
+
+
+def _fits(r: _Rows, tile: int) -> bool:
+    threads = WARP * _row_warps(r, tile, long=False)
+    return _registers_needed(r, tile // threads) <= min(r.device.registers / threads, MOST_REGISTERS)
 
 
 def _registers_needed(r: _Rows, elements: int) -> float:
