@@ -19,6 +19,8 @@ from test import triton_run
 from test.compare import difference
 from test.graphs import schedule, trace
 
+pytestmark = pytest.mark.sample(2)
+
 T = torch.Tensor
 ON_GPU = ScheduleContext(H200)
 
