@@ -1,4 +1,4 @@
-"""When products and a softmax are faster than the fused kernels of a GPU. Needs no GPU."""
+"""Products and a softmax replace the fused kernels of a GPU where they are faster. Needs no GPU."""
 
 from __future__ import annotations
 
