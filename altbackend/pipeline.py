@@ -37,20 +37,17 @@ from .runtime import multi_device
 from .runtime.boxed import Args, BoxedCall, Values, boxed
 from .runtime.cpp_host import HostForm
 from .runtime.layouts import Layouts
-from .schedule import deps as dependencies
-from .schedule import horizontal_fusion, horizontal_split, kernel, split
+from .schedule import horizontal_fusion, horizontal_split, kernel
 from .schedule.concatenations import share_concatenations
 from .schedule.deps import Deps
 from .schedule.device import Cpu, Device, Gpu, ScheduleContext, read_device
 from .schedule.donated import with_donated
-from .schedule.fusion import fuse
 from .schedule.fusion.group import Decision, Group
 from .schedule.horizontal_parts import HorizontalKernel, Step
 from .schedule.nested_concatenations import nest_concatenations
 from .schedule.products import epilogue
-from .schedule.scan_terms import separate_terms
 from .schedule.short_reductions import write_out_short_reductions
-from .schedule.split_scans import split_scans
+from .schedule.split_and_fuse import split_and_fuse
 from .schedule.tiling.gpu.tiled import TiledHorizontal, TiledKernel, pairs_in_one_pass, tile_steps
 
 Constants = dict[str, object]
@@ -229,11 +226,8 @@ def schedule_graph(
     ctx = ScheduleContext(read_device(device, cfg.threads), fast_math=cfg.numerics != "eager")
     with trace.stage("schedule"):
         program = check(write_out_short_reductions(program, ctx.device), cfg)
-        unsplit = fuse.totals_over_rows(program, cfg, ctx.device)
-        program = split.split_reductions(program, ctx.device, unsplit)
-        program = check(separate_terms(split_scans(program, ctx.device), ctx.device), cfg)
-        deps = dependencies.analyse(program)
-        groups = fuse.fuse(program, deps, cfg, ctx.device, trace.decision)
+        program, deps, groups = split_and_fuse(program, cfg, ctx.device, trace.decision)
+        check(program, cfg)
         if cuda and (choose := products.chooser(cfg, ctx, program)) is not None:
             groups = epilogue.attach(program, deps, groups, trace.decision, choose)
         steps = kernels_of(program, deps, groups, ctx.device, cfg.fuse, trace.decision)

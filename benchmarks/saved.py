@@ -27,9 +27,9 @@ from altbackend.debug.trace import Trace
 from altbackend.fx_passes.graph import snapshot
 from altbackend.ir.loops import Extern, Program, View, reads, writes
 from altbackend.lowering.graph import lower_graph
-from altbackend.schedule import deps, device, split
-from altbackend.schedule.fusion import fuse
-from altbackend.schedule.fusion.group import Group
+from altbackend.schedule import device
+from altbackend.schedule.fusion.group import Group, ignore
+from altbackend.schedule.split_and_fuse import split_and_fuse
 from benchmarks import subject
 from benchmarks.cases import SUITES, choose
 from benchmarks.cases.case import Case, Preset
@@ -159,8 +159,8 @@ def _schedule(gm: GraphModule, cfg: Config) -> tuple[Program, list[Group]]:
     gm = fx_passes.finish(fx_passes.post_grad(gm, cfg, Trace("half", cfg)), cfg)
     p, _ = lower_graph(gm, cfg, on_gpu=True)
     machine = device.H200
-    p = split.split_reductions(p, machine, fuse.totals_over_rows(p, cfg, machine))
-    return p, fuse.fuse(p, deps.analyse(p), cfg, machine, lambda *a: None)
+    fused = split_and_fuse(p, cfg, machine, ignore)
+    return fused.program, fused.groups
 
 
 def _touched(p: Program, g: Group) -> tuple[set[str], set[str]]:

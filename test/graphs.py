@@ -22,7 +22,7 @@ from altbackend.ir.loops import Extern, Program
 from altbackend.ir.verify import verify
 from altbackend.lowering.graph import lower_graph
 from altbackend.schedule import deps as dependencies
-from altbackend.schedule import horizontal_fusion, horizontal_split, kernel, split
+from altbackend.schedule import horizontal_fusion, horizontal_split, kernel
 from altbackend.schedule.concatenations import share_concatenations
 from altbackend.schedule.deps import Deps
 from altbackend.schedule.device import H200, Cpu, Gpu, ScheduleContext
@@ -32,7 +32,7 @@ from altbackend.schedule.nested_concatenations import nest_concatenations
 from altbackend.schedule.products import epilogue
 from altbackend.schedule.scan_terms import separate_terms
 from altbackend.schedule.short_reductions import write_out_short_reductions
-from altbackend.schedule.split_scans import split_scans
+from altbackend.schedule.split_and_fuse import split_and_fuse
 
 GraphCompiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 
@@ -130,11 +130,12 @@ def schedule(
     program = verify(share_concatenations(verify(nest_concatenations(verify(program)))))
     if isinstance(device, Gpu):
         program = verify(write_out_short_reductions(program, device))
-        program = verify(split.split_reductions(program, device, fuse.totals_over_rows(program, cfg, device)))
-        program = verify(split_scans(program, device))
-    program = verify(separate_terms(program, device))
-    deps = dependencies.analyse(program)
-    groups = fuse.fuse(program, deps, cfg, device, lambda *a: decisions.append(a))
+        program, deps, groups = split_and_fuse(program, cfg, device, lambda *a: decisions.append(a))
+    else:  # tests of CPU kernels see reductions whole
+        program = separate_terms(program, device)
+        deps = dependencies.analyse(program)
+        groups = fuse.fuse(program, deps, cfg, device, lambda *a: decisions.append(a))
+    verify(program)
     if choose is not None:
         groups = epilogue.attach(program, deps, groups, lambda *a: decisions.append(a), choose)
     limits = horizontal_fusion.GPU if isinstance(device, Gpu) else horizontal_fusion.CPU

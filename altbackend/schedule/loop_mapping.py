@@ -57,22 +57,22 @@ class MappedNode:
     value: Value
     scanned: frozenset[Atom] = frozenset()
 
-    @property
+    @functools.cached_property
     def sizes(self) -> tuple[Index, ...]:
         """Return the extents of the inner loops."""
         return tuple(ex.size_of(v) for v in self.inner)
 
-    @property
+    @functools.cached_property
     def points(self) -> Index:
         """Return the number of points of one row."""
         return ex.prod(self.sizes)
 
-    @property
+    @functools.cached_property
     def parallel(self) -> tuple[Atom, ...]:
         """Return the inner loops over results: those that no reduction sums over."""
         return tuple(v for v in self.inner if v not in self.reduced)
 
-    @property
+    @functools.cached_property
     def results(self) -> Index:
         """Return the number of results of one row."""
         return ex.prod(ex.size_of(v) for v in self.parallel)

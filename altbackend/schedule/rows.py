@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
+from ..ir.value import Value
 from .device import Gpu
 from .loop_mapping import MappedNode
 
@@ -75,22 +77,40 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
     It comes from the cache.
     """
     written = set() if stored is None else {q.node.out for q in members}
-    accesses: list[tuple[int, bool, bool]] = []
+    accesses: list[_Directions] = []
     for q in members:
         if not q.inner or q.points == 1:
             continue
+        if stored is None:
+            accesses += _directions(q.value, q.index, q.inner, q.row)
+            continue
         indices = [i for name, i in va.loads(q.value) if name not in written]
-        if stored is None or q.node.out in stored:
+        if q.node.out in stored:
             indices.append(q.index)
-        of_rows = (index for index in indices if q.row in ex.vars_of(index))
-        accesses += [(touched(index), *_contiguous(index, q.inner, q.row)) for index in of_rows]
-    least = max((elements for elements, _, _ in accesses), default=0) // CACHED
-    counted = [directions for elements, *directions in accesses if elements >= least]
-    return sum(along for along, _ in counted), sum(across for _, across in counted)
+        accesses += [_contiguous(i, q.inner, q.row) for i in indices if q.row in ex.vars_of(i)]
+    least = max((a.elements for a in accesses), default=0) // CACHED
+    counted = [a for a in accesses if a.elements >= least]
+    return sum(a.along for a in counted), sum(a.across for a in counted)
+
+
+class _Directions(NamedTuple):
+    """An access to memory: the elements from its first to its last, and whether rows or their order are contiguous."""
+
+    elements: int
+    along: bool
+    across: bool
 
 
 @functools.lru_cache(maxsize=8192)  # fusion asks about a member with every node that may join its kernel
-def _contiguous(index: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[bool, bool]:
+def _directions(value: Value, stored: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[_Directions, ...]:
+    """Return the accesses of a node on rows, its loads and then its store, that depend on the row."""
+    indices = (*(i for _, i in va.loads(value)), stored)
+    return tuple(_contiguous(i, inner, row) for i in indices if row in ex.vars_of(i))
+
+
+@functools.lru_cache(maxsize=8192)
+def _contiguous(index: Index, inner: tuple[Atom, ...], row: Atom) -> _Directions:
     strides = [ex.coefficient(index, v) for v in inner]
     row_stride = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
-    return any(s == 1 for s in strides), row_stride == 1 and all(s not in (0, 1) for s in strides)
+    across = row_stride == 1 and all(s not in (0, 1) for s in strides)
+    return _Directions(touched(index), any(s == 1 for s in strides), across)

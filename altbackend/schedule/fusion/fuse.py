@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from ...config.options import Config
 from ...debug.trace import DecisionKind
 from ...ir.loops import Buffer, Extern, Loop, Pointwise, Program, Reduction, reads, writes
-from ..deps import Deps, analyse
-from ..device import Device, Gpu
-from ..loop_mapping import Kind, Refusal, ordered_vars
+from ..deps import Deps
+from ..device import Device
+from ..loop_mapping import Refusal
 from ..reachability import Reachability
 from ..rows import estimate
-from ..split import cuts_of
-from .group import Decision, Fusion, Group, ignore, open_group
+from .group import Decision, Fusion, Group, open_group
 from .join import join, redirect
 from .late_totals import join_late_totals
 from .order import order, verified
@@ -47,24 +46,6 @@ def fuse(p: Program, deps: Deps, config: Config, device: Device, decide: Decisio
     if fusion.on_gpu and config.fuse:
         groups = join_late_totals(fusion, groups, reachability)
     return verified(order(groups), deps)
-
-
-def totals_over_rows(p: Program, config: Config, device: Device) -> frozenset[str]:
-    """Return the buffers that a GPU kernel of whole rows totals beside its other work (a LayerNorm's weight gradients).
-
-    Split reductions would leave that kernel and read all of their data once more. Which reductions these are is known
-    only once the program is fused without splitting, so that such programs are fused twice.
-    """
-    if not isinstance(device, Gpu) or not any(_is_cut_column(n, device) for n in p.nodes):
-        return frozenset()
-    groups = fuse(p, analyse(p), config, device, ignore)
-    return frozenset(q.node.out for g in groups for q in g.mapped if q.kind is Kind.CROSS_ROW)
-
-
-def _is_cut_column(n: object, device: Gpu) -> bool:
-    if not isinstance(n, Reduction) or not n.dims or ordered_vars(n)[-1] in n.rdims:
-        return False
-    return cuts_of(n, device) is not None
 
 
 # --- a node joins a kernel -------------------------------------------------------------------------------------------

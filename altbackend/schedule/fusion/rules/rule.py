@@ -11,6 +11,7 @@ from ....ir import value as va
 from ....ir.expr import Index
 from ...access import reads_same_point, same_point
 from ...loop_mapping import Kind, MappedNode, Refusal
+from ...rows import rows_are_neighbours
 from ..group import Fusion, Group
 
 Subject = TypeVar("Subject")
@@ -35,6 +36,11 @@ class Proposal:
     def mapped(self) -> tuple[MappedNode, ...]:
         """Return the mapped nodes in program order."""
         return self.group.mapped
+
+    @cached_property
+    def has_columns(self) -> bool:
+        """Return whether memory is contiguous from row to row, and not along rows."""
+        return rows_are_neighbours(self.mapped)
 
     def edges(self) -> Iterator[Edge]:
         """Yield every read by a new node of a buffer that an earlier node of the group writes."""
