@@ -30,14 +30,17 @@ class Access:
         return self.weight * self.itemsize / SECTOR
 
     def sectors(self, row: Atom, tile_rows: int, index: Index) -> float:
-        """Return the sectors of a row in a tile of so many, with the access at `index`."""
-        # a loop that runs backwards touches the same sectors
-        along = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) in (1, -1)), 1)
+        """Return the sectors of a row in a tile of so many, with the access at `index`.
+
+        Neighbouring rows that touch the same elements share their sectors.
+        """
+        along = next((estimate(ex.size_of(v)) for v in self.inner if _runs_along(index, v)), 1)
+        alike = min(_rows_alike(index, row), tile_rows)
         if along == 1 and (step := self._short_step(index)) is not None:
-            return self.weight * self.itemsize * step / SECTOR
+            return self.weight * self.itemsize * step / SECTOR / alike
         across = _run_of_rows(index, row, along)
         run = along * min(across, tile_rows)
-        return self.weight * self.itemsize / min(SECTOR, run * self.itemsize)
+        return self.weight * self.itemsize / min(SECTOR, run * self.itemsize) / alike
 
     def _short_step(self, index: Index) -> int | None:
         """Return the least stride of a loop over elements of which a sector holds several; None without such a loop."""
@@ -83,6 +86,29 @@ def numberings(accesses: Sequence[Access], row: Atom) -> list[Index]:
     """
     factors = _factors(ex.size_of(row), row, [a.index for a in accesses])
     return [_with_fastest(row, factors, k) for k in range(len(factors) - 1)]
+
+
+def _runs_along(index: Index, v: Atom) -> bool:
+    """Return whether a loop touches neighbours, be it backwards or from some element on, as a roll does."""
+    if isinstance(index, int):
+        return False
+    rolled = (m[0].dividend for m, c in index.terms if c == 1 and len(m) == 1 and isinstance(m[0], ex.Mod))
+    return ex.coefficient(index, v) in (1, -1) or any(ex.coefficient(d, v) in (1, -1) for d in rolled)
+
+
+def _rows_alike(index: Index, row: Atom) -> int:
+    """Return how many consecutive rows touch the same elements."""
+    if isinstance(index, int) or row not in index.vars:
+        return estimate(ex.size_of(row))
+    return min(_atom_alike(a, row) for m, _ in index.terms for a in m if row in a.vars)
+
+
+def _atom_alike(a: Atom, row: Atom) -> int:
+    if not isinstance(a, (ex.FloorDiv, ex.Mod)):
+        return 1
+    if isinstance(a, ex.FloorDiv) and a.dividend is ex.ix(row):
+        return a.divisor if isinstance(a.divisor, int) else 1
+    return _rows_alike(a.dividend, row)
 
 
 def _run_of_rows(index: Index, row: Atom, stride: int) -> int:

@@ -115,3 +115,16 @@ def test_long_rows_of_shuffled_channels_lie_side_by_side() -> None:
     assert not difference(
         triton_run.compiled(shuffled_norm)(small), shuffled_norm(small), strides=False, tolerance=1e-5
     )
+
+
+def scan_of_rolled_channels(x: T, statistic: T) -> T:
+    return (x.roll(1, 1) - statistic).cumsum(1).contiguous()
+
+
+def test_rows_that_share_a_statistic_stay_in_the_order_of_the_results() -> None:
+    """A statistic of each height touches one sector for all rows of its width, whichever order they have."""
+    x = torch.randn(4, 96, 34, 34).contiguous(memory_format=LAST)
+    for k in kernels(scan_of_rolled_channels, x, torch.randn(4, 96, 34, 1)):
+        for q in k.nodes:
+            step = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
+            assert step == 1

@@ -23,6 +23,7 @@ from .choose import choose_blocks
 from .expressible import expressible_kernels
 from .fast_math import only_low_precision, with_fast_math
 from .one_pass import Joined, joined_passes
+from .separate_stages import separate_stages
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def tile_steps(
         elif isinstance(step, HorizontalKernel):
             yield step, TiledHorizontal(step, tile_kernel(step.body, step.kernel, ctx))
         else:
-            parts = expressible_kernels(p, deps, step, ctx.device, decide)
+            stages = separate_stages(p, deps, step, ctx.device, decide)
+            parts = [x for k in stages for x in expressible_kernels(p, deps, k, ctx.device, decide)]
             yield step, [tile_kernel(p, part, ctx) for part in parts]
 
 
