@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..aten.name import operator_name, words
+from ..aten.narrow_groups import has_library_kernel, in_generated_kernel
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
@@ -24,8 +25,6 @@ LOW = (torch.bfloat16, torch.float16)
 # Bytes that the library must save for each byte that is copied into a region or out of it. A lone convolution with a
 # small weight saves as many as it copies: on a CPU, it took 1.0 to 1.25 times as long.
 _LEAST_GAIN = {"cpu": 1.25, "gpu": 1.0}
-# Channels of a group for which the library has channels-last kernels, which it has for narrow groups of several.
-_FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -39,10 +38,13 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     Strides are propagated, so an operator between two convolutions keeps the layout. On a GPU constant weights are
     copied too, because the library would copy them in every call; on a CPU they are packed.
     """
-    convolutions = {n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and _suits(n, device)}
+    calls = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
+    generated = {n for n in calls if device == "gpu" and _is_generated(n)}
+    convolutions = {n for n in calls if n not in generated and _suits(n, device)}
     copies = 0
     _mark_any_layout(gm, convolutions, anywhere=device == "cpu" and bool(convolutions))
-    plain = _read_plain_copies(gm, reads_plain if device == "gpu" else _reads_plain_on_cpu)
+    library = [n for n in calls if n not in generated]
+    plain = _read_plain_copies(gm, library, reads_plain if device == "gpu" else _reads_plain_on_cpu)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
         if _saved_bytes(members, constant, device) <= _LEAST_GAIN[device] * _copied_bytes(region, members):
@@ -70,9 +72,7 @@ def reads_plain(n: Node) -> bool:
         return False
     if x.dim() == 5 or bool(x.shape[1] == 1):
         return True
-    width = x.shape[1] // groups
-    is_narrow = width == _NARROW_GROUP and x.shape[1] >= _FEWEST_CHANNELS
-    return width != 1 and width not in _FAST_GROUPS and not is_narrow
+    return bool(x.shape[1] != groups) and not has_library_kernel(x.shape[1], groups)  # type: ignore[arg-type]
 
 
 def _reads_plain_on_cpu(n: Node) -> bool:
@@ -84,14 +84,24 @@ def _reads_plain_on_cpu(n: Node) -> bool:
     return x.dim() in FORMATS and is_depthwise(n) and not onednn.computes(x.dtype)
 
 
-def _read_plain_copies(gm: GraphModule, reads_plain: Callable[[Node], bool]) -> list[Node]:
+def _is_generated(n: Node) -> bool:
+    """Return whether a generated kernel computes a convolution, in whichever layout its image has."""
+    x, w = val(n.args[0]), val(n.args[1])
+    if n.args[6] or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
+        return False
+    return in_generated_kernel(x.shape[1], n.args[8], w.shape, x.dtype)  # type: ignore[arg-type]
+
+
+def _read_plain_copies(
+    gm: GraphModule, convolutions: Iterable[Node], reads_plain: Callable[[Node], bool]
+) -> list[Node]:
     """Let convolutions in groups read plain copies of their operands where `reads_plain` holds, and return the copies.
 
     The copies stand at the border of regions, so that what follows is not taken to be channels-last.
     """
     copies: dict[Node, Node] = {}
-    for n in list(gm.graph.nodes):
-        if not is_call(n, aten.convolution.default) or not reads_plain(n):
+    for n in convolutions:
+        if not reads_plain(n):
             continue
         for x in n.args[:2]:
             assert isinstance(x, Node)

@@ -126,8 +126,6 @@ def test_the_library_keeps_the_rest() -> None:
     assert scheduled(convolution(*plain), x.contiguous(), w, b).calls == 1  # not channels-last
     assert scheduled(convolution(*plain), x, weight(7), b).calls == 1  # a window of 56
     assert scheduled(convolution(*plain, groups=2), x, torch.randn(CHANNELS, 12, 3, 3).bfloat16(), b).calls == 1
-    two = torch.randn(2 * CHANNELS, 1, 3, 3).bfloat16()  # two results a channel
-    assert scheduled(convolution(*plain), x, two, torch.randn(2 * CHANNELS).bfloat16()).calls == 1
     none = image(0, CHANNELS, 9, 10)
     assert scheduled(gradients(*plain, output_mask=(False, True)), image(0, CHANNELS, 9, 9), none, w).calls == 1
     g = image(2, CHANNELS, 9, 9)

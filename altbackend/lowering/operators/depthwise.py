@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,6 +22,8 @@ from .. import scalar as s
 from ..context import Ctx
 from ..registry import FallBack, lowers
 from ..tensor import Tensor, as_view, of_buffer, points
+from . import narrow_groups
+from .convolution_geometry import Geometry
 from .pointwise import finish
 from .pooling import inside, stored, wide, window
 from .reduction import reduce
@@ -31,17 +33,6 @@ _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 # forward takes 1.4 to 1.8 times as long, and the gradient of the image 0.75 times as long (not measured in a model).
 WIDEST = 36
 PROGRAMS = 1024  # programs of the weight's gradient that fill a GPU
-
-
-class Geometry(NamedTuple):
-    """The arguments that the operators of convolution take between their tensors and the output mask."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    output_padding: Sequence[int]
-    groups: int
 
 
 def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> None:
@@ -88,18 +79,17 @@ def _sum(terms: Iterable[Value]) -> Value:
     return functools.reduce(s.add, terms)
 
 
-def _sides(v: Sequence[int]) -> list[int]:
-    return list(v) * (2 // len(v))
-
-
 @lowers("convolution.default")
 def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Return y[n, c, p] = bias[c] + sum over taps t of x[n, c, stride * p - padding + dilation * t] * w[c, t]."""
-    _check(ctx, x, w, 1, geometry := Geometry(*rest))
+    geometry = Geometry(*rest)
+    if narrow_groups.suits(ctx, x, w, geometry):
+        return narrow_groups.convolution(ctx, x, w, bias, geometry)
+    _check(ctx, x, w, 1, geometry)
     sizes = ctx.result_sizes
     x, w = stored(ctx, x), _by_tap(ctx, w)
     channel, taps = points(sizes)[1], ex.numbers(w.sizes[:2])
-    elements = window(x, sizes, taps, *map(_sides, geometry[:3]))
+    elements = window(x, sizes, taps, *(geometry.of_each(v, 2) for v in geometry[:3]))
     total = _sum(
         s.mul(_padded(x, where, valid), wide(w.at([*divmod(k, taps[1]), channel])))
         for k, (where, valid) in enumerate(elements)
@@ -121,7 +111,7 @@ def convolution_backward(
     if any(d != 1 for d in geometry.dilation):
         raise FallBack("the gradient of a dilated convolution")
     grad = stored(ctx, grad)
-    stride, padding = _sides(geometry.stride), _sides(geometry.padding)
+    stride, padding = (geometry.of_each(v, 2) for v in geometry[:2])
     if output_mask[0]:
         return _of_image(ctx, grad, x, _by_tap(ctx, w), stride, padding), None, None
     return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), stride, padding), None

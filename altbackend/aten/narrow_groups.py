@@ -1,0 +1,39 @@
+"""Convolutions in narrow groups, which generated kernels of a GPU compute faster than the library does.
+
+Measured on an H100 with 17 convolutions of images in float32 with TF32 and in bfloat16, plain and channels-last
+(docs/decisions/narrow-groups.md). Groups of up to three channels took 0.2 to 0.9 of the faster library call; wider
+groups did so where the library has no kernel of tensor cores for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+# Channels of a group for which the library has channels-last kernels, which it has for narrow groups of several.
+_FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
+_MOST_TERMS = {torch.float32: 150, torch.bfloat16: 100, torch.float16: 100}  # products of a result
+
+
+def has_library_kernel(channels: int, groups: int) -> bool:
+    """Return whether the library has channels-last kernels of tensor cores for images in groups."""
+    width = channels // groups
+    return width in _FAST_GROUPS or (width == _NARROW_GROUP and channels >= _FEWEST_CHANNELS)
+
+
+def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether a generated kernel computes a convolution in groups, in whichever layout its image has.
+
+    `weight`: [channels that are written, channels of a group, taps of each dimension]. Depthwise convolutions of images
+    are not meant: they have a lowering of their own for channels-last images, and the library takes plain ones.
+    """
+    is_depthwise = groups == channels == weight[0] and len(weight) == 4
+    terms = math.prod(weight[1:])
+    return (
+        groups > 1
+        and not is_depthwise
+        and terms <= _MOST_TERMS.get(dtype, 0)
+        and not has_library_kernel(channels, groups)
+    )

@@ -1,0 +1,94 @@
+"""Convolutions in narrow groups for a GPU: generated kernels, interpreted, against the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from altbackend.aten.narrow_groups import in_generated_kernel
+from altbackend.config.resolve import resolve
+from altbackend.debug.trace import Trace
+from altbackend.fx_passes import inference
+from test import triton_run
+from test.fx_passes.test_cuda_inference import T, targets, traced
+from test.graphs import Scheduled, schedule
+
+aten = torch.ops.aten
+Sizes = tuple[int, ...]
+
+
+def convolution(groups: int, rank: int = 2, stride: int = 1, padding: int = 1, dilation: int = 1) -> Callable[..., T]:
+    how = [stride], [padding] * rank, [dilation]
+    return lambda x, w, b: aten.convolution(x, w, b, *how, False, [0], groups)
+
+
+def scheduled(fn: Callable[..., Any], *args: T, **options: Any) -> Scheduled:
+    return schedule(traced(fn, *args), resolve(options=options), triton_run.TARGET)
+
+
+CASES: dict[str, tuple[Sizes, Sizes, dict[str, int]]] = {
+    "two channels a group": ((2, 8, 6, 7), (8, 2, 3, 3), {"groups": 4}),
+    "a multiplier of two": ((2, 6, 9, 7), (12, 1, 3, 2), {"groups": 6, "stride": 2, "padding": 0, "dilation": 2}),
+    "three groups of one image": ((1, 9, 5, 5), (3, 3, 5, 5), {"groups": 3, "padding": 2}),
+    "sequences": ((2, 6, 9), (4, 3, 3), {"groups": 2, "rank": 1}),
+    "depthwise sequences": ((2, 6, 9), (6, 1, 4), {"groups": 6, "rank": 1}),
+    "volumes": ((2, 4, 5, 4, 3), (4, 2, 2, 2, 2), {"groups": 2, "rank": 3}),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_as_exact_as_the_library(name: str, dtype: torch.dtype, last: bool) -> None:
+    image, weight, how = CASES[name]
+    args = [torch.randn(image), torch.randn(weight), torch.randn(weight[0])]
+    if last and len(image) > 3:
+        layout = torch.channels_last if len(image) == 4 else torch.channels_last_3d
+        args[0] = args[0].contiguous(memory_format=layout)
+    args = [t.to(dtype) for t in args]
+    fn = convolution(**how)
+    s = scheduled(fn, *args)
+    assert s.calls == 0
+    (got,) = triton_run.run(s.program, triton_run.steps_of(s), args, s.constants)
+    eager, exact = fn(*args), fn(*(t.double() for t in args))
+    assert (got.shape, got.dtype, got.stride()) == (eager.shape, eager.dtype, eager.stride())
+    errors = [float((y.double() - exact).norm() / exact.norm()) for y in (got, eager)]
+    assert errors[0] <= errors[1] + 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "weight", "dtype", "generated"),
+    [
+        (8, 4, (8, 2, 3, 3), torch.float32, True),
+        (8, 2, (8, 4, 5, 5), torch.bfloat16, True),
+        (192, 32, (192, 6, 5, 5), torch.float32, True),
+        (192, 32, (192, 6, 5, 5), torch.bfloat16, False),  # 150 products
+        (64, 16, (64, 4, 3, 3), torch.float32, False),  # the library has kernels of tensor cores
+        (64, 64, (64, 1, 3, 3), torch.float32, False),  # depthwise
+        (64, 64, (128, 1, 3, 3), torch.float32, True),
+        (64, 1, (64, 64, 1, 1), torch.float32, False),
+        (8, 4, (8, 2, 3, 3), torch.float64, False),
+    ],
+)
+def test_the_library_keeps_what_it_computes_faster(
+    channels: int, groups: int, weight: Sizes, dtype: torch.dtype, generated: bool
+) -> None:
+    assert in_generated_kernel(channels, groups, weight, dtype) is generated
+
+
+def test_results_are_the_ones_of_the_library_with_eager_numerics() -> None:
+    args = torch.randn(2, 8, 6, 7), torch.randn(8, 2, 3, 3), torch.randn(8)
+    assert scheduled(convolution(4), *args, numerics="eager").calls == 1
+
+
+@pytest.mark.parametrize(("groups", "copies"), [(4, 0), (5, 1)])
+def test_images_are_copied_only_for_the_library(groups: int, copies: int) -> None:
+    """The library wants plain images where it has no channels-last kernel; a generated kernel takes both."""
+    width = {4: 2, 5: 24}[groups]
+    x = torch.randn(2, groups * width, 9, 9).contiguous(memory_format=torch.channels_last)
+    gm = traced(convolution(groups), x, torch.randn(groups * width, width, 3, 3), torch.randn(groups * width))
+    inference(gm, (), resolve(), Trace("test", resolve()), "gpu")
+    assert sum("clone" in name for name in targets(gm)) == copies
