@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.opinfo import BROKEN, Case, Settings, cases_of, check, database
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(6)
 
 # whatever was once wrong or had no kernel, and one or two of each family
 OPERATORS = """

@@ -62,6 +62,7 @@ def test_every_core_operator_has_a_row() -> None:
     assert list(written()) == list(OPERATORS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_row_is_what_the_compiler_does(name: str) -> None:
     found, held = core_page.row(OPERATORS[name]), written()[name]

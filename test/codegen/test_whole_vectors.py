@@ -31,6 +31,7 @@ def extrema(x: T) -> tuple[T, T, T]:
     return x.amax(-1), x.amin(-1), (x.exp() - x).sum(-1)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_rows_of_every_length(length: int, dtype: torch.dtype) -> None:

@@ -146,6 +146,7 @@ def group_of(p: subprocess.Popen[str]) -> int:
     return group
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_no_busy_worker_outlives_a_killed_parent(
     start: Callable[..., subprocess.Popen[str]], number: signal.Signals

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.tiling.gpu import separate_stages
 from altbackend.schedule.tiling.gpu.blocks import Form
 from altbackend.schedule.tiling.gpu.tiled import TiledKernel, tile_steps
 from test import triton_run
@@ -48,10 +49,10 @@ def test_small_stages_share_a_launch() -> None:
     assert len(tiled(2, 24, 9, 8)) == 1
 
 
-@pytest.mark.parametrize("sizes", [(2, 24, 9, 8), (1, 192, 80, 72)], ids=str)
-def test_equal_to_eager(sizes: tuple[int, ...]) -> None:
-    x = torch.randn(sizes)
-    for got, want in zip(
-        as_list(triton_run.compiled(copied_and_pooled)(x)), as_list(copied_and_pooled(x)), strict=True
-    ):
+@pytest.mark.parametrize("least", [1, separate_stages.LARGE], ids=["apart", "together"])
+def test_equal_to_eager(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(separate_stages, "LARGE", least)
+    x = torch.randn(2, 24, 9, 8)
+    results = as_list(triton_run.compiled(copied_and_pooled)(x))
+    for got, want in zip(results, as_list(copied_and_pooled(x)), strict=True):
         assert not difference(got, want, strides=False, tolerance=0)

@@ -7,7 +7,7 @@ import pytest
 from altbackend.runtime import page_guard
 from test.stateful import machine
 
-PROGRAMS = {"auto": 50, "counters": 25, "refused": 25, "frozen": 20, "never": 20, "interpreted": 10}
+PROGRAMS = {"auto": 30, "counters": 15, "refused": 15, "frozen": 12, "never": 12, "interpreted": 8}
 
 
 @pytest.mark.timeout(300)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ....debug.trace import DecisionKind
 from ....ir import value as va
-from ....ir.loops import Extern, Program
+from ....ir.loops import Extern, Program, writes
 from ...deps import Deps
 from ...device import Device
 from ...fusion.group import Decision, Group, open_group
@@ -34,15 +34,17 @@ def separate_stages(p: Program, deps: Deps, k: Kernel, device: Device, decide: D
 
 
 def _are_independent(k: Kernel) -> bool:
-    """Return whether no node reads what another stage of the kernel writes."""
+    """Return whether each node writes a buffer of its own, and none reads what another stage of the kernel writes."""
     stage_of = {q.node.out: s for s in k.stages for q in s.members}
+    if len(stage_of) != len(k.members):
+        return False
     return all(stage_of.get(b, s) is s for s in k.stages for q in s.members for b, _ in va.loads(q.value))
 
 
 def _group(p: Program, k: Kernel, stage: Stage, device: Device) -> Group:
     """Return the group of the nodes of a stage, on one row."""
-    nodes = {id(q.node) for q in stage.members}
-    first, *rest = (n for n in k.members if id(p.nodes[n]) in nodes)
+    outs = {q.node.out for q in stage.members}
+    first, *rest = (n for n in k.members if not outs.isdisjoint(writes(p.nodes[n])))
     group = open_group(first, first, p.nodes[first], device)
     for n in rest:
         node = p.nodes[n]
