@@ -14,7 +14,8 @@ import torch
 
 # Channels of a group for which the library has channels-last kernels, which it has for narrow groups of several.
 _FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
-_MOST_TERMS = {torch.float32: 150, torch.bfloat16: 100, torch.float16: 100}  # products of a result
+# Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
+_MOST_TERMS = {torch.float32: 50, torch.bfloat16: 50, torch.float16: 50}
 
 
 def has_library_kernel(channels: int, groups: int) -> bool:

@@ -64,8 +64,8 @@ def test_as_exact_as_the_library(name: str, dtype: torch.dtype, last: bool) -> N
     ("channels", "groups", "weight", "dtype", "generated"),
     [
         (8, 4, (8, 2, 3, 3), torch.float32, True),
-        (8, 2, (8, 4, 5, 5), torch.bfloat16, True),
-        (192, 32, (192, 6, 5, 5), torch.float32, True),
+        (8, 2, (8, 4, 3, 3), torch.bfloat16, True),
+        (192, 32, (192, 6, 5, 5), torch.float32, False),
         (192, 32, (192, 6, 5, 5), torch.bfloat16, False),  # 150 products
         (64, 16, (64, 4, 3, 3), torch.float32, False),  # the library has kernels of tensor cores
         (64, 64, (64, 1, 3, 3), torch.float32, False),  # depthwise
