@@ -86,8 +86,9 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
         ordered = order_rows(p, _common_loops(g.mapped, apart=False), stored, device)
         if all(q.kind is Kind.POINT for q in ordered):
             # nodes that run through memory in one order now may share a loop nest
-            ordered = _common_loops(ordered, apart=True)
-        mapped = number_rows(p, ordered, stored, device)
+            ordered = _common_loops(ordered, apart=g.matmul is None)
+        # the rows of a product are those of its tiles
+        mapped = ordered if g.matmul is not None else number_rows(p, ordered, stored, device)
     rows = ex.size_of(mapped[0].row)
     numbers = _stage_numbers(p, mapped, isinstance(device, Gpu))
     storage = _storage(deps, g, mapped, numbers)
