@@ -14,8 +14,9 @@ import torch
 
 # Channels of a group for which the library has channels-last kernels, which it has for narrow groups of several.
 _FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
-_MOST_TERMS = {torch.float32: 50, torch.bfloat16: 50, torch.float16: 50}
+_MOST_TERMS = 54  # two channels with windows of 3x3x3
 
 
 def has_library_kernel(channels: int, groups: int) -> bool:
@@ -31,10 +32,5 @@ def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype
     are not meant: they have a lowering of their own for channels-last images, and the library takes plain ones.
     """
     is_depthwise = groups == channels == weight[0] and len(weight) == 4
-    terms = math.prod(weight[1:])
-    return (
-        groups > 1
-        and not is_depthwise
-        and terms <= _MOST_TERMS.get(dtype, 0)
-        and not has_library_kernel(channels, groups)
-    )
+    is_short = dtype in _DTYPES and math.prod(weight[1:]) <= _MOST_TERMS
+    return groups > 1 and not is_depthwise and is_short and not has_library_kernel(channels, groups)

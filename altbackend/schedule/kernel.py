@@ -51,9 +51,11 @@ class Storage:
 class Kernel:
     """A kernel of `rows` parallel rows, each of which runs all stages. `flat`: the single loop of one row is parallel.
 
-    `storage`, `stored`, `scratch`: see `Storage`. `in_place` pairs (read, stored): the stored buffer may take the
-    memory of the read one, if that is dead afterwards. `matmul`: the first node's value is this matrix product.
-    `tail_bounds`: iterations of loops in a last, smaller tile. `row_counters`: variables that count with the row.
+    `storage`, `stored`, `scratch`: see `Storage`.
+    `in_place`: pairs of a read buffer and a stored one, which may take its memory if the read one is dead afterwards.
+    `matmul`: the first node's value is this matrix product.
+    `tail_bounds`: iterations of loops in a last, smaller tile.
+    `row_counters`: variables that count with the row.
     """
 
     rows: Index

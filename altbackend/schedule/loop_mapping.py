@@ -299,8 +299,8 @@ def _map_cut(
 ) -> MappedNode | Refusal | None:
     """Map `node` with its loops in `order`.
 
-    Return None where a full reduction would have a single row of one result, and where a better order has mapped the
-    reduction as the same kind before (`mapped_as`).
+    Return None where a full reduction would have a single row of one result. Return None, too, where a better order has
+    mapped the reduction as the same kind before (`mapped_as`).
     """
     cut = cut_rows(order, rows)
     if cut is None:

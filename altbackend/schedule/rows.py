@@ -77,12 +77,12 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
     It comes from the cache.
     """
     written = set() if stored is None else {q.node.out for q in members}
-    accesses: list[_Directions] = []
+    accesses: list[_Contiguity] = []
     for q in members:
         if not q.inner or q.points == 1:
             continue
         if stored is None:
-            accesses += _directions(q.value, q.index, q.inner, q.row)
+            accesses += _contiguities(q.value, q.index, q.inner, q.row)
             continue
         indices = [i for name, i in va.loads(q.value) if name not in written]
         if q.node.out in stored:
@@ -93,8 +93,11 @@ def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] |
     return sum(a.along for a in counted), sum(a.across for a in counted)
 
 
-class _Directions(NamedTuple):
-    """An access to memory: the elements from its first to its last, and whether rows or their order are contiguous."""
+class _Contiguity(NamedTuple):
+    """An access to memory: its elements from first to last, and whether it is contiguous in two directions.
+
+    `along`: from point to point of a row. `across`: from row to row, and along no row.
+    """
 
     elements: int
     along: bool
@@ -102,15 +105,15 @@ class _Directions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8192)  # fusion asks about a member with every node that may join its kernel
-def _directions(value: Value, stored: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[_Directions, ...]:
+def _contiguities(value: Value, stored: Index, inner: tuple[Atom, ...], row: Atom) -> tuple[_Contiguity, ...]:
     """Return the accesses of a node on rows, its loads and then its store, that depend on the row."""
     indices = (*(i for _, i in va.loads(value)), stored)
     return tuple(_contiguous(i, inner, row) for i in indices if row in ex.vars_of(i))
 
 
 @functools.lru_cache(maxsize=8192)
-def _contiguous(index: Index, inner: tuple[Atom, ...], row: Atom) -> _Directions:
+def _contiguous(index: Index, inner: tuple[Atom, ...], row: Atom) -> _Contiguity:
     strides = [ex.coefficient(index, v) for v in inner]
     row_stride = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
     across = row_stride == 1 and all(s not in (0, 1) for s in strides)
-    return _Directions(touched(index), any(s == 1 for s in strides), across)
+    return _Contiguity(touched(index), any(s == 1 for s in strides), across)

@@ -104,6 +104,7 @@ def _rows_alike(index: Index, row: Atom) -> int:
 
 
 def _atom_alike(a: Atom, row: Atom) -> int:
+    """Return for how many consecutive rows a part of a position, which depends on the row, stays as it is."""
     if not isinstance(a, (ex.FloorDiv, ex.Mod)):
         return 1
     if isinstance(a, ex.FloorDiv) and a.dividend is ex.ix(row):

@@ -1,4 +1,4 @@
-"""What eager refuses, by shapes or by values, the compiled program refuses too, with an exception of the same type."""
+"""The compiled program refuses shapes and values that eager refuses, with an exception of the same type."""
 
 from __future__ import annotations
 

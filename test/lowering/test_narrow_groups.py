@@ -32,7 +32,7 @@ def scheduled(fn: Callable[..., Any], *args: T, **options: Any) -> Scheduled:
 CASES: dict[str, tuple[Sizes, Sizes, dict[str, int]]] = {
     "two channels a group": ((2, 8, 6, 7), (8, 2, 3, 3), {"groups": 4}),
     "a multiplier of two": ((2, 6, 9, 7), (12, 1, 3, 2), {"groups": 6, "stride": 2, "padding": 0, "dilation": 2}),
-    "three groups of one image": ((1, 9, 5, 5), (3, 3, 5, 5), {"groups": 3, "padding": 2}),
+    "three groups of one image": ((1, 9, 5, 5), (3, 3, 3, 5), {"groups": 3, "padding": 2}),
     "sequences": ((2, 6, 9), (4, 3, 3), {"groups": 2, "rank": 1}),
     "depthwise sequences": ((2, 6, 9), (6, 1, 4), {"groups": 6, "rank": 1}),
     "volumes": ((2, 4, 5, 4, 3), (4, 2, 2, 2, 2), {"groups": 2, "rank": 3}),

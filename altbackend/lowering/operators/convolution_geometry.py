@@ -16,7 +16,7 @@ class Geometry(NamedTuple):
     output_padding: Sequence[int]
     groups: int
 
-    @staticmethod
-    def of_each(v: Sequence[int], rank: int) -> list[int]:
-        """Return an argument for each of `rank` dimensions of a point."""
-        return list(v) * (rank // len(v))
+    def steps(self, rank: int) -> tuple[list[int], list[int], list[int]]:
+        """Return stride, padding and dilation with a number for each of `rank` dimensions of a point."""
+        stride, padding, dilation = (list(v) * (rank // len(v)) for v in (self.stride, self.padding, self.dilation))
+        return stride, padding, dilation

@@ -89,7 +89,7 @@ def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any)
     sizes = ctx.result_sizes
     x, w = stored(ctx, x), _by_tap(ctx, w)
     channel, taps = points(sizes)[1], ex.numbers(w.sizes[:2])
-    elements = window(x, sizes, taps, *(geometry.of_each(v, 2) for v in geometry[:3]))
+    elements = window(x, sizes, taps, *geometry.steps(2))
     total = _sum(
         s.mul(_padded(x, where, valid), wide(w.at([*divmod(k, taps[1]), channel])))
         for k, (where, valid) in enumerate(elements)
@@ -111,7 +111,7 @@ def convolution_backward(
     if any(d != 1 for d in geometry.dilation):
         raise FallBack("the gradient of a dilated convolution")
     grad = stored(ctx, grad)
-    stride, padding = (geometry.of_each(v, 2) for v in geometry[:2])
+    stride, padding, _ = geometry.steps(2)
     if output_mask[0]:
         return _of_image(ctx, grad, x, _by_tap(ctx, w), stride, padding), None, None
     return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), stride, padding), None

@@ -1,7 +1,8 @@
 """Convolutions in narrow groups on a GPU: each result reads few channels, as a depthwise one reads one.
 
 The library has few kernels for such groups. Others it runs as an implicit product of the smallest tile, or converts the
-images to a layout of its own and back. Sums of products of plain images and of channels-last ones are one kernel.
+images to a layout of its own and back. Here one kernel sums the products of each result, in the layout that the image
+has, and fuses with the readers of the result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .pooling import stored, wide, window
 
 
 def suits(ctx: Ctx, x: Tensor, w: Tensor, geometry: Geometry) -> bool:
-    """Return whether the lowering below computes a convolution."""
+    """Return whether `convolution` computes a call: one of static sizes on a GPU, in groups that suit it."""
     if not ctx.gpu or geometry.transposed or ctx.cfg.numerics == "eager":
         return False
     sizes = (*x.sizes, *w.sizes)
@@ -32,18 +33,18 @@ def suits(ctx: Ctx, x: Tensor, w: Tensor, geometry: Geometry) -> bool:
 
 
 def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """Return y[n, o, p], the sum of x[n, i, stride * p - padding + dilation * t] * w[o, i, t].
+    """Return y[n, o, p] = bias[o] + the sum of x[n, c + i, stride * p - padding + dilation * t] * w[o, i, t].
 
-    It is over the channels i of the group of o, and the taps t.
+    The sum is over the channels i of the group of o, which begins at channel c, and over the taps t. Images x are
+    [N, C, points], weights w [O, C / groups, taps] and results [N, O, points] in the dtype of x; sums are float32.
     """
     sizes = ctx.result_sizes
     out_channels, width, *taps = ex.numbers(w.sizes)
     x, w = stored(ctx, x), _channel_fastest(ctx, w) if _has_channels_fastest(x) else stored(ctx, w, 1)
     o = points(sizes)[1]
     first = ex.mul(ex.floordiv(o, out_channels // geometry.groups), width)
-    sides = [geometry.of_each(v, len(taps)) for v in geometry[:3]]
     terms: list[Value] = []
-    for k, (where, valid) in enumerate(window(x, sizes, taps, *sides)):
+    for k, (where, valid) in enumerate(window(x, sizes, taps, *geometry.steps(len(taps)))):
         tap = ex.unflatten(k, tuple(taps))
         for i in range(width):
             at = [where[0], ex.add(first, i), *where[2:]]

@@ -185,7 +185,7 @@ def _enough_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     rows, device = proposal.group.rows, _gpu(fusion)
     if rows == 1 or not isinstance(rows, int):
         return None
-    columns = proposal.has_columns
+    columns = proposal.rows_are_neighbours
     most = MOST_OF_COLUMNS if columns else device.row_limit
     few = rows < (ROWS_OF_COLUMNS if columns else 1) * device.parallelism // 8
     points = [q for q in proposal.mapped if q.kind is Kind.POINT and exceeds(q.points, most)]
@@ -234,7 +234,7 @@ def _is_uneven(fusion: Fusion, rows: int, rows_of_program: int, q: MappedNode) -
 
 def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse nodes that are contiguous from row to row in a kernel whose points are contiguous along rows."""
-    if proposal.group.rows == 1 or proposal.has_columns:
+    if proposal.group.rows == 1 or proposal.rows_are_neighbours:
         return None
     tall = [q for q in proposal.mapped if exceeds(q.points, SCATTERED)]
     # A program takes several neighbouring columns at once where it only sums them. Points along rows take one row.
@@ -292,7 +292,7 @@ def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """
     if proposal.group.rows == 1 or not any(q.kind is Kind.IN_ROW for q in proposal.mapped):
         return None
-    if proposal.has_columns:
+    if proposal.rows_are_neighbours:
         return None
     written = {q.node.out for q in proposal.mapped}
     for q in proposal.mapped:
@@ -321,7 +321,7 @@ def _is_stored(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool:
 def _rows_of_tile(proposal: Proposal) -> int:
     """Return the most rows that a tile holds: one of rows that are longer than TILED_ROW and contiguous."""
     longest = max(estimate(q.points) for q in proposal.mapped)
-    return ROWS_OF_COLUMNS if longest <= TILED_ROW or proposal.has_columns else 1
+    return ROWS_OF_COLUMNS if longest <= TILED_ROW or proposal.rows_are_neighbours else 1
 
 
 def _fewest_sectors(accesses: Sequence[Access], row: Atom, tile_rows: int) -> float:
@@ -334,7 +334,7 @@ def _whole_sectors(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 
     A kernel of their own takes tiles over both loops, and reads whole sectors.
     """
-    if not _has_long_rows(fusion, proposal) or proposal.has_columns:
+    if not _has_long_rows(fusion, proposal) or proposal.rows_are_neighbours:
         return None
     reduces = any(q.kind is Kind.IN_ROW for q in proposal.mapped)
     for q in proposal.mapped:

@@ -38,8 +38,8 @@ class Proposal:
         return self.group.mapped
 
     @cached_property
-    def has_columns(self) -> bool:
-        """Return whether memory is contiguous from row to row, and not along rows."""
+    def rows_are_neighbours(self) -> bool:
+        """Return whether memory is contiguous from row to row, and not along rows (`rows.rows_are_neighbours`)."""
         return rows_are_neighbours(self.mapped)
 
     def edges(self) -> Iterator[Edge]:

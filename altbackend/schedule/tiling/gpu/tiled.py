@@ -54,8 +54,10 @@ class FinishKernel:
 class TiledKernel:
     """A kernel that only has to be printed.
 
-    `passes`: the stages, or two of them as one pass. `low_precision`: all functions take their cheap form;
-    `fast_values`: values of nodes in which only some do. `fast_math`: results need not equal eager's to the last bit.
+    `passes`: the stages, or two of them as one pass.
+    `low_precision`: all functions take their cheap form.
+    `fast_values`: the values of nodes in which only some functions do.
+    `fast_math`: results need not equal eager's to the last bit.
     `partials`: by buffer, reductions that programs leave unfinished; the `finish` kernels run afterwards.
     """
 
