@@ -24,6 +24,12 @@ COSTLY = words(
     "exp expm1 log log1p log2 tanh sigmoid erf erfc gelu gelu_backward silu silu_backward pow sin cos tan softplus",
     "mish tanh_backward sigmoid_backward rsqrt sqrt div",
 )
+# Operators whose every element combines a window of an argument, so that each reader would read the window anew.
+WINDOWS = words(
+    "convolution avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d upsample_bilinear2d upsample_bicubic2d",
+    "upsample_linear1d upsample_trilinear3d grid_sampler_2d grid_sampler_3d",
+)
 # Operators without torch's tag that are one kernel in eager, pointwise or not.
 ONE_KERNEL = words(
     "_log_softmax _log_softmax_backward_data _softmax_backward_data binary_cross_entropy binary_cross_entropy_backward",

@@ -104,6 +104,7 @@ REQUIRED = frozenset(
 P = Phase
 _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{} convolutions")
 _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
+_SMALL_PRODUCTS = (DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}")
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
 _STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
@@ -190,10 +191,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("quantised linears", P.POST_GRAD, CPU, FAST, quantised_linears.run, when=freezes_with_onednn),
     Pass("quantised products", P.POST_GRAD, BOTH, FAST, quantised_products.run),
     Pass("weights in bytes", P.POST_GRAD, BOTH, FAST, weight_only.run),
-    Pass(
-        "small products", P.POST_GRAD, BOTH, FAST, small_products.run,
-        decision=(DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}"),
-    ),
+    Pass("small products", P.POST_GRAD, BOTH, FAST, small_products.run, decision=_SMALL_PRODUCTS),
     Pass("few keys", P.POST_GRAD, GPU, FAST, few_keys.run, decision=_FEW_KEYS),
     Pass(
         "wide products", P.POST_GRAD, BOTH, FAST, wide_products.run,
@@ -224,6 +222,7 @@ PASSES: tuple[Pass, ...] = (
         "pointwise convolutions", P.INFERENCE, BOTH, FAST, pointwise_convolutions.run,
         decision=(DecisionKind.LAYOUT, "1x1 convolutions", "as matmuls", "{} whose pixels are rows"),
     ),
+    Pass("small products", P.INFERENCE, GPU, FAST, small_products.run, decision=_SMALL_PRODUCTS),
     Pass(
         "depthwise weights", P.INFERENCE, GPU, FAST, depthwise.run,
         decision=(DecisionKind.LAYOUT, "depthwise weights", "channel fastest", "{} for generated kernels"),

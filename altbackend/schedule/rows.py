@@ -16,6 +16,7 @@ from .loop_mapping import MappedNode
 # Rows of one GPU program where neighbouring rows, not the points in them, are contiguous: a cache line of 16 bits.
 ROWS_OF_COLUMNS = 64
 COLUMN_LIMIT = 512  # points of a row that stay in registers where neighbouring rows, not points, are contiguous
+SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
 ROW_TILE = 2048  # elements of a tile of several short rows
 TILED_ROW = 1024  # points of a row of which a tile holds several where neighbouring rows are neighbours in memory
 SECTOR = 32  # bytes of the smallest memory access of a GPU

@@ -10,6 +10,7 @@ from ..ir import value as va
 from ..ir.expr import Atom, Index
 from ..ir.loops import Program
 from .loop_mapping import Kind, MappedNode
+from .row_parts import parts_of_row
 from .rows import SECTOR, estimate
 
 STORED = 0.5  # cost of a stored sector beside one that is read: stores wait for nothing, and the cache merges them
@@ -34,13 +35,29 @@ class Access:
 
         Neighbouring rows that touch the same elements share their sectors.
         """
-        along = next((estimate(ex.size_of(v)) for v in self.inner if _runs_along(index, v)), 1)
         alike = min(_rows_alike(index, row), tile_rows)
-        if along == 1 and (step := self._short_step(index)) is not None:
-            return self.weight * self.itemsize * step / SECTOR / alike
-        across = _run_of_rows(index, row, along)
-        run = along * min(across, tile_rows)
-        return self.weight * self.itemsize / min(SECTOR, run * self.itemsize) / alike
+        run = min(SECTOR, self._run(index, row, tile_rows) * self.itemsize) / self.itemsize
+        if not any(_runs_along(index, v) for v in self.inner) and (step := self._short_step(index)) is not None:
+            run = max(run, SECTOR / self.itemsize / step)
+        return self.weight / run / alike
+
+    def _run(self, index: Index, row: Atom, tile_rows: int) -> int:
+        """Return how many neighbours in memory a tile of so many rows touches, in loops of a row and from row to row.
+
+        A loop whose stride is the length of the run so far extends the run. So does the fastest part of the row's
+        number, then the next one, as far as the rows of the tile count it.
+        """
+        run = next((estimate(ex.size_of(v)) for v in self.inner if _runs_along(index, v)), 1)
+        rows = 1  # neighbouring rows in the run
+        while rows <= tile_rows:
+            longer = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) == run), 1)
+            if run == 1 or longer == 1:
+                longer = _rows_at(index, row, run, rows)
+                rows *= longer
+            if longer == 1:
+                break
+            run *= longer
+        return run if rows <= tile_rows else run * tile_rows // rows
 
     def _short_step(self, index: Index) -> int | None:
         """Return the least stride of a loop over elements of which a sector holds several; None without such a loop."""
@@ -112,19 +129,10 @@ def _atom_alike(a: Atom, row: Atom) -> int:
     return _rows_alike(a.dividend, row)
 
 
-def _run_of_rows(index: Index, row: Atom, stride: int) -> int:
-    """Return how many consecutive rows an access takes at elements `stride` apart."""
-    if isinstance(index, int):
-        return 1
-    for monomial, coefficient in index.terms:
-        if coefficient != stride or len(monomial) != 1:
-            continue
-        (atom,) = monomial
-        if atom is row:
-            return estimate(ex.size_of(row))
-        if isinstance(atom, ex.Mod) and atom.dividend is ex.ix(row) and isinstance(atom.divisor, int):
-            return atom.divisor
-    return 1
+def _rows_at(index: Index, row: Atom, stride: int, fewer: int) -> int:
+    """Return the size of the part `row // fewer` of a row's number that an access takes at elements `stride` apart."""
+    parts = parts_of_row(index, row)
+    return next((p.size for p in parts if p.stride == stride and p.fewer == fewer), 1)
 
 
 def _factors(rows: Index, row: Atom, indices: Sequence[Index]) -> list[int]:

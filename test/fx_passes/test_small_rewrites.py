@@ -87,12 +87,27 @@ def test_other_products_stay(device: str) -> None:
         assert small_products.run(gm, context(device)) == 0
 
 
+def pooled_pixels(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.max_pool2d(x, 3, 1, 1).permute(0, 2, 3, 1).reshape(-1, 5) @ torch.ones(5, 4)
+
+
 def test_products_of_costly_operands_stay_on_a_gpu() -> None:
-    """Each result would compute the quotients of its terms anew."""
-    x = torch.randn(8192, 5, 5)
-    for fn, count in ((lambda x: (x / 3).transpose(1, 2) @ x, 0), (lambda x: (x + 3).transpose(1, 2) @ x, 1)):
-        (gm,) = trace(fn, x)
+    """Each result would compute the quotients of its terms anew, or read the windows anew."""
+    x, image = torch.randn(8192, 5, 5), torch.randn(2, 5, 64, 64)
+    quotients, sums = (lambda x: (x / 3).transpose(1, 2) @ x), (lambda x: (x + 3).transpose(1, 2) @ x)
+    for fn, operand, count in ((quotients, x, 0), (sums, x, 1), (pooled_pixels, image, 0)):
+        (gm,) = trace(fn, operand)
         assert small_products.run(gm, context("gpu")) == count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_many_rows_with_a_bias_on_a_gpu(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y, b = (torch.randn(size).to(dtype) for size in ((8192, 3), (3, 4), (4,)))
+    (gm,) = trace(torch.addmm, b, x, y)
+    assert [small_products.run(gm, context("gpu")) for _ in range(2)] == [1, 0]
+    gm.recompile()
+    torch.testing.assert_close(gm(b, x, y)[0], torch.addmm(b, x, y))
 
 
 def test_outer_products_of_odd_values() -> None:

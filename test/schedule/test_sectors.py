@@ -91,20 +91,49 @@ def scanned_along_the_height(x: T) -> T:
     return (x + 1).cumsum(2) * 2
 
 
+@pytest.mark.parametrize("image", [(8, 8), (7, 7)], ids=str)
 @pytest.mark.parametrize("fn", [along_the_height, scanned_along_the_height])
-def test_rows_along_a_third_dimension_read_a_copy_that_lies_as_the_result(fn: Callable[[T], T]) -> None:
+def test_rows_along_a_third_dimension_read_a_copy_that_lies_as_the_result(
+    fn: Callable[[T], T], image: tuple[int, int]
+) -> None:
     def plain(x: T) -> T:
         return fn(x).contiguous()
 
-    x = torch.randn(512, 64, 8, 8).to(memory_format=torch.channels_last)
+    x = torch.randn(700, 64, *image).to(memory_format=torch.channels_last)
     rows = [
         q for k in kernels_of(plain, x) if any(q.kind in (Kind.IN_ROW, Kind.SCAN) for q in k.nodes) for q in k.nodes
     ]
     assert rows
     written = {q.node.out for q in rows}
     reads = [(q, i) for q in rows for b, i in va.loads(q.value) if b not in written]
+    assert reads
     assert all(row_stride(q, i) == 1 for q, i in reads)
     check(plain, torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last))
+
+
+def softmax_along_the_width(x: T) -> T:
+    """Normalise rows whose channels are neighbours in memory, and store them plain: rows are neighbours there."""
+    weight = torch.linspace(1, 2, x.shape[1]).view(-1, 1, 1)
+    return ((x + weight).log_softmax(3) * weight).contiguous()
+
+
+def test_points_take_the_order_in_which_a_kernel_counts_the_rows_of_its_totals() -> None:
+    x = torch.randn(512, 64, 14, 14).to(memory_format=torch.channels_last)
+    (kernel,) = kernels_of(softmax_along_the_width, x)
+    assert all(row_stride(q, i) == 1 for q in kernel.nodes for b, i in va.loads(q.value) if b.startswith("arg"))
+    check(softmax_along_the_width, torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last))
+
+
+def loss_of_classes(x: T, target: T) -> T:
+    return F.cross_entropy(x, target)
+
+
+@pytest.mark.parametrize(("classes", "passes"), [(3, 1), (80, 2)], ids=["few_classes", "many_classes"])
+def test_a_loss_over_few_classes_of_images_reads_them_once(classes: int, passes: int) -> None:
+    x, target = torch.randn(4, classes, 512, 512), torch.zeros(4, 512, 512, dtype=torch.long)
+    read = [{b for q in k.nodes for b, _ in va.loads(q.value)} for k in kernels_of(loss_of_classes, x, target)]
+    assert sum(any(b.endswith("0_1") or b == "x_1" for b in names) for names in read) == passes, read
+    check(loss_of_classes, torch.randn(3, 5, 6, 7), torch.randint(0, 5, (3, 6, 7)))
 
 
 def computed_index(x: T, table: T) -> T:

@@ -22,6 +22,7 @@ from ...rows import (
     COLUMN_LIMIT,
     ROWS_OF_COLUMNS,
     SECTOR,
+    SHORT_COLUMN,
     TILED_ROW,
     estimate,
     exceeds,
@@ -159,7 +160,8 @@ def _runs_in_blocks(fusion: Fusion, q: MappedNode) -> bool:
 def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse totals over rows that are neighbours in memory: a persistent program would take single columns.
 
-    One total over all rows is refused beside reductions of columns, and others beside any columns of many points.
+    One total over all rows is refused beside reductions of columns that are not short, and others beside any columns of
+    many points.
     """
     group = proposal.group
     totals = [q for q in proposal.mapped if q.kind is Kind.CROSS_ROW]
@@ -170,7 +172,7 @@ def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:
         return Refusal("totals over long rows need rows that are contiguous in memory")
     if not any(q.results == 1 for q in totals):
         return None
-    reduced = [q for q in proposal.mapped if q.kind is Kind.IN_ROW and q.points != 1]
+    reduced = [q for q in proposal.mapped if q.kind is Kind.IN_ROW and exceeds(q.points, SHORT_COLUMN)]
     large = any(not isinstance(n := ex.mul(group.rows, q.points), int) or n >= LARGE for q in reduced)
     if large and rows_are_neighbours(reduced):
         return Refusal("a total over all rows needs rows that are contiguous in memory")

@@ -18,6 +18,7 @@ from ...rows import (
     ROW_TILE,
     ROWS_OF_COLUMNS,
     SECTOR,
+    SHORT_COLUMN,
     TILED_ROW,
     is_long,
     rows_are_neighbours,
@@ -61,7 +62,6 @@ SCANNED_ROW, SCANNED_ROWS, SCANNED_TILE = 512, 4, 1024
 # of channels-last images of 11x11 took 345 us with 8,192 elements and 505 with 2,048; 512 channels of 7x7 took 205 and
 # 462.
 BOTH_WAYS = 16384
-SHORT_COLUMN = 32  # points of a column that two warps hold: 16 of them took 50 us with two, 94 with four
 # For persistent programs over rows of at most so many elements: elements of their tile, and warps, as measured on an
 # H200 with layer norms' backwards. A row within as few warps as possible, 16 elements a thread.
 PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
@@ -186,7 +186,8 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
-        programs = at_most(programs, device.parallelism // 4)
+        short = r.columns and all(isinstance(n, int) and n <= SHORT_COLUMN for n in lengths)
+        programs = at_most(programs, device.parallelism // (1 if short else 4))
     return Blocks(
         form=Form.PERSISTENT if r.persistent else Form.ROWS,
         flat=False,

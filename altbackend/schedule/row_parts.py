@@ -1,0 +1,83 @@
+"""The parts of a row's number from which a position in memory is computed: (row // fewer) % size, at a stride."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..ir import expr as ex
+from ..ir import value as va
+from ..ir.expr import Atom, Index
+from ..ir.loops import Pointwise
+from .loop_mapping import Kind, MappedNode, cut_points
+
+
+class RowPart(NamedTuple):
+    """A part (row // fewer) % size of a row's number: `stride` elements of memory lie between its values."""
+
+    stride: int
+    fewer: int
+    size: int
+
+
+@functools.lru_cache(maxsize=8192)  # fusion and the numbering of rows ask about the same positions
+def parts_of_row(index: Index, row: Atom) -> tuple[RowPart, ...]:
+    """Return the parts of the row's number that a position is linear in. Terms of another form are left out."""
+    if isinstance(index, int):
+        return ()
+    terms = ((m[0], c) for m, c in index.terms if len(m) == 1 and row in m[0].vars)
+    return tuple(RowPart(c, *part) for a, c in terms if (part := _part(a, row)) is not None)
+
+
+def _part(a: Atom, row: Atom) -> tuple[int, int] | None:
+    """Return `fewer` and `size` of an atom of the form (row // fewer) % size, or None."""
+    if isinstance(a, ex.Mod):
+        if not isinstance(a.divisor, int) or (fewer := _divisor(a.dividend, row)) is None:
+            return None
+        return fewer, a.divisor
+    fewer = _divisor(ex.ix(a), row)
+    return None if fewer is None else (fewer, ex.bounds(ex.ix(a))[1] + 1)
+
+
+def _divisor(index: Index, row: Atom) -> int | None:
+    """Return `d` if an index is row // d, or None."""
+    if index is ex.ix(row):
+        return 1
+    atom = index.terms[0][0][0] if not isinstance(index, int) and index.terms and index.terms[0][0] else None
+    if not isinstance(atom, ex.FloorDiv) or atom.dividend is not ex.ix(row) or index is not ex.ix(atom):
+        return None
+    return atom.divisor if isinstance(atom.divisor, int) else None
+
+
+def on_rows_of_totals(node: Pointwise, mapped: Sequence[MappedNode]) -> MappedNode | None:
+    """Return points mapped such that each row reads the one total of that row; None without such an order of loops.
+
+    The loops of the points become rows in the order in which the kernel counts the rows of its totals. An example is a
+    softmax over the width of a channels-last image that is stored plain: its rows are channels, then heights.
+    """
+    for total in mapped:
+        if total.kind is not Kind.IN_ROW or total.results != 1:
+            continue
+        index = next((i for b, i in va.loads(node.value) if b == total.node.out), None)
+        order = None if index is None else _order(node, index, total)
+        if order is not None:
+            aligned = cut_points(node, order, ex.size_of(total.row))
+            if isinstance(aligned, MappedNode) and _reads_own_row(aligned, total):
+                return aligned
+    return None
+
+
+def _order(node: Pointwise, index: Index, total: MappedNode) -> list[Atom] | None:
+    """Return the loops of points whose first ones count the rows of a total, which the points read at `index`."""
+    rows: list[Atom] = []
+    for part in sorted(parts_of_row(total.index, total.row), key=lambda p: -p.fewer):
+        suits = (v for v in node.dims if ex.coefficient(index, v) == part.stride and ex.size_of(v) == part.size)
+        if (loop := next(suits, None)) is None or loop in rows:
+            return None
+        rows.append(loop)
+    return [*rows, *(v for v in node.dims if v not in rows)] if rows else None
+
+
+def _reads_own_row(q: MappedNode, total: MappedNode) -> bool:
+    return all(i == total.index for b, i in va.loads(q.value) if b == total.node.out)
