@@ -5,6 +5,7 @@ An operator between two convolutions keeps the layout, so the convolutions of a 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable
 
@@ -72,7 +73,9 @@ def reads_plain(n: Node) -> bool:
         return False
     if x.dim() == 5 or bool(x.shape[1] == 1):
         return True
-    return bool(x.shape[1] != groups) and not has_library_kernel(x.shape[1], groups)  # type: ignore[arg-type]
+    taps = math.prod(val(n.args[2 if backward else 1]).shape[2:])
+    is_fast = has_library_kernel(x.shape[1], groups, taps, x.dtype)  # type: ignore[arg-type]
+    return bool(x.shape[1] != groups) and not is_fast
 
 
 def _reads_plain_on_cpu(n: Node) -> bool:

@@ -68,6 +68,8 @@ def test_as_exact_as_the_library(name: str, dtype: torch.dtype, last: bool) -> N
         (192, 32, (192, 6, 5, 5), torch.float32, False),
         (192, 32, (192, 6, 5, 5), torch.bfloat16, False),  # 150 products
         (64, 16, (64, 4, 3, 3), torch.float32, False),  # the library has kernels of tensor cores
+        (64, 16, (64, 4, 1, 1), torch.float32, True),  # the library's kernel for windows of one element is slow
+        (64, 16, (64, 4, 1, 1), torch.bfloat16, False),
         (64, 64, (64, 1, 3, 3), torch.float32, False),  # depthwise
         (64, 64, (128, 1, 3, 3), torch.float32, True),
         (64, 1, (64, 64, 1, 1), torch.float32, False),

@@ -56,7 +56,7 @@ def choose_blocks(p: Program, k: Kernel, device: Gpu) -> Blocks:
 def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks | None:
     """Return the blocks of a kernel of one row; None where one program computes the row."""
     kinds = {q.kind for q in k.nodes}
-    if (sides := _transposed_sides(k)) is not None:
+    if (sides := transposed_sides(k)) is not None:
         return _transpose(p, k, sides, device)
     if (loops := _row_constant_loops(k)) is not None:
         costly = _flops_per_row(k, loops[-1]) > COSTLY_ROW
@@ -130,14 +130,14 @@ def _flat_persistent(p: Program, k: Kernel, n: Index, device: Gpu) -> Blocks:
 
 
 @dataclass(frozen=True)
-class _Sides:
+class Sides:
     """The loops of a transposing tile from slow to fast: those that loads run along, and those of the stores."""
 
     read: tuple[Atom, ...]
     stored: tuple[Atom, ...]
 
 
-def _transposed_sides(k: Kernel) -> _Sides | None:
+def transposed_sides(k: Kernel) -> Sides | None:
     """Return the sides of tiles over the contiguous loops of loads and of stores; None if those are the same loops."""
     if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes):
         return None
@@ -148,20 +148,20 @@ def _transposed_sides(k: Kernel) -> _Sides | None:
             read = _contiguous_loop(index, loops)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
-            sides = _grown(_Sides((read,), (stored,)), loops, index, q.index)
+            sides = _grown(Sides((read,), (stored,)), loops, index, q.index)
             if all(_is_side(ex.prod(map(ex.size_of, side))) for side in (sides.read, sides.stored)):
                 return sides
     return None
 
 
-def _grown(sides: _Sides, loops: tuple[Atom, ...], load: Index, store: Index) -> _Sides:
+def _grown(sides: Sides, loops: tuple[Atom, ...], load: Index, store: Index) -> Sides:
     """Return the sides with further loops along which the load, or the store, runs on, where a side is short."""
     read, stored = sides.read, sides.stored
     while True:
         free = tuple(v for v in loops if v not in read and v not in stored)
         more_read, more_stored = _with_next(read, free, load), _with_next(stored, free, store)
         if more_read is None and more_stored is None:
-            return _Sides(read, stored)
+            return Sides(read, stored)
         if more_stored is None or (more_read is not None and _length(read) <= _length(stored)):
             read = more_read or read
         else:
@@ -192,7 +192,7 @@ def _contiguous_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
     return next((v for v in loops if ex.coefficient(index, v) == 1), None)
 
 
-def _transpose(p: Program, k: Kernel, sides: _Sides, device: Gpu) -> Blocks:
+def _transpose(p: Program, k: Kernel, sides: Sides, device: Gpu) -> Blocks:
     """Return squares over two sides; the other loops are further rows of squares."""
     others = tuple(v for v in k.stages[0].inner if v not in sides.read and v not in sides.stored)
     loops = (*others, *sides.read, *sides.stored)

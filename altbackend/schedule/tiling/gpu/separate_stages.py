@@ -18,19 +18,23 @@ from ...fusion.group import Decision, Group, open_group
 from ...kernel import Kernel, Stage, build
 from ...loop_mapping import Kind
 from ...rows import total_points
+from .choose import transposed_sides
 
 LARGE = 1 << 20  # elements from which another launch costs less than another pass in the wrong order
 
 
 def separate_stages(p: Program, deps: Deps, k: Kernel, device: Device, decide: Decision) -> list[Kernel]:
-    """Return the kernel, or a kernel for each of its stages if they are large and share no values."""
+    """Return the kernel, or a kernel for each of its stages if they are large, share no values, and one takes tiles."""
     if k.rows != 1 or k.matmul is not None or len(k.stages) < 2 or not _are_independent(k):
         return [k]
     if any(q.kind is not Kind.POINT or total_points(q) < LARGE for q in k.nodes):
         return [k]
+    alone = [build(p, deps, _group(p, k, s, device), device) for s in k.stages]
+    if all(transposed_sides(stage) is None for stage in alone):
+        return [k]
     outs = ", ".join(q.node.out for q in k.nodes)
     decide(DecisionKind.KERNEL, outs, "one kernel per stage", "they run through memory in different orders")
-    return [build(p, deps, _group(p, k, s, device), device) for s in k.stages]
+    return alone
 
 
 def _are_independent(k: Kernel) -> bool:
