@@ -18,23 +18,31 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
 _MOST_TERMS = 54  # two channels with windows of 3x3x3
 _WIDE_WINDOW, _WIDEST_GROUP = 49, 64  # taps from which the library's choice is poor, and channels for which it is
+_MANY_GROUPS = 8  # groups from which running one after the other takes longer than converting the image
 
 
-def has_library_kernel(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool:
-    """Return whether the library has fast channels-last kernels of tensor cores for images in groups.
+def has_library_kernel(channels: int, groups: int) -> bool:
+    """Return whether the library has channels-last kernels of tensor cores for images in groups."""
+    width = channels // groups
+    return width in _FAST_GROUPS or (width == _NARROW_GROUP and channels >= _FEWEST_CHANNELS)
+
+
+def runs_fast(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool:
+    """Return whether the library convolves channels-last images in groups no slower than plain ones, without gradients.
 
     `taps`: the elements of a window. Measured for windows from 1x1 to 7x7 in 16 and 32 bits
-    (docs/decisions/narrow-groups.md): channels-last images took 0.1 to 1.0 of the time of plain ones where this holds,
+    (docs/decisions/narrow-groups.md): channels-last images took 0.1 to 1.1 of the time of plain ones where this holds,
     and else up to 19 times as long.
     """
     width = channels // groups
-    if width not in _FAST_GROUPS and not (width == _NARROW_GROUP and channels >= _FEWEST_CHANNELS):
-        return False
-    if taps >= _WIDE_WINDOW and width == _WIDEST_GROUP:
+    if not has_library_kernel(channels, groups) or (taps >= _WIDE_WINDOW and width == _WIDEST_GROUP):
         return False
     if dtype.itemsize < 4:
         return True
-    return taps > 1 and not (width == _NARROW_GROUP and taps >= _WIDE_WINDOW) and not (width == 16 and taps == 25)
+    if taps == 1:
+        return width == 32
+    slow_window = taps >= _WIDE_WINDOW if width == _NARROW_GROUP else taps == 25 and groups >= _MANY_GROUPS
+    return not (slow_window and width in (_NARROW_GROUP, 16))
 
 
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
@@ -46,4 +54,4 @@ def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype
     is_depthwise = groups == channels == weight[0] and len(weight) == 4
     taps = math.prod(weight[2:])
     is_short = dtype in _DTYPES and weight[1] * taps <= _MOST_TERMS
-    return groups > 1 and not is_depthwise and is_short and not has_library_kernel(channels, groups, taps, dtype)
+    return groups > 1 and not is_depthwise and is_short and not runs_fast(channels, groups, taps, dtype)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..aten.name import operator_name, words
-from ..aten.narrow_groups import has_library_kernel, in_generated_kernel
+from ..aten.narrow_groups import has_library_kernel, in_generated_kernel, runs_fast
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
@@ -73,9 +73,19 @@ def reads_plain(n: Node) -> bool:
         return False
     if x.dim() == 5 or bool(x.shape[1] == 1):
         return True
-    taps = math.prod(val(n.args[2 if backward else 1]).shape[2:])
-    is_fast = has_library_kernel(x.shape[1], groups, taps, x.dtype)  # type: ignore[arg-type]
-    return bool(x.shape[1] != groups) and not is_fast
+    assert isinstance(groups, int)
+    channels = int(x.shape[1])
+    if channels == groups:
+        return False
+    if backward or _has_gradient(n):
+        return not has_library_kernel(channels, groups)
+    return not runs_fast(channels, groups, math.prod(val(n.args[1]).shape[2:]), x.dtype)
+
+
+def _has_gradient(n: Node) -> bool:
+    """Return whether a graph computes the gradient of a convolution, too: both have operands in one layout."""
+    operands = (a for a in n.args[:2] if isinstance(a, Node))
+    return any(is_call(u, aten.convolution_backward.default) for a in operands for u in a.users)
 
 
 def _reads_plain_on_cpu(n: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import operator
 from collections.abc import Callable, Mapping
@@ -10,9 +9,7 @@ from typing import Any
 
 import torch
 
-from ..aten.comparison import is_compared_exactly, is_searched
 from ..aten.mutates import is_write_back
-from ..aten.name import words
 from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..config.options import Config
@@ -23,9 +20,10 @@ from ..ir import value as va
 from ..ir.loops import Buffer, Constant, Extern, HostNumber, Output, Program, without_dead
 from ..ir.value import Value
 from ..runtime import checks
-from . import extern, gpu, host_numbers, in_place, negative, padded_copies, results, sizes, unbacked_symbols
+from . import extern, gpu, host_numbers, in_place, negative, results, sizes, unbacked_symbols
 from .context import Ctx, cpu_beside_gpu, target_name
 from .facts import device_of
+from .materialize import materialize_if_shared
 from .operators import (
     activations,
     batch_norm,
@@ -46,8 +44,7 @@ from .operators import (
     view,
 )
 from .registry import SUPPORTED_DTYPES, FallBack, lowering_of
-from .temporary_layout import operand_strides
-from .tensor import Tensor, as_view, axes, expand, of_buffer
+from .tensor import Tensor, as_view, expand, of_buffer
 
 # Importing these modules fills the registry.
 _OPERATOR_MODULES = (
@@ -123,10 +120,6 @@ RESERVED = frozenset(
     ]
 ) | frozenset(keyword.kwlist)
 _RESERVED_STARTS = ("buf", "const", "kernel", "number", "op_", "parts", "segment")
-_SHAPE_ONLY = frozenset(
-    [f"{n}.default" for n in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros")]
-    + ["philox_uniform", "philox_normal", "philox_integers"]
-)
 
 
 def lower_graph(
@@ -245,7 +238,7 @@ _PRINTABLE = (int, float, complex, bool, str, type(None), torch.dtype, torch.dev
 def _lowered(ctx: Ctx, node: torch.fx.Node) -> object:
     buffers_before = len(ctx.buffers)
     try:
-        return _materialize_if_shared(ctx, node, _call(ctx, node), buffers_before)
+        return materialize_if_shared(ctx, node, _call(ctx, node), buffers_before)
     except AltError:
         raise
     except Exception as cause:
@@ -433,110 +426,3 @@ def _copy_into(ctx: Ctx, node: torch.fx.Node, into: Tensor, source: Tensor) -> T
 def _overlaps(value: Tensor, buffer: str) -> bool:
     """Return whether `value` reads `buffer`, so that a loop that writes it could read elements it has replaced."""
     return any(b == buffer for b, _ in va.loads(value.value))
-
-
-def _materialize_if_shared(ctx: Ctx, node: torch.fx.Node, result: object, buffers_before: int) -> object:
-    """Store a value that several users would recompute, or that has grown too large to inline.
-
-    `buffers_before`: the number of buffers before the node was lowered.
-    """
-    if isinstance(result, tuple):
-        return tuple(_materialize_one(ctx, node, t, k, buffers_before) for k, t in enumerate(result))
-    return _materialize_one(ctx, node, result, None, buffers_before)
-
-
-def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, buffers_before: int) -> object:
-    if not isinstance(t, Tensor):
-        return t
-    fake = node.meta["val"] if k is None else node.meta["val"][k]
-    if not passes_storage_on(node) and _returned(ctx, node, k) > 1:
-        # results that are views of one value share its memory, as in eager, and share none with other values
-        own = _has_own_buffer(ctx, t, buffers_before) or _shares_storage(node, fake)
-        return ctx.realize(t, fake, fresh=not own)
-    if t.value.op in ("load", "const"):
-        return t
-    users = _readers(node, k)
-    cost = va.flops(t.value)
-    reads = len(va.loads(t.value))
-    large = reads > MOST_LOADS or cost > ctx.cfg.inline_limit or t.value.depth > DEEPEST
-    compared = is_compared_exactly(node) or (_returned(ctx, node, k) and is_searched(node))
-    compared = compared and not _is_selected(t)
-    if not large and (users <= 1 or (not compared and _is_cheap(ctx, t, cost))):
-        return t
-    strides = operand_strides(ctx, node, t, fake)
-    if ctx.gpu and k is None and strides is None:
-        if not large and padded_copies.is_padded_behind_views(ctx, node):
-            return t  # the view is stored
-        if padding := padded_copies.padding_of(ctx, node):
-            return padded_copies.store(ctx, t, padding)
-    return ctx.realize(t, fake, strides=strides)
-
-
-def _has_own_buffer(ctx: Ctx, t: Tensor, buffers_before: int) -> bool:
-    """Return whether `t` is in a buffer that was added after the first `buffers_before`, by the node being lowered."""
-    new_buffers = itertools.islice(reversed(ctx.buffers), len(ctx.buffers) - buffers_before)
-    return t.value.op == "load" and t.value.attr[0] in new_buffers
-
-
-def _shares_storage(node: torch.fx.Node, fake: torch.Tensor) -> bool:
-    """Return whether tracing saw the result of a node in the storage of an argument."""
-    storage = torch_api.storage_of(fake)
-    return any(torch_api.storage_of(n.meta.get("val")) == storage for n in node.all_input_nodes)
-
-
-MOST_LOADS = 24
-DEEPEST = 120  # functions that walk a value recurse once per level, on top of the user's call stack
-# The operations and loads of a value that is recomputed by each reader: about as long as one load of the stored value.
-RECOMPUTE_FLOPS, RECOMPUTE_FLOPS_ON_GPU, RECOMPUTE_LOADS = 1, 16, 6
-
-
-def _is_cheap(ctx: Ctx, t: Tensor, cost: int) -> bool:
-    """Return whether recomputing a value costs its readers less than loading it: few operations, one load of its size.
-
-    A load that lacks a loop variable, such as the mean of a row, comes from a register or the cache.
-    """
-    loads = va.loads(t.value)
-    if not loads:
-        return cost <= 8
-    if cost <= 1 and len(loads) <= 1:
-        return True
-    every = {a for a, n in zip(axes(t.sizes), t.sizes, strict=True) if n != 1}
-    if ctx.gpu:
-        cost = va.flops(t.value, every)  # a tile computes the values of a row once
-    large = [b for b, i in loads if every <= set(ex.vars_of(i))]
-    most = RECOMPUTE_FLOPS_ON_GPU if ctx.gpu else RECOMPUTE_FLOPS
-    if cost > most or len(loads) > RECOMPUTE_LOADS or len(large) > 1:
-        return False
-    return cost <= RECOMPUTE_FLOPS or all(ctx.buffers[b].dtype.itemsize <= t.dtype.itemsize for b in large)
-
-
-# Operators without rounding: no contraction of a product and a sum changes the bits of their results.
-_SELECTS = words("load const index masked where eq ne lt le gt ge logical_and logical_or logical_not")
-
-
-def _is_selected(t: Tensor) -> bool:
-    """Return whether every element is a constant or an element in memory, so that all readers compute equal bits."""
-    return all(v.op in _SELECTS for v in va.walk(t.value))
-
-
-def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
-    """Return the number of the graph's results that are the node, its result number `k`, or a view of it."""
-    total = ctx.returned[node]
-    for user in node.users:
-        if k is not None and user.target is operator.getitem and user.args[1] != k:
-            continue
-        if user.op == "call_function" and passes_storage_on(user):
-            total += _returned(ctx, user)
-    return total
-
-
-def _readers(node: torch.fx.Node, k: int | None) -> int:
-    """Return the number of users that read the values of a node; the users of a view count in its place."""
-    total = 0
-    for user in node.users:
-        if k is not None and user.target is operator.getitem and user.args[1] != k:
-            continue
-        if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
-            continue
-        total += _readers(user, None) if user.op == "call_function" and passes_storage_on(user) else 1
-    return total
