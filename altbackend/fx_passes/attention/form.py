@@ -10,7 +10,9 @@ from torch.fx import Node
 
 from ..simplify import same_sizes
 from .einsum import explicit, output_order, scores_order
-from .operators import Lead, Operation, is_tensor, read, shape_of, value_of
+from .maxima import shifted
+from .operators import Lead, Operation, is_last, is_tensor, read, shape_of, value_of
+from .sinks import dropped_column, sink_of
 
 LOWEST = -1e30  # below it, adding a score does not change the number in float32
 COLUMNS = (torch.float32, torch.float64, torch.bfloat16)
@@ -30,7 +32,8 @@ class Step:
 
     `kind`: "scale" by `number`; "multiply" or "divide" by `mask`, a symbolic number or a tensor with one column; "add"
     or "subtract" the tensor `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`; "floor":
-    the larger of a score and `number`, which is lower than any. `dtype`: that of the scores.
+    the larger of a score and `number`, which is lower than any; "sink": a column `mask` at the place `number`. `dtype`:
+    that of the scores.
     """
 
     kind: str
@@ -46,6 +49,7 @@ class Form:
     """One attention: softmax(q k^T, changed by steps) v. `key` has its last two dimensions exchanged.
 
     `interior`: the calls that vanish, the last product included. `order`: how the result's dimensions are permuted.
+    `sink`: a step whose mask is one more column of the scores, without a value.
     """
 
     query: Operand
@@ -57,6 +61,20 @@ class Form:
     interior: tuple[Node, ...]
     scores: Node
     order: tuple[int, ...] | None = None
+    sink: Step | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The softmax of an attention, and what stands between it and the last product.
+
+    `dropped`: the place of the column of weights that is dropped, if there is one.
+    """
+
+    softmax: Node
+    dropout: float
+    calls: tuple[Node, ...]
+    dropped: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,18 +100,23 @@ def form_of(last: Node, constant: Constant) -> Form | None:
     after = after_softmax(weights)
     if after is None:
         return None
-    softmax, dropout, calls = after
-    read_softmax = read(softmax)
+    read_softmax = read(after.softmax)
     source = read_softmax.get("input")
-    if not is_tensor(source) or not _over_last(read_softmax.get("dim"), source):
+    if not is_tensor(source) or not is_last(read_softmax.get("dim"), source):
         return None
     scores = _scores(source, constant)
     if scores is None:
         return None
-    interior = (*scores.calls, softmax, *calls)
+    interior = (*scores.calls, after.softmax, *after.calls)
     if any(u not in (*interior, last) for n in interior for u in n.users):
         return None
-    return Form(scores.query, scores.key, value, scores.steps, dropout, last, (*interior, last), scores.product, order)
+    steps, sink = scores.steps, None
+    if steps and steps[-1].kind == "sink" and steps[-1].number == after.dropped:
+        steps, sink = steps[:-1], steps[-1]
+    if (after.dropped is not None and sink is None) or any(step.kind == "sink" for step in steps):
+        return None  # a weight that is dropped is that of a sink, and is not changed
+    operands_of = (scores.query, scores.key, value)
+    return Form(*operands_of, steps, after.dropout, last, (*interior, last), scores.product, order, sink)
 
 
 def last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None:
@@ -109,18 +132,22 @@ def last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None
     return None
 
 
-def after_softmax(n: object) -> tuple[Node, float, tuple[Node, ...]] | None:
-    """Return (softmax, probability of dropout, calls behind the softmax) of attention weights."""
-    dropout, calls = 0.0, list[Node]()
+def after_softmax(n: object) -> Weights | None:
+    """Return how attention weights come from a softmax, or None."""
+    dropout, dropped, calls = 0.0, None, list[Node]()
     while is_tensor(n):
         call = read(n)
         if call.name == "softmax":
-            return n, dropout, tuple(reversed(calls))
+            return Weights(n, dropout, tuple(reversed(calls)), dropped)
         if call.name == "dropout":
             p = call.get("p", 0.5) if call.get("training", True) else 0.0
             if not isinstance(p, (int, float)) or (p and dropout) or call.get("inplace"):
                 return None
             dropout = float(p) or dropout
+        elif (column := dropped_column(n)) is not None:
+            if dropped is not None:
+                return None
+            dropped = column[1]
         elif not _keeps_rows(call, n):
             return None
         calls.append(n)
@@ -141,10 +168,6 @@ def _keeps_rows(call: Operation, n: Node) -> bool:
     return same_sizes(after.shape, before.shape)
 
 
-def _over_last(dim: object, source: Node) -> bool:
-    return isinstance(dim, int) and dim % value_of(source).dim() == value_of(source).dim() - 1
-
-
 def _scores(n: object, constant: Constant) -> _Scores | None:
     """Return what leads to scores, or None if they do not come from a product."""
     if not is_tensor(n) or value_of(n).dim() < 2 or not value_of(n).is_floating_point():
@@ -161,12 +184,32 @@ def _scores(n: object, constant: Constant) -> _Scores | None:
         case "add" | "sub":
             if call.get("alpha", 1) != 1 or call.more or call.get("out") is not None:
                 return None
-            return _masked(n, call, constant)
+            return _shifted(n, call, constant) or _masked(n, call, constant)
         case "masked_fill" | "where":
             return _filled(n, call, constant)
         case "maximum":
             return _floored(n, call, constant)
+        case "cat":
+            return _with_sink(n, call, constant)
     return None
+
+
+def _with_sink(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a row that has one more column; its place is the step's number."""
+    row = sink_of(call)
+    if row is None or call.get("out") is not None:
+        return None
+    scores, sink, place = row
+    return _behind(_scores(scores, constant), n, _step("sink", n, number=place, mask=sink))
+
+
+def _shifted(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a difference to the largest of each row."""
+    difference = shifted(call)
+    inner = None if difference is None else _scores(difference[0], constant)
+    if difference is None or inner is None or value_of(difference[0]).dtype != value_of(n).dtype:
+        return None
+    return replace(inner, calls=(*inner.calls, *difference[1], n))
 
 
 def _floored(n: Node, call: Operation, constant: Constant) -> _Scores | None:

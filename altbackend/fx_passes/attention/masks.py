@@ -95,12 +95,14 @@ def _finished(
         return Mask(scale, causal=meaning == "causal")
     if device != "cpu" and any(step.dtype != dtype_of(form.query.node) for step in form.steps):
         return "the fused kernels of the GPU take masks of the dtype of the query"
-    if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
+    if device != "cpu" and form.sink is None and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
     hides = bool((mask.amax(-1) == -math.inf).any()) if isinstance(mask, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
     finished = Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
-    hiding = hiding_of(form.steps, mask, values) if value_of(form.result).requires_grad else Hiding.NONE
+    if form.sink is not None or not value_of(form.result).requires_grad:
+        return finished  # the weights of hidden rows are 0 beside a sink
+    hiding = hiding_of(form.steps, mask, values)
     if hiding is Hiding.WITH_GRADIENT:
         return "a row may be masked in full by finite numbers, and the fused kernels' gradients are wrong there"
     return finished if hiding is Hiding.NONE else _without_hidden_rows(build, form, finished)
@@ -129,6 +131,21 @@ def _hidden_rows(build: Builder, total: Node) -> Node:
     best = build.call(aten.amax.default, build.call(aten.detach.default, total), [-1], True)
     hidden = build.call(aten.eq.Scalar, best, -math.inf)
     return build.call(aten.where.self, hidden, *_numbers(build, best, math.nan, 1.0))
+
+
+def placed_sink(build: Builder, sink: Step, lead: Lead) -> Node | None:
+    """Return the column of a sink for the leading sizes `lead`; None if its symbolic sizes must be reshaped."""
+    assert sink.mask is not None
+    return with_lead(build, sink.mask, sink.lead, lead)
+
+
+def beside_sink(build: Builder, mask: Mask, sink: Node) -> Mask:
+    """Return a mask whose rows of -inf alone give NaN only where the sink is -inf too."""
+    if mask.hidden_rows is None:
+        return mask
+    absent = build.call(aten.eq.Scalar, build.call(aten.detach.default, sink), -math.inf)
+    (one,) = _numbers(build, mask.hidden_rows, 1.0)
+    return replace(mask, hidden_rows=build.call(aten.where.self, absent, mask.hidden_rows, one))
 
 
 def _numbers(build: Builder, like: Node, *numbers: float) -> list[Node]:

@@ -8,7 +8,7 @@ from .form import after_softmax, last_product
 from .operators import PRODUCTS, is_tensor, read
 
 MOST = 12  # calls between the first product and the softmax
-_KNOWN = ("cast", "copy", "view", "expand", "mul", "div", "add", "sub", "masked_fill", "where", "maximum")
+_KNOWN = ("cast", "copy", "view", "expand", "mul", "div", "add", "sub", "masked_fill", "where", "maximum", "cat")
 
 
 def obstacle(last: Node) -> str:
@@ -17,7 +17,7 @@ def obstacle(last: Node) -> str:
     after = None if operands is None else after_softmax(operands[0])
     if after is None:
         return ""
-    softmax = after[0]
+    softmax = after.softmax
     seen = _products_before(softmax)
     if not seen:
         return ""

@@ -95,6 +95,11 @@ SPELLINGS = (
     Spelling("expand", "input", ("expand", "expand_as", aten.expand.default)),
     Spelling("repeat", "input repeats dim", (torch.repeat_interleave, "repeat_interleave")),
     Spelling("repeat", "input repeats dim", (aten.repeat_interleave.self_int,)),
+    Spelling("cat", "tensors dim", (torch.cat, torch.concat, torch.concatenate, aten.cat.default)),
+    Spelling("detach", "input", ("detach", aten.detach.default)),
+    Spelling("item", "input index", (operator.getitem,)),
+    Spelling("slice", "input dim start end step", (aten.slice.Tensor,)),
+    Spelling("narrow", "input dim start length", ("narrow", torch.narrow, aten.narrow.default)),
 )
 _BY_TARGET: Mapping[object, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
 SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
@@ -152,3 +157,9 @@ def dtype_of(n: Node) -> torch.dtype:
     """Return the dtype of a node's tensor."""
     dtype: torch.dtype = value_of(n).dtype
     return dtype
+
+
+def is_last(dim: object, x: Node) -> bool:
+    """Return whether a dimension is the last one of a tensor."""
+    dims = value_of(x).dim()
+    return isinstance(dim, int) and dims > 0 and dim % dims == dims - 1

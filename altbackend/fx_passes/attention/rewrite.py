@@ -18,6 +18,7 @@ from .builder import Builder
 from .form import Form, form_of
 from .obstacles import obstacle
 from .operators import PRODUCTS, aten, read, shape_of, value_of
+from .sink_kernels import attention_with_sink
 
 _FUSED = torch.nn.functional.scaled_dot_product_attention
 
@@ -103,13 +104,21 @@ class Attention:
         device = value_of(form.result).device.type
         lead = shapes.lead_of(form)
         operands = None if lead is None else _operands(build, form, lead)
+        if operands is not None and device == "cpu":
+            operands = _padded(build, operands, gates.missing_features(form))
         if lead is None or operands is None:
             return "its operands have symbolic sizes that must be reshaped"
         mask = masks.mask_of(build, form, lead, device, self._values)
         if isinstance(mask, str):
             return mask
         reason = gates.refused_mask(form, mask, self.ctx)
-        return reason or _result(build, form, attend(build, form, operands, mask), mask)
+        if reason or form.sink is None:
+            return reason or _result(build, form, attend(build, form, operands, mask), mask)
+        sink = masks.placed_sink(build, form.sink, lead)
+        if sink is None:
+            return "its sink has symbolic sizes that must be reshaped"
+        mask = masks.beside_sink(build, mask, sink)
+        return _result(build, form, attend(build, form, operands, mask, sink), mask)
 
 
 def _erase_but(build: Builder, new: Node) -> None:
@@ -142,6 +151,16 @@ def _operands(build: Builder, form: Form, lead: shapes.Lead) -> Operands | None:
     return Operands(query, key, value)
 
 
+def _padded(build: Builder, x: Operands, missing: tuple[int, int]) -> Operands:
+    """Return operands of one number of features: more features that are 0 change no score, and no other feature."""
+    to_query, to_value = missing
+    query, key, value = (
+        build.call(aten.constant_pad_nd.default, n, [0, more], 0.0) if more else n
+        for n, more in ((x.query, to_query), (x.key, to_query), (x.value, to_value))
+    )
+    return Operands(query, key, value, x.grouped)
+
+
 def _shared(build: Builder, form: Form) -> tuple[Node, Node] | None:
     """Return keys and values before they were repeated for the heads, or None if one of them was not."""
     turned = read(form.key.node)
@@ -157,7 +176,7 @@ def _shared(build: Builder, form: Form) -> tuple[Node, Node] | None:
     return shapes.row_major(build, key), shapes.row_major(build, value)
 
 
-def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask) -> Node:
+def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask, sink: Node | None = None) -> Node:
     """Insert the fused call. Its result has the dtype of the query."""
     options: dict[str, Argument] = {"dropout_p": form.dropout, "is_causal": mask.causal, "scale": mask.scale}
     if operands.grouped:
@@ -168,11 +187,16 @@ def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask) -> 
         query = build.call(aten.div.Tensor if divides else aten.mul.Tensor, query, factor)
     fake = value_of(query)
     result = fake.new_empty((*fake.shape[:-1], value_of(value).shape[-1]))
+    if sink is not None:
+        given = (mask.node, mask.causal, mask.scale)
+        return build.with_value(result, attention_with_sink, query, key, value, sink, given)
     return build.with_value(result, target, query, key, value, mask.node, **options)
 
 
 def _result(build: Builder, form: Form, n: Node, mask: masks.Mask) -> Node | str:
     """Return the result in the sizes and strides of the last product's."""
+    if value_of(n).device.type == "cpu" and (more := gates.missing_features(form)[1]):
+        n = build.call(aten.slice.Tensor, n, -1, 0, shape_of(n)[-1] - more)
     n = build.call(aten.clone.default, n, **shapes.CONTIGUOUS)
     if mask.hidden_rows is not None:
         n = build.call(aten.mul.Tensor, n, mask.hidden_rows)
