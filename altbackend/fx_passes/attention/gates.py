@@ -16,7 +16,7 @@ from ..context import Context
 from ..simplify import same_sizes
 from .form import Form
 from .masks import Mask
-from .operators import dtype_of, is_tensor, shape_of, value_of
+from .operators import dtype_of, is_tensor, narrow_dtype, shape_of, value_of
 
 TYPES = {
     "cpu": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -40,16 +40,34 @@ MOST_SCORES = 1 << 30  # bytes of scores that are stored for a smaller gain
 STORED_BY_CPUS = 1 << 24  # bytes of scores that do not stay in the caches of a CPU
 
 
+_ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
+_MAPS = (_ENTERS, _LEAVES, "_add_batch_dim", "_remove_batch_dim", "lazy_load_decompositions")
+
+
+def mapped(graph: Graph) -> set[Node]:
+    """Return the nodes inside of regions that `torch.vmap` maps over a dimension."""
+    inside, depth = set[Node](), 0
+    for n in graph.nodes:
+        name = getattr(n.target, "__name__", "")
+        depth += (name == _ENTERS) - (name == _LEAVES)
+        if depth:
+            inside.add(n)
+    return inside
+
+
 def refused_graph(graph: Graph) -> str:
     """Return why no attention of a graph may be fused, or "".
 
-    The gradient of the fused kernels has no gradient itself, and no forward mode.
+    The gradient of the fused kernels has no gradient itself, and no forward mode. Masks are often mapped over
+    positions: what such a region holds is not fused (`mapped`).
     """
     for n in graph.nodes:
         if n.op != "call_function":
             continue
         module = getattr(n.target, "__module__", "") or ""
         name = getattr(n.target, "__name__", "")
+        if name in _MAPS:
+            continue
         if "functorch" in module or "functorch" in name or "forward_ad" in module:
             return "the graph differentiates or maps a function itself"
         if n.target is torch.autograd.grad or "autograd.functional" in module:
@@ -64,14 +82,24 @@ def refused(form: Form, ctx: Context, mask_dtype: torch.dtype | None = None) -> 
     dtype, device = dtype_of(form.result), value_of(form.result).device.type
     if len(devices) > 1 or device not in TYPES:
         return f"no fused kernel for operands on {', '.join(sorted(map(str, devices)))}"
-    if {dtype_of(n) for n in operands} != {dtype} or dtype not in TYPES[device]:
+    dtypes = {dtype_of(n) for n in operands}
+    if (dtypes != {dtype} and not is_widened(form)) or dtype not in TYPES[device]:
         return "the operands differ in dtype, or the kernels do not take it"
-    if dtype_of(form.scores) != dtype:
+    if dtype_of(form.scores) != dtype and not is_widened(form):
         return "autocast changes the dtype of the scores"
     sizes = [size for n in (*operands, form.scores) for size in shape_of(n)]
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return "an operand is empty"
     return _unequal(form, device) or _dropout(form, ctx, device) or _sink(form, ctx, device) or _writes_between(form)
+
+
+def is_widened(form: Form) -> bool:
+    """Return whether the first product is in float32 with operands of 16 bits, as the fused kernels compute it."""
+    dtype, first = dtype_of(form.result), (form.query.node, form.key.node)
+    wide = {dtype_of(n) for n in (*first, form.scores)} == {torch.float32} and dtype != torch.float32
+    if not wide or dtype_of(form.value.node) != dtype or {narrow_dtype(n) for n in first} != {dtype}:
+        return False
+    return all(step.kind not in ("multiply", "divide") for step in form.steps)  # factors of the query would be rounded
 
 
 def _unequal(form: Form, device: str) -> str:
@@ -99,6 +127,7 @@ def missing_features(form: Form) -> tuple[int, int]:
 def _features(form: Form) -> tuple[tuple[object], tuple[object]]:
     """Return the number of features of the query and of the result, each as a tuple."""
     last = form.query.order[-1] if form.query.order is not None else -1
+    assert last is not None, "both operands of the first product have the features"
     result = len(form.order) - 1 if form.order is not None else -1
     at = form.order.index(result) if form.order is not None else -1
     return (shape_of(form.query.node)[last],), (shape_of(form.result)[at],)
@@ -164,7 +193,7 @@ def refused_mask(form: Form, mask: Mask, ctx: Context) -> str:
         return ""
     if device == "cpu" and training and value_of(mask.node).requires_grad:
         return "the fused kernel of a CPU has no gradient of a mask"
-    if dtype_of(mask.node) != dtype_of(form.query.node) and _autocast(form, device):
+    if dtype_of(mask.node) != dtype_of(form.result) and _autocast(form, device):
         return "autocast changes the dtype of the mask"
     if form.sink is not None and training and value_of(mask.node).requires_grad:
         return "a mask beside a sink has no gradient here"
@@ -194,7 +223,7 @@ def _products_are_faster(form: Form) -> str:
     2.9 times as long with up to 128 keys and 128 features, full tiles or not. In training with more keys it is faster
     for 64 features, and takes 1.8 to 3 times as long from 128 features on.
     """
-    if dtype_of(form.scores) != torch.float32 or not torch_api.allows_tf32():
+    if dtype_of(form.result) != torch.float32 or not torch_api.allows_tf32():
         return ""
     scores, (features,) = shape_of(form.scores), _features(form)[0]
     sizes = [n for n in scores if isinstance(n, int)]
@@ -218,7 +247,7 @@ def _exceeds_kernels(form: Form, most: int) -> str:
     keeps it where the scores are large: it stores none.
     """
     (features,), scores = _features(form)[0], shape_of(form.scores)
-    if dtype_of(form.scores).itemsize != 2 or not isinstance(features, int) or features <= most:
+    if dtype_of(form.result).itemsize != 2 or not isinstance(features, int) or features <= most:
         return ""
     sizes = [n for n in scores if isinstance(n, int)]
     is_large = len(sizes) < len(scores) or 2 * math.prod(sizes) > MOST_SCORES
@@ -238,7 +267,7 @@ def slower(form: Form, ctx: Context) -> str:
         return ""
     if on_gpu:
         return _few_keys(form) or _products_are_faster(form) or _exceeds_kernels(form, FLASH_FEATURES)
-    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))
+    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))  # products in float32 are float32's
 
 
 def _padding_is_slower(form: Form) -> str:

@@ -43,7 +43,7 @@ class Mask:
 
 def working_dtype(form: Form, device: str) -> torch.dtype:
     """Return the dtype of the mask. On a CPU, the kernels add a float32 mask to scores of 16 bits."""
-    dtype = dtype_of(form.query.node)
+    dtype = dtype_of(form.result)
     mixed = any(step.dtype != dtype for step in form.steps)
     wide = dtype in (torch.float16, torch.bfloat16) and (mixed or dtype == torch.float16)
     return torch.float32 if device == "cpu" and wide else dtype
@@ -71,13 +71,19 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
                 return "masked scores are scaled up"
             total = total if total is None or step.number == 1 else build.call(aten.mul.Tensor, total, step.number)
             continue
+        if form.zeroed and step.number == -math.inf:
+            step = replace(step, number=torch.finfo(step.dtype).min)  # rows that are hidden in full stay numbers
         combine = _filled if step.kind == "fill" else _added
         combined = combine(build, step, total, work, lead)
         if isinstance(combined, str):
             return combined
         total = combined
     mask = Mask(scale) if total is None else _finished(build, form, total, scale, device, values)
-    return mask if isinstance(mask, str) else replace(mask, factors=(*factors, *mask.factors))
+    if isinstance(mask, str):
+        return mask
+    if form.zeroed and mask.node is not None:
+        mask = replace(mask, hidden_rows=_zero_rows(build, form, lead, mask.node))
+    return replace(mask, factors=(*factors, *mask.factors))
 
 
 def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
@@ -93,7 +99,7 @@ def _finished(
     meaning = attention_mask.meaning_of(mask)
     if meaning:
         return Mask(scale, causal=meaning == "causal")
-    if device != "cpu" and any(step.dtype != dtype_of(form.query.node) for step in form.steps):
+    if device != "cpu" and any(step.dtype != dtype_of(form.result) for step in form.steps):
         return "the fused kernels of the GPU take masks of the dtype of the query"
     if device != "cpu" and form.sink is None and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
@@ -116,7 +122,7 @@ def _without_hidden_rows(build: Builder, form: Form, mask: Mask) -> Mask:
     visible = build.call(aten.logical_or.default, build.call(aten.gt.Scalar, best, LOW_ROW), lowest)
     one, zero = _numbers(build, mask.node, 1.0, 0.0)
     shown = build.call(aten.where.self, visible, mask.node, zero)
-    factor, dtype = build.call(aten.where.self, visible, one, zero), dtype_of(form.query.node)
+    factor, dtype = build.call(aten.where.self, visible, one, zero), dtype_of(form.result)
     column = build.call(aten._to_copy.default, factor, dtype=dtype)
     return replace(mask, node=shown, factors=((column, False),))
 
@@ -159,6 +165,8 @@ def _placed(build: Builder, n: Node, step: Step, lead: Lead) -> Node | None:
     It stays as it is where `lead` only prepends ones, since masks are broadcast from the last dimension on.
     """
     own = step.lead
+    if value_of(n).dim() == 0:
+        return n
     if len(own) <= 2 and same_sizes((1,) * (2 - len(own)) + own, lead):
         return n if value_of(n).dim() > 1 else build.call(aten.unsqueeze.default, n, 0)
     rows = shape_of(n)[-2:] if value_of(n).dim() > 1 else (1, *shape_of(n))
@@ -189,6 +197,17 @@ def _in(build: Builder, mask: Node, work: torch.dtype) -> Node:
         return cast
     lowest = build.call(aten.eq.Scalar, mask, torch.finfo(own).min)
     return build.call(aten.where.self, lowest, *_numbers(build, cast, torch.finfo(work).min), cast)
+
+
+def _zero_rows(build: Builder, form: Form, lead: Lead, total: Node) -> Node:
+    """Return 0 for rows of which the only mask hides every column, and 1 for the others."""
+    (step,) = (step for step in form.steps if step.kind == "fill")
+    assert step.mask is not None
+    mask = _placed(build, step.mask, step, lead)
+    assert mask is not None, "`_filled` has placed it"
+    reduce = aten.any.dim if step.keep else aten.all.dim
+    rows, (one, zero) = build.call(reduce, mask, -1, True), _numbers(build, total, 1.0, 0.0)
+    return build.call(aten.where.self, rows, *((one, zero) if step.keep else (zero, one)))
 
 
 def _filled(build: Builder, step: Step, total: Node | None, work: torch.dtype, lead: Lead) -> Node | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,9 @@ from . import gates, masks, shapes
 from .builder import Builder
 from .form import Form, form_of
 from .obstacles import obstacle
-from .operators import PRODUCTS, aten, read, shape_of, value_of
+from .operators import PRODUCTS, aten, dtype_of, read, shape_of, value_of
 from .sink_kernels import attention_with_sink
+from .writes import read_results
 
 _FUSED = torch.nn.functional.scaled_dot_product_attention
 
@@ -46,7 +48,8 @@ def fuse(graph: Graph, ctx: Context) -> list[Rewrite]:
     if reason:
         ctx.trace.decision(DecisionKind.SIMPLIFY, "attention", "kept", reason)
         return []
-    done = Rules([Attention(ctx)], "attention", last_first=False).apply(graph)
+    read_results(graph)
+    done = Rules([Attention(ctx, gates.mapped(graph))], "attention", last_first=False).apply(graph)
     if done and graph.owning_module is not None:
         graph.owning_module.recompile()
     return done
@@ -59,8 +62,8 @@ class Attention:
     targets: tuple[object, ...] = PRODUCTS
     inner: tuple[object, ...] = ()
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
+    def __init__(self, ctx: Context, mapped: Collection[Node] = ()) -> None:
+        self.ctx, self.mapped = ctx, mapped
         self._values: dict[Node, object] = {}  # of nodes that depend on no input
 
     def constant(self, n: Node) -> object:
@@ -69,6 +72,8 @@ class Attention:
 
     def rewrite(self, n: Node) -> Rewrite | None:
         """Fuse the attention whose last product is a node, if the kernels take it exactly and faster."""
+        if n in self.mapped:
+            return None
         form = form_of(n, self.constant)
         if form is None:
             if reason := obstacle(n):
@@ -104,8 +109,9 @@ class Attention:
         device = value_of(form.result).device.type
         lead = shapes.lead_of(form)
         operands = None if lead is None else _operands(build, form, lead)
-        if operands is not None and device == "cpu":
-            operands = _padded(build, operands, gates.missing_features(form))
+        if operands is not None:
+            operands = _narrow(build, operands, dtype_of(form.result))
+            operands = _padded(build, operands, gates.missing_features(form)) if device == "cpu" else operands
         if lead is None or operands is None:
             return "its operands have symbolic sizes that must be reshaped"
         mask = masks.mask_of(build, form, lead, device, self._values)
@@ -139,16 +145,26 @@ class Operands:
 
 def _operands(build: Builder, form: Form, lead: shapes.Lead) -> Operands | None:
     """Return the operands, or None. On a CPU, keys that were repeated for several heads are read where they are."""
-    query = shapes.operand(build, form.query, form.scores, lead)
+    expected = shape_of(form.scores)[:-2]
+    query = shapes.operand(build, form.query, expected, lead)
     if query is not None and value_of(query).device.type == "cpu" and (shared := _shared(build, form)) is not None:
         return Operands(shapes.row_major(build, query), *shared, grouped=True)
-    turned = shapes.operand(build, form.key, form.scores, lead)
-    value = shapes.operand(build, form.value, form.result, lead)
+    turned = shapes.operand(build, form.key, expected, lead)
+    value = shapes.operand(build, form.value, shapes.before_order(shape_of(form.result), form.order)[:-2], lead)
     if query is None or turned is None or value is None:
         return None
     key = build.call(aten.transpose.int, turned, -2, -1)
     query, key, value = (shapes.row_major(build, n) for n in (query, key, value))
     return Operands(query, key, value)
+
+
+def _narrow(build: Builder, x: Operands, dtype: torch.dtype) -> Operands:
+    """Return operands in the dtype that the fused kernel reads; it holds the numbers of those that are wider."""
+    query, key, value = (
+        n if dtype_of(n) == dtype else build.call(aten._to_copy.default, n, dtype=dtype)
+        for n in (x.query, x.key, x.value)
+    )
+    return Operands(query, key, value, x.grouped)
 
 
 def _padded(build: Builder, x: Operands, missing: tuple[int, int]) -> Operands:
@@ -202,11 +218,24 @@ def _result(build: Builder, form: Form, n: Node, mask: masks.Mask) -> Node | str
         n = build.call(aten.mul.Tensor, n, mask.hidden_rows)
         if value_of(n).dtype != value_of(form.result).dtype:
             n = build.call(aten._to_copy.default, n, dtype=value_of(form.result).dtype)
-    own = shape_of(form.result) if form.order is None else _unpermuted(shape_of(form.result), form.order)
+    own = shapes.before_order(shape_of(form.result), form.order)
     here = shapes.with_lead(build, n, shape_of(n)[:-2], own[:-2]) if len(own) >= 4 else _narrowed(build, n, own)
     if here is None:
         return "its result has symbolic sizes that must be reshaped"
-    return here if form.order is None else build.call(aten.permute.default, here, list(form.order))
+    if form.order is None:
+        return here
+    return _laid_out(build, build.call(aten.permute.default, here, list(form.order)), form.result)
+
+
+def _laid_out(build: Builder, n: Node, like: Node) -> Node:
+    """Return a result, or a copy of it, with the order of dimensions in memory that another tensor has."""
+    fake = value_of(like)
+    if same_layout(value_of(n), fake) or not all(isinstance(s, int) for s in (*fake.shape, *fake.stride())):
+        return n
+    order = sorted(range(fake.dim()), key=lambda dim: (-fake.stride(dim), -fake.shape[dim]))
+    dense = build.call(aten.permute.default, n, order)
+    dense = build.call(aten.clone.default, dense, **shapes.CONTIGUOUS)
+    return build.call(aten.permute.default, dense, [order.index(dim) for dim in range(fake.dim())])
 
 
 def _narrowed(build: Builder, n: Node, own: shapes.Lead) -> Node | None:
@@ -217,8 +246,3 @@ def _narrowed(build: Builder, n: Node, own: shapes.Lead) -> Node | None:
             n = build.call(aten.squeeze.dim, n, 0)
         return n
     return build.call(aten.reshape.default, n, list(own)) if all(isinstance(s, int) for s in own) else None
-
-
-def _unpermuted(sizes: shapes.Lead, order: tuple[int, ...]) -> shapes.Lead:
-    """Return the sizes before a permutation to `order` gave `sizes`."""
-    return tuple(sizes[order.index(k)] for k in range(len(order)))
