@@ -128,11 +128,37 @@ def aot_autograd(
             return flatten_graph_inputs(gm, inputs, build)
         counters["aot_autograd"]["total"] += 1
         trace: Callable[..., Callable[..., object]] = aot_module_simplified
-        call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
+        with _without_recomputing(gm):
+            call = trace(gm, inputs, bw_compiler=compile_backward, **compilers)
         counters["aot_autograd"]["ok"] += 1
         return call
 
     return build
+
+
+_RECOMPUTES = "remat_using_tags_for_fwd_loss_bwd_graph"
+
+
+def _without_recomputing(gm: torch.fx.GraphModule) -> contextlib.AbstractContextManager[object]:
+    """Return a context without torch's pass that recomputes checkpointed calls in a graph that differentiates itself.
+
+    Other graphs have nothing to recompute, but the pass raises for checkpointed calls of random operators there. It
+    counts attention as one.
+    """
+    if not hasattr(functorch, _RECOMPUTES) or any(map(_is_backward, _calls(gm))):
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[object] = functorch.patch({_RECOMPUTES: False})
+    return patched
+
+
+def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """Yield the nodes of a graph and of the graphs inside it."""
+    return itertools.chain.from_iterable(m.graph.nodes for m in gm.modules() if isinstance(m, torch.fx.GraphModule))
+
+
+def _is_backward(n: torch.fx.Node) -> bool:
+    custom = n.meta.get("custom") or {}
+    return bool(n.meta.get("autograd_backward")) or custom.get("phase") == "backward" or n.target is torch.autograd.grad
 
 
 def joint_graph(

@@ -147,7 +147,8 @@ def _plain(n: Node) -> bool:
     if n.op not in ("call_function", "call_method") or any(writes_in_place(u) for u in n.users):
         return False
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
-    if writes_in_place(n) or any(r in name for r in _RANDOM):
+    is_mapped = "functorch" in (getattr(n.target, "__module__", "") or "")  # it needs the level that a region enters
+    if writes_in_place(n) or is_mapped or any(r in name for r in _RANDOM):
         return False
     shape = n.meta.get("example_value", None)
     if isinstance(shape, torch.Tensor):

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from ..compat import torch_api
 from ..ir import value as va
 from . import gpu
 from .context import Ctx
@@ -73,7 +74,9 @@ def _constant(mode: FakeTensorMode, gm: GraphModule, n: Node) -> tuple[torch.Ten
         raise FallBack(f"its score function has a constant of {constant.dtype}")
     with mode:
         fake = torch.empty((), dtype=constant.dtype)
-    return fake, Tensor((), constant.dtype, va.const(constant.item(), constant.dtype))
+    with torch_api.real_tensors():
+        number = constant.item()
+    return fake, Tensor((), constant.dtype, va.const(number, constant.dtype))
 
 
 def _call(inner: Ctx, mode: FakeTensorMode, n: Node, fakes: dict[Node, Any], own: Mapping[object, Lowering]) -> None:

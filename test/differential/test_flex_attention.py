@@ -88,6 +88,16 @@ def test_captured_tensors() -> None:
     check(fn, *(r(2, 70, 3, 24) for _ in range(3)))
 
 
+def test_constant_positions() -> None:
+    """Positions that a function writes as numbers are constants of its graph."""
+    bias = r(1, 2, 40, 40)
+
+    def fn(q: T, k: T, v: T) -> T:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[0, 1, i, j])
+
+    check(fn, *(r(1, 2, 40, 16) for _ in range(3)))
+
+
 @pytest.mark.parametrize(
     "score",
     [

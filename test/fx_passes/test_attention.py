@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes.attention import rewrite
+from altbackend.fx_passes.attention.sink_kernels import attention_with_sink
 from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.graph import snapshot
 from test.compare import compiled, difference, twin
@@ -235,6 +236,32 @@ def checkpointed(q: T, k: T, v: T) -> T:
     return torch.utils.checkpoint.checkpoint(scaled, q, k, v, use_reentrant=False)
 
 
+def with_sink(q: T, k: T, v: T, sink: T, mask: T) -> T:
+    scores = q @ k.transpose(2, 3) * SCALE + mask
+    rows = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(B, -1, L, -1)], dim=-1)
+    rows = rows - rows.max(dim=-1, keepdim=True).values
+    weights = F.softmax(rows, dim=-1, dtype=rows.dtype)[..., :-1]
+    return F.dropout(weights, p=0.0, training=False) @ v
+
+
+def sink_first(q: T, k: T, v: T, sink: T) -> T:
+    hidden = torch.ones(L, S, dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(2, 3) * SCALE).masked_fill(hidden, -math.inf)
+    rows = torch.cat((sink.view(1, H, 1, 1).expand(B, H, L, 1), scores), -1)
+    return rows.softmax(-1)[:, :, :, 1:] @ v
+
+
+def grouped_with_sink(q: T, k: T, v: T, sink: T) -> T:
+    scores = q @ repeat_kv(k, 2).transpose(2, 3) * SCALE
+    rows = torch.cat([scores, sink.view(1, H, 1, 1).expand(B, H, L, 1)], -1)
+    return torch.narrow(rows.softmax(-1), -1, 0, S) @ repeat_kv(v, 2)
+
+
+def less_the_largest(q: T, k: T, v: T) -> T:
+    scores = q @ k.transpose(2, 3)
+    return (scores - scores.amax(-1, keepdim=True).detach()).softmax(-1) @ v
+
+
 def padding() -> T:
     keep = torch.ones(B, 1, 1, S, dtype=torch.bool)
     keep[0, ..., -2:] = False
@@ -296,6 +323,19 @@ CASES = [
     Case(blocks, lambda: [*heads(B, 3, L, H, D), torch.randn(1, 1, H, L, S)]),
     Case(bias_written_between, lambda: [*heads(), torch.randn(1, H, L, S), torch.randn(1, H, L, S)]),
     Case(checkpointed),
+    Case(with_sink, lambda: [*heads(), torch.randn(H), low_padding()], 4),
+    Case(with_sink, lambda: [*bfloat16([*heads(), torch.randn(H)]), low_padding(torch.bfloat16)], 4),
+    Case(sink_first, lambda: [*heads(), torch.randn(H)], 4),
+    Case(
+        grouped_with_sink,
+        lambda: [torch.randn(B, H, L, D), torch.randn(B, 2, S, D), torch.randn(B, 2, S, D), torch.randn(H)],
+        4,
+    ),
+    Case(less_the_largest),
+    Case(scaled, lambda: [torch.randn(B, H, L, D), torch.randn(B, H, S, D), torch.randn(B, H, S, 4)]),
+    Case(causal_filled, lambda: bfloat16([torch.randn(B, H, L, 8), torch.randn(B, H, S, 8), torch.randn(B, H, S, 24)])),
+    Case(with_sink, lambda: [*heads()[:2], torch.randn(B, H, S, 4), torch.randn(H), low_padding()], 4),
+    Case(equations, lambda: [*heads(B, L, H, D)[:2], torch.randn(B, S, H, 12)]),
 ]
 IDS = [f"{k}-{case.fn.__name__}" for k, case in enumerate(CASES)]
 
@@ -318,8 +358,9 @@ class Fuse:
         original = GraphModule(gm, snapshot(gm.graph)())
         if self.on == "cuda":
             to_cuda(gm)
-        self.fused = rewrite.run(gm, self.ctx)
-        again = rewrite.run(gm, self.ctx)
+        with torch.set_grad_enabled(self.on == "cpu"):  # without a GPU, calls that record gradients there crash
+            self.fused = rewrite.run(gm, self.ctx)
+            again = rewrite.run(gm, self.ctx)
         assert again == 0, "it fires twice"
         for graph in rewrite.graphs_of(gm):
             graph.lint()
@@ -333,7 +374,8 @@ class Fuse:
         return [
             n
             for graph in rewrite.graphs_of(self.graph)
-            for n in graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+            for n in graph.nodes
+            if n.target in (F.scaled_dot_product_attention, attention_with_sink)
         ]
 
 
@@ -342,7 +384,9 @@ def to_cuda(gm: GraphModule) -> None:
 
     def moved(x: FakeTensor) -> FakeTensor:
         geometry = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        return FakeTensor(x.fake_mode, geometry, torch.device("cuda", 0))
+        fake = FakeTensor(x.fake_mode, geometry, torch.device("cuda", 0))
+        fake.requires_grad_(x.requires_grad)
+        return fake
 
     for graph in rewrite.graphs_of(gm):
         for n in graph.nodes:
@@ -412,7 +456,9 @@ def test_a_form_on_a_gpu(case: Case) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("fn", [scaled, additive, viewed_heads, shifted_windows], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [scaled, additive, viewed_heads, shifted_windows, with_sink, grouped_with_sink], ids=lambda fn: fn.__name__
+)
 def test_compiled_programs_call_the_fused_kernel(fn: Callable[..., T], training: bool, tmp_path: Any) -> None:
     case = next(case for case in CASES if case.fn is fn)
     inputs = list(case.inputs())
@@ -431,6 +477,13 @@ def test_compiled_programs_call_the_fused_kernel(fn: Callable[..., T], training:
     graphs = "".join(path.read_text() for path in tmp_path.rglob("*post_grad_graph.txt"))
     assert "_scaled_dot_product_flash_attention_for_cpu" in graphs
     assert ("flash_attention_for_cpu_backward" in graphs) == training
+
+
+def test_checkpointed_attention_compiles_without_gradients() -> None:
+    """torch takes the fused kernel for a random operator, and refuses to recompute those."""
+    torch._dynamo.reset()
+    inputs = heads()
+    same(compiled(checkpointed, attention="on")(*inputs), checkpointed(*inputs))
 
 
 @pytest.mark.parametrize("fn", [scaled, by_root_of_features, causal_for_all_sizes], ids=lambda fn: fn.__name__)
@@ -553,6 +606,32 @@ def test_gradients_of_values_in_rows_that_a_given_mask_hides() -> None:
     torch.testing.assert_close(ours[2], eager[2])
 
 
+@pytest.mark.parametrize("number", [-math.inf, torch.finfo(torch.float32).min], ids=["infinite", "lowest"])
+def test_rows_that_a_mask_hides_beside_a_sink_are_zero(number: float) -> None:
+    torch._dynamo.reset()
+    backend = Fuse()
+    mask, gradients = hiding(number, torch.float32), []
+    functions: list[Callable[..., T]] = [torch.compile(with_sink, backend=backend), with_sink]
+    for fn in functions:
+        torch.manual_seed(0)
+        inputs = [x.requires_grad_() for x in (*heads(), torch.randn(H))]
+        result = fn(*inputs, mask)
+        assert not result[0, :, 2].any()
+        result.square().sum().backward()
+        gradients.append([result, *(x.grad for x in inputs)])
+    assert backend.fused == 1
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_rows_of_infinite_scores_and_sinks_are_no_numbers() -> None:
+    inputs = [*heads(), torch.tensor([0.0, -math.inf, 1.0, -math.inf]), hiding(-math.inf, torch.float32)]
+    backend = captured(with_sink, inputs)
+    assert backend.fused == 1
+    same(backend.result, with_sink(*inputs))
+    assert bool(backend.result.isnan().any())
+
+
 # --- what must stay ---
 
 
@@ -600,12 +679,32 @@ def dropped(q: T, k: T, v: T) -> T:
     return F.dropout(F.softmax(q @ k.transpose(2, 3), -1), 0.5, training=True) @ v
 
 
-def narrow_values(q: T, k: T, v: T) -> T:
-    return F.softmax(q @ k.transpose(2, 3), -1) @ v[..., :4]
-
-
 def head_mask(q: T, k: T, v: T) -> T:
     return (F.softmax(q @ k.transpose(2, 3), -1) * q[:, :, :1, :1]) @ v
+
+
+def other_column_dropped(q: T, k: T, v: T) -> T:
+    rows = torch.cat([q @ k.transpose(2, 3), q[..., :1]], -1)
+    return rows.softmax(-1)[..., 1:] @ v
+
+
+def column_of_scores_dropped(q: T, k: T, v: T) -> T:
+    return (q @ k.transpose(2, 3)).softmax(-1)[..., :-1] @ v[:, :, 1:]
+
+
+def sink_with_a_value(q: T, k: T, v: T) -> T:
+    rows = torch.cat([q @ k[:, :, 1:].transpose(2, 3), q[..., :1]], -1)
+    return rows.softmax(-1) @ v
+
+
+def scaled_beside_a_sink(q: T, k: T, v: T) -> T:
+    rows = torch.cat([q @ k.transpose(2, 3), q[..., :1]], -1) * 2
+    return rows.softmax(-1)[..., :-1] @ v
+
+
+def less_another_row(q: T, k: T, v: T) -> T:
+    scores = q @ k.transpose(2, 3)
+    return (scores - scores.amax(-2, keepdim=True)).softmax(-1) @ v
 
 
 def differentiated(q: T, k: T, v: T) -> T:
@@ -614,7 +713,8 @@ def differentiated(q: T, k: T, v: T) -> T:
 
 STAY = [
     *(over_queries, capped, barely_filled, masked_then_scaled_up, written_between, mask_written_between),
-    *(column_in_half, dropped, narrow_values),
+    *(column_in_half, dropped),
+    *(other_column_dropped, column_of_scores_dropped, sink_with_a_value, scaled_beside_a_sink, less_another_row),
 ]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 
-Order = tuple[int, ...]
+Order = tuple[int | None, ...]  # None is a dimension that an operand lacks: it is broadcast
 
 
 def _letters(equation: object) -> tuple[str, str, str] | None:
@@ -37,7 +38,7 @@ def scores_order(equation: object) -> tuple[Order, Order] | None:
     """Return how the operands are permuted for a matrix product that gives the result as it is.
 
     The left one becomes (batch, rows, contracted), the right one (batch, contracted, columns). None if a letter is in
-    neither group, or the result is not (batch, rows, columns).
+    neither group, or the result is not (batch, rows, columns). One of the operands may lack letters of the batch.
     """
     letters = _letters(equation)
     if letters is None or len(letters[2]) < 2:
@@ -47,13 +48,16 @@ def scores_order(equation: object) -> tuple[Order, Order] | None:
     contracted = [k for k in a if k in b and k not in result]
     if len(contracted) != 1 or row not in a or row in b or column not in b or column in a:
         return None
-    if set(a) != {*batch, row, contracted[0]} or set(b) != {*batch, column, contracted[0]}:
+    if not set(a) <= {*batch, row, contracted[0]} or not set(b) <= {*batch, column, contracted[0]}:
         return None
-    left = tuple(a.index(k) for k in (*batch, row, contracted[0]))
-    return left, tuple(b.index(k) for k in (*batch, contracted[0], column))
+    return _order(a, (*batch, row, contracted[0])), _order(b, (*batch, contracted[0], column))
 
 
-def output_order(equation: object) -> tuple[Order, Order | None] | None:
+def _order(letters: str, wanted: Sequence[str]) -> Order:
+    return tuple(letters.index(k) if k in letters else None for k in wanted)
+
+
+def output_order(equation: object) -> tuple[Order, tuple[int, ...] | None] | None:
     """Return (order of the values, order of the result) of a product of weights (batch, rows, columns) and values.
 
     The values become (batch, columns, features). The result (batch, rows, features) is permuted to the equation's; None
@@ -67,10 +71,9 @@ def output_order(equation: object) -> tuple[Order, Order | None] | None:
     features = [k for k in values if k not in weights]
     if len(features) != 1 or column in result or row in values or set(result) != {*batch, row, features[0]}:
         return None
-    if set(values) != {*batch, column, features[0]}:
+    if column not in values or not set(values) <= {*batch, column, features[0]}:
         return None
     natural = (*batch, row, features[0])
     order = tuple(natural.index(k) for k in result)
-    return tuple(values.index(k) for k in (*batch, column, features[0])), (
-        None if order == tuple(range(len(order))) else order
-    )
+    in_order = order == tuple(range(len(order)))
+    return _order(values, (*batch, column, features[0])), None if in_order else order

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
 from ..simplify import same_sizes
-from .einsum import explicit, output_order, scores_order
-from .operators import Lead, Operation, is_tensor, read, shape_of, value_of
+from .einsum import explicit, scores_order
+from .maxima import shifted
+from .operators import Lead, Operand, Operation, is_last, is_tensor, read, shape_of, value_of
+from .sinks import sink_of
+from .weights import keeps_rows, weighted
 
 LOWEST = -1e30  # below it, adding a score does not change the number in float32
 COLUMNS = (torch.float32, torch.float64, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A node, and the order in which its dimensions must be taken; None means as they are."""
-
-    node: Node
-    order: tuple[int, ...] | None = None
+_VIEWS = ("view", "expand", "permute", "transpose", "detach", "item")
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,8 @@ class Step:
 
     `kind`: "scale" by `number`; "multiply" or "divide" by `mask`, a symbolic number or a tensor with one column; "add"
     or "subtract" the tensor `mask`; "fill" with `number` where `mask` is true, or where it is false if `keep`; "floor":
-    the larger of a score and `number`, which is lower than any. `dtype`: that of the scores.
+    the larger of a score and `number`, which is lower than any; "sink": a column `mask` at the place `number`. `dtype`:
+    that of the scores.
     """
 
     kind: str
@@ -46,6 +43,8 @@ class Form:
     """One attention: softmax(q k^T, changed by steps) v. `key` has its last two dimensions exchanged.
 
     `interior`: the calls that vanish, the last product included. `order`: how the result's dimensions are permuted.
+    `sink`: a step whose mask is one more column of the scores, without a value. `zeroed`: columns that the only mask
+    hides get a weight of 0, so that rows that it hides in full are 0.
     """
 
     query: Operand
@@ -57,6 +56,8 @@ class Form:
     interior: tuple[Node, ...]
     scores: Node
     order: tuple[int, ...] | None = None
+    sink: Step | None = None
+    zeroed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,74 +76,48 @@ Constant = Callable[[Node], object]  # the value of a node that depends on no in
 
 def form_of(last: Node, constant: Constant) -> Form | None:
     """Return the attention whose last product is a node, or None. `constant` computes values known beforehand."""
-    operands = last_product(last)
-    if operands is None or not is_tensor(last):
+    after = weighted(last)
+    if after is None or not is_tensor(last):
         return None
-    weights, value, order = operands
-    after = after_softmax(weights)
-    if after is None:
-        return None
-    softmax, dropout, calls = after
-    read_softmax = read(softmax)
+    read_softmax = read(after.softmax)
     source = read_softmax.get("input")
-    if not is_tensor(source) or not _over_last(read_softmax.get("dim"), source):
+    if not is_tensor(source) or not is_last(read_softmax.get("dim"), source):
         return None
     scores = _scores(source, constant)
     if scores is None:
         return None
-    interior = (*scores.calls, softmax, *calls)
+    interior = _with_unread((*scores.calls, after.softmax, *after.calls))
     if any(u not in (*interior, last) for n in interior for u in n.users):
         return None
-    return Form(scores.query, scores.key, value, scores.steps, dropout, last, (*interior, last), scores.product, order)
+    steps, sink = scores.steps, None
+    if steps and steps[-1].kind == "sink" and steps[-1].number == after.dropped:
+        steps, sink = steps[:-1], steps[-1]
+    if (after.dropped is not None and sink is None) or any(step.kind == "sink" for step in steps):
+        return None  # a weight that is dropped is that of a sink, and is not changed
+    if after.zeroed is not None and (sink is not None or not _hides_alone(steps, *after.zeroed)):
+        return None
+    results = (after.dropout, last, (*interior, last), scores.product)
+    return Form(scores.query, scores.key, after.value, steps, *results, after.order, sink, after.zeroed is not None)
 
 
-def last_product(n: Node) -> tuple[Node, Operand, tuple[int, ...] | None] | None:
-    """Return (weights, value, order of the result) of a product with weights on the left."""
-    call = read(n)
-    if call.name == "matmul" and is_tensor(call.get("input")) and is_tensor(call.get("other")):
-        return call.args["input"], Operand(call.args["other"]), None
-    if call.name == "einsum" and len(call.args["operands"]) == 2 and all(map(is_tensor, call.args["operands"])):
-        orders = output_order(explicit(call.args["equation"], *(value_of(x).dim() for x in call.args["operands"])))
-        if orders is not None:
-            weights, value = call.args["operands"]
-            return weights, Operand(value, orders[0]), orders[1]
-    return None
+def _with_unread(calls: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return calls with the views of them that nothing reads, such as weights that a program may return."""
+    unread = (m for n in calls for u in n.users if u not in calls for m in _unread(u))
+    return (*calls, *dict.fromkeys(unread))
 
 
-def after_softmax(n: object) -> tuple[Node, float, tuple[Node, ...]] | None:
-    """Return (softmax, probability of dropout, calls behind the softmax) of attention weights."""
-    dropout, calls = 0.0, list[Node]()
-    while is_tensor(n):
-        call = read(n)
-        if call.name == "softmax":
-            return n, dropout, tuple(reversed(calls))
-        if call.name == "dropout":
-            p = call.get("p", 0.5) if call.get("training", True) else 0.0
-            if not isinstance(p, (int, float)) or (p and dropout) or call.get("inplace"):
-                return None
-            dropout = float(p) or dropout
-        elif not _keeps_rows(call, n):
-            return None
-        calls.append(n)
-        n = call.args["input"]
-    return None
+def _unread(n: Node) -> tuple[Node, ...]:
+    """Return a view and the views of it if nothing else reads them, else nothing."""
+    if read(n).name not in _VIEWS:
+        return ()
+    of_users = [_unread(u) for u in n.users]
+    return (n, *(m for ms in of_users for m in ms)) if all(of_users) else ()
 
 
-def _keeps_rows(call: Operation, n: Node) -> bool:
-    """Return whether a call changes only dtype, strides or leading sizes."""
-    source = call.get("input")
-    if not is_tensor(source) or call.name not in ("cast", "copy", "view", "expand"):
-        return False
-    before, after = value_of(source), value_of(n)
-    if before.device != after.device or not after.is_floating_point() or min(before.dim(), after.dim()) < 2:
-        return False
-    if call.name == "view":  # elements keep their order, so rows stay rows if their sizes stay
-        return same_sizes(after.shape[-2:], before.shape[-2:])
-    return same_sizes(after.shape, before.shape)
-
-
-def _over_last(dim: object, source: Node) -> bool:
-    return isinstance(dim, int) and dim % value_of(source).dim() == value_of(source).dim() - 1
+def _hides_alone(steps: Sequence[Step], mask: Node, keep: bool) -> bool:
+    """Return whether one mask hides columns, and it is the one given."""
+    masking = [step for step in steps if step.kind not in ("scale", "multiply", "divide")]
+    return [(step.kind, step.mask, step.keep) for step in masking] == [("fill", mask, keep)]
 
 
 def _scores(n: object, constant: Constant) -> _Scores | None:
@@ -154,25 +129,49 @@ def _scores(n: object, constant: Constant) -> _Scores | None:
         case "matmul" | "einsum" | "baddbmm":
             return _first_product(n, call)
         case "cast" | "copy" | "view" | "expand":
-            inner = _scores(call.get("input"), constant) if _keeps_rows(call, n) else None
+            inner = _scores(call.get("input"), constant) if keeps_rows(call, n) else None
             return None if inner is None else replace(inner, calls=(*inner.calls, n))
         case "mul" | "div":
             return _scaled(n, call, constant)
         case "add" | "sub":
             if call.get("alpha", 1) != 1 or call.more or call.get("out") is not None:
                 return None
-            return _masked(n, call, constant)
+            return _shifted(n, call, constant) or _masked(n, call, constant)
         case "masked_fill" | "where":
             return _filled(n, call, constant)
         case "maximum":
-            return _floored(n, call, constant)
+            return _floored(n, call.get("input"), call.get("other"), constant)
+        case "clamp":
+            most = call.get("max")
+            exceeds = most is None or ((number := _fill_number(most, constant)) is not None and number >= -LOWEST)
+            return _floored(n, call.get("input"), call.get("min"), constant) if exceeds else None
+        case "cat":
+            return _with_sink(n, call, constant)
     return None
 
 
-def _floored(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+def _with_sink(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a row that has one more column; its place is the step's number."""
+    row = sink_of(call)
+    if row is None or call.get("out") is not None:
+        return None
+    scores, sink, place = row
+    return _behind(_scores(scores, constant), n, _step("sink", n, number=place, mask=sink))
+
+
+def _shifted(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a difference to the largest of each row."""
+    difference = shifted(call)
+    inner = None if difference is None else _scores(difference[0], constant)
+    if difference is None or inner is None or value_of(difference[0]).dtype != value_of(n).dtype:
+        return None
+    return replace(inner, calls=(*inner.calls, *difference[1], n))
+
+
+def _floored(n: Node, scores: object, lowest: object, constant: Constant) -> _Scores | None:
     """Return the scores of a maximum with a number that is lower than all scores without a mask."""
-    scores, number = call.get("input"), _fill_number(call.get("other"), constant)
-    if call.more or number is None or number > LOWEST or not is_tensor(scores):
+    number = _fill_number(lowest, constant)
+    if read(n).more or read(n).get("out") is not None or number is None or number > LOWEST or not is_tensor(scores):
         return None
     if shape_of(scores) != shape_of(n) or value_of(scores).dtype != value_of(n).dtype:
         return None
@@ -222,14 +221,22 @@ def _scaled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
     if _symbolic(second) and is_tensor(first):
         kind = "multiply" if call.name == "mul" else "divide"
         return _behind(_scores(first, constant), n, _step(kind, n, mask=second))
+    number = _number(second, constant)
+    if number is None:
+        return _by_column(n, call, constant)
+    if number == 0 or not is_tensor(first):
+        return None
+    return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
+
+
+def _by_column(n: Node, call: Operation, constant: Constant) -> _Scores | None:
+    """Return the scores of a product with a column of factors, or of a quotient by one."""
+    first, second = call.get("input"), call.get("other")
     for scores, column in ((first, second), (second, first))[: 2 if call.name == "mul" else 1]:
         if is_tensor(scores) and _is_column(column, scores, n):
             kind = "multiply" if call.name == "mul" else "divide"
             return _behind(_scores(scores, constant), n, _step(kind, n, mask=column))
-    number = _number(second, constant)
-    if number is None or number == 0 or not is_tensor(first):
-        return None
-    return _behind(_scores(first, constant), n, _step("scale", n, number=1 / number if call.name == "div" else number))
+    return None
 
 
 def _is_column(x: object, scores: Node, n: Node) -> bool:
@@ -237,7 +244,11 @@ def _is_column(x: object, scores: Node, n: Node) -> bool:
 
     Not in float16, where the scaled query may be out of range although the scores are not.
     """
-    if not is_tensor(x) or value_of(x).dim() < 2 or value_of(x).dtype not in COLUMNS or shape_of(x)[-1:] != (1,):
+    if (
+        not is_tensor(x)
+        or value_of(x).dtype not in COLUMNS
+        or not same_sizes(shape_of(x)[-1:], (1,)[: value_of(x).dim()])
+    ):
         return False
     return value_of(x).dtype == value_of(scores).dtype and same_sizes(shape_of(scores), shape_of(n))
 
@@ -278,15 +289,22 @@ def _filled(n: Node, call: Operation, constant: Constant) -> _Scores | None:
         if _fill_number(number, constant) is None:
             scores, number, keep = number, scores, False
     fill = _fill_number(number, constant)
+    alike = (number,) if isinstance(number, Node) and read(number).name == "full" else ()
     if fill is None or not is_tensor(mask) or value_of(mask).dtype != torch.bool or not is_tensor(scores):
         return None
     if value_of(scores).dtype != value_of(n).dtype or not same_sizes(shape_of(scores)[-2:], shape_of(n)[-2:]):
         return None
-    return _behind(_scores(scores, constant), n, _step("fill", n, number=fill, mask=mask, keep=keep))
+    inner = _scores(scores, constant)
+    if inner is not None and alike and value_of(alike[0]).dtype == value_of(n).dtype:
+        inner = replace(inner, calls=(*inner.calls, *alike))
+    return _behind(inner, n, _step("fill", n, number=fill, mask=mask, keep=keep))
 
 
 def _fill_number(x: object, constant: Constant) -> float | None:
     """Return a number that a mask writes, -inf included."""
+    call = read(x)
+    if call.name == "full":
+        x = call.get("number", call.get("fill_value"))
     if isinstance(x, Node) and is_tensor(x) and value_of(x).numel() == 1:
         constant_value = constant(x)
         x = constant_value.item() if isinstance(constant_value, torch.Tensor) else None

@@ -16,7 +16,7 @@ from ..context import Context
 from ..simplify import same_sizes
 from .form import Form
 from .masks import Mask
-from .operators import dtype_of, is_tensor, shape_of, value_of
+from .operators import dtype_of, is_tensor, narrow_dtype, shape_of, value_of
 
 TYPES = {
     "cpu": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -37,18 +37,37 @@ FEW_KEYS = 32  # keys up to which separate kernels are faster: with 14, they tak
 MANY_FEATURES = 128  # features from which separate kernels are two to three times faster
 FLASH_FEATURES, MASKED_FEATURES = 256, 128  # most features that FlashAttention takes, and cuDNN with a mask
 MOST_SCORES = 1 << 30  # bytes of scores that are stored for a smaller gain
+STORED_BY_CPUS = 1 << 24  # bytes of scores that do not stay in the caches of a CPU
+
+
+_ENTERS, _LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"
+_MAPS = (_ENTERS, _LEAVES, "_add_batch_dim", "_remove_batch_dim", "lazy_load_decompositions")
+
+
+def mapped(graph: Graph) -> set[Node]:
+    """Return the nodes inside of regions that `torch.vmap` maps over a dimension."""
+    inside, depth = set[Node](), 0
+    for n in graph.nodes:
+        name = getattr(n.target, "__name__", "")
+        depth += (name == _ENTERS) - (name == _LEAVES)
+        if depth:
+            inside.add(n)
+    return inside
 
 
 def refused_graph(graph: Graph) -> str:
     """Return why no attention of a graph may be fused, or "".
 
-    The gradient of the fused kernels has no gradient itself, and no forward mode.
+    The gradient of the fused kernels has no gradient itself, and no forward mode. Masks are often mapped over
+    positions: what such a region holds is not fused (`mapped`).
     """
     for n in graph.nodes:
         if n.op != "call_function":
             continue
         module = getattr(n.target, "__module__", "") or ""
         name = getattr(n.target, "__name__", "")
+        if name in _MAPS:
+            continue
         if "functorch" in module or "functorch" in name or "forward_ad" in module:
             return "the graph differentiates or maps a function itself"
         if n.target is torch.autograd.grad or "autograd.functional" in module:
@@ -63,21 +82,52 @@ def refused(form: Form, ctx: Context, mask_dtype: torch.dtype | None = None) -> 
     dtype, device = dtype_of(form.result), value_of(form.result).device.type
     if len(devices) > 1 or device not in TYPES:
         return f"no fused kernel for operands on {', '.join(sorted(map(str, devices)))}"
-    if {dtype_of(n) for n in operands} != {dtype} or dtype not in TYPES[device]:
+    dtypes = {dtype_of(n) for n in operands}
+    if (dtypes != {dtype} and not is_widened(form)) or dtype not in TYPES[device]:
         return "the operands differ in dtype, or the kernels do not take it"
-    if dtype_of(form.scores) != dtype:
+    if dtype_of(form.scores) != dtype and not is_widened(form):
         return "autocast changes the dtype of the scores"
     sizes = [size for n in (*operands, form.scores) for size in shape_of(n)]
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return "an operand is empty"
-    if not same_sizes(*_features(form)):
-        return "queries and values differ in the number of features"
-    return _dropout(form, ctx, device) or _writes_between(form)
+    return _unequal(form, device) or _dropout(form, ctx, device) or _sink(form, ctx, device) or _writes_between(form)
+
+
+def is_widened(form: Form) -> bool:
+    """Return whether the first product is in float32 with operands of 16 bits, as the fused kernels compute it."""
+    dtype, first = dtype_of(form.result), (form.query.node, form.key.node)
+    wide = {dtype_of(n) for n in (*first, form.scores)} == {torch.float32} and dtype != torch.float32
+    if not wide or dtype_of(form.value.node) != dtype or {narrow_dtype(n) for n in first} != {dtype}:
+        return False
+    return all(step.kind not in ("multiply", "divide") for step in form.steps)  # factors of the query would be rounded
+
+
+def _unequal(form: Form, device: str) -> str:
+    """Return why no fused kernel takes queries and values of different numbers of features, or "".
+
+    On a GPU, the memory-efficient kernel reads both by 16 bytes. On a CPU, the narrower are padded.
+    """
+    features = [x for (x,) in _features(form)]
+    if same_sizes(features[:1], features[1:]):
+        return ""
+    block = 16 // dtype_of(form.result).itemsize if device != "cpu" else 1
+    if all(isinstance(x, int) and x % block == 0 for x in features):
+        return ""
+    return "queries and values differ in the number of features"
+
+
+def missing_features(form: Form) -> tuple[int, int]:
+    """Return how many features queries and keys, and values, have less than the others, for the kernel of a CPU."""
+    query, value = (x for (x,) in _features(form))
+    if not isinstance(query, int) or not isinstance(value, int):
+        return 0, 0  # they are equal
+    return max(value - query, 0), max(query - value, 0)
 
 
 def _features(form: Form) -> tuple[tuple[object], tuple[object]]:
     """Return the number of features of the query and of the result, each as a tuple."""
     last = form.query.order[-1] if form.query.order is not None else -1
+    assert last is not None, "both operands of the first product have the features"
     result = len(form.order) - 1 if form.order is not None else -1
     at = form.order.index(result) if form.order is not None else -1
     return (shape_of(form.query.node)[last],), (shape_of(form.result)[at],)
@@ -89,6 +139,25 @@ def _dropout(form: Form, ctx: Context, device: str) -> str:
     if form.dropout >= 1 or device == "cpu":
         return "the fused kernel of a CPU has no dropout"
     return "dropout must draw eager's numbers" if ctx.config.fallback_random else ""
+
+
+def _sink(form: Form, ctx: Context, device: str) -> str:
+    """Return why the kernels, called as they are, cannot take a column of scores without a value, or ""."""
+    if form.sink is None:
+        return ""
+    if form.dropout:
+        return "an attention with a sink has no dropout here"
+    if device == "cpu":
+        return ""
+    if value_of(form.result).requires_grad and _must_repeat(ctx):
+        return "the gradient of the fused kernel varies from run to run"
+    block, features = 16 // dtype_of(form.result).itemsize, [x for (x,) in _features(form)]
+    whole = all(isinstance(x, int) and x % block == 0 and x <= FLASH_FEATURES for x in features)
+    return "" if whole else "the kernels read features by 16 bytes"
+
+
+def _must_repeat(ctx: Context) -> bool:
+    return ctx.config.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def _writes_between(form: Form) -> str:
@@ -124,9 +193,11 @@ def refused_mask(form: Form, mask: Mask, ctx: Context) -> str:
         return ""
     if device == "cpu" and training and value_of(mask.node).requires_grad:
         return "the fused kernel of a CPU has no gradient of a mask"
-    if dtype_of(mask.node) != dtype_of(form.query.node) and _autocast(form, device):
+    if dtype_of(mask.node) != dtype_of(form.result) and _autocast(form, device):
         return "autocast changes the dtype of the mask"
-    if device != "cpu" and training and (ctx.config.deterministic or torch.are_deterministic_algorithms_enabled()):
+    if form.sink is not None and training and value_of(mask.node).requires_grad:
+        return "a mask beside a sink has no gradient here"
+    if device != "cpu" and training and _must_repeat(ctx):
         return "the gradient of the fused kernel varies from run to run"
     if device != "cpu" and training and ctx.config.attention != "on":
         return _exceeds_kernels(form, MASKED_FEATURES)
@@ -152,7 +223,7 @@ def _products_are_faster(form: Form) -> str:
     2.9 times as long with up to 128 keys and 128 features, full tiles or not. In training with more keys it is faster
     for 64 features, and takes 1.8 to 3 times as long from 128 features on.
     """
-    if dtype_of(form.scores) != torch.float32 or not torch_api.allows_tf32():
+    if dtype_of(form.result) != torch.float32 or not torch_api.allows_tf32():
         return ""
     scores, (features,) = shape_of(form.scores), _features(form)[0]
     sizes = [n for n in scores if isinstance(n, int)]
@@ -176,7 +247,7 @@ def _exceeds_kernels(form: Form, most: int) -> str:
     keeps it where the scores are large: it stores none.
     """
     (features,), scores = _features(form)[0], shape_of(form.scores)
-    if dtype_of(form.scores).itemsize != 2 or not isinstance(features, int) or features <= most:
+    if dtype_of(form.result).itemsize != 2 or not isinstance(features, int) or features <= most:
         return ""
     sizes = [n for n in scores if isinstance(n, int)]
     is_large = len(sizes) < len(scores) or 2 * math.prod(sizes) > MOST_SCORES
@@ -188,11 +259,30 @@ def _exceeds_kernels(form: Form, most: int) -> str:
 def slower(form: Form, ctx: Context) -> str:
     """Return why separate kernels are faster than the fused one, or ""."""
     trains, on_gpu = value_of(form.result).requires_grad, value_of(form.result).device.type != "cpu"
-    if ctx.config.attention == "on" or (trains and not on_gpu):
+    if ctx.config.attention == "on":
+        return ""
+    if not on_gpu and any(missing_features(form)):
+        return _padding_is_slower(form)
+    if trains and not on_gpu:
         return ""
     if on_gpu:
         return _few_keys(form) or _products_are_faster(form) or _exceeds_kernels(form, FLASH_FEATURES)
-    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))
+    return separate_is_faster(shape_of(form.scores), dtype_of(form.scores))  # products in float32 are float32's
+
+
+def _padding_is_slower(form: Form) -> str:
+    """Return why products are faster than the fused kernel of a CPU with padded queries or values, or "".
+
+    Measured on two cores of a server with AMX. From 32 MB of scores on, products and a softmax of eager take 1.6 to
+    3.4 times as long in float32, and 1.2 to 2 times in training. With 8 MB they take 0.7 to 1.2 times as long. Training
+    in 16 bits takes 0.3 to 1.3 times as long.
+    """
+    sizes = [size for size in shape_of(form.scores) if isinstance(size, int)]
+    dtype, trains = dtype_of(form.scores), value_of(form.result).requires_grad
+    stored = math.prod(sizes) * dtype.itemsize if len(sizes) == len(shape_of(form.scores)) else 0
+    if stored < STORED_BY_CPUS or (trains and dtype.itemsize == 2):
+        return "products are faster than the fused kernel with padded features"
+    return separate_is_faster(sizes, dtype)
 
 
 def separate_is_faster(sizes: Sequence[int | torch.SymInt], dtype: torch.dtype) -> str:

@@ -43,7 +43,7 @@ class Mask:
 
 def working_dtype(form: Form, device: str) -> torch.dtype:
     """Return the dtype of the mask. On a CPU, the kernels add a float32 mask to scores of 16 bits."""
-    dtype = dtype_of(form.query.node)
+    dtype = dtype_of(form.result)
     mixed = any(step.dtype != dtype for step in form.steps)
     wide = dtype in (torch.float16, torch.bfloat16) and (mixed or dtype == torch.float16)
     return torch.float32 if device == "cpu" and wide else dtype
@@ -71,13 +71,19 @@ def mask_of(build: Builder, form: Form, lead: Lead, device: str, values: dict[No
                 return "masked scores are scaled up"
             total = total if total is None or step.number == 1 else build.call(aten.mul.Tensor, total, step.number)
             continue
+        if form.zeroed and step.number == -math.inf:
+            step = replace(step, number=torch.finfo(step.dtype).min)  # rows that are hidden in full stay numbers
         combine = _filled if step.kind == "fill" else _added
         combined = combine(build, step, total, work, lead)
         if isinstance(combined, str):
             return combined
         total = combined
     mask = Mask(scale) if total is None else _finished(build, form, total, scale, device, values)
-    return mask if isinstance(mask, str) else replace(mask, factors=(*factors, *mask.factors))
+    if isinstance(mask, str):
+        return mask
+    if form.zeroed and mask.node is not None:
+        mask = replace(mask, hidden_rows=_zero_rows(build, form, lead, mask.node))
+    return replace(mask, factors=(*factors, *mask.factors))
 
 
 def _factor(build: Builder, step: Step, lead: Lead) -> Node | None:
@@ -93,14 +99,16 @@ def _finished(
     meaning = attention_mask.meaning_of(mask)
     if meaning:
         return Mask(scale, causal=meaning == "causal")
-    if device != "cpu" and any(step.dtype != dtype_of(form.query.node) for step in form.steps):
+    if device != "cpu" and any(step.dtype != dtype_of(form.result) for step in form.steps):
         return "the fused kernels of the GPU take masks of the dtype of the query"
-    if device != "cpu" and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
+    if device != "cpu" and form.sink is None and dtype_of(total) == torch.float16 and not _visible_everywhere(mask):
         return "a row may be masked in full, which in float16 depends on the rounding of its scores"
     hides = bool((mask.amax(-1) == -math.inf).any()) if isinstance(mask, torch.Tensor) else not finite(total)
     wide = build.call(aten.unsqueeze.default, total, 0) if value_of(total).dim() == 3 else total
     finished = Mask(scale, wide, False, _hidden_rows(build, wide) if hides else None)
-    hiding = hiding_of(form.steps, mask, values) if value_of(form.result).requires_grad else Hiding.NONE
+    if form.sink is not None or not value_of(form.result).requires_grad:
+        return finished  # the weights of hidden rows are 0 beside a sink
+    hiding = hiding_of(form.steps, mask, values)
     if hiding is Hiding.WITH_GRADIENT:
         return "a row may be masked in full by finite numbers, and the fused kernels' gradients are wrong there"
     return finished if hiding is Hiding.NONE else _without_hidden_rows(build, form, finished)
@@ -114,7 +122,7 @@ def _without_hidden_rows(build: Builder, form: Form, mask: Mask) -> Mask:
     visible = build.call(aten.logical_or.default, build.call(aten.gt.Scalar, best, LOW_ROW), lowest)
     one, zero = _numbers(build, mask.node, 1.0, 0.0)
     shown = build.call(aten.where.self, visible, mask.node, zero)
-    factor, dtype = build.call(aten.where.self, visible, one, zero), dtype_of(form.query.node)
+    factor, dtype = build.call(aten.where.self, visible, one, zero), dtype_of(form.result)
     column = build.call(aten._to_copy.default, factor, dtype=dtype)
     return replace(mask, node=shown, factors=((column, False),))
 
@@ -131,6 +139,21 @@ def _hidden_rows(build: Builder, total: Node) -> Node:
     return build.call(aten.where.self, hidden, *_numbers(build, best, math.nan, 1.0))
 
 
+def placed_sink(build: Builder, sink: Step, lead: Lead) -> Node | None:
+    """Return the column of a sink for the leading sizes `lead`; None if its symbolic sizes must be reshaped."""
+    assert sink.mask is not None
+    return with_lead(build, sink.mask, sink.lead, lead)
+
+
+def beside_sink(build: Builder, mask: Mask, sink: Node) -> Mask:
+    """Return a mask whose rows of -inf alone give NaN only where the sink is -inf too."""
+    if mask.hidden_rows is None:
+        return mask
+    absent = build.call(aten.eq.Scalar, build.call(aten.detach.default, sink), -math.inf)
+    (one,) = _numbers(build, mask.hidden_rows, 1.0)
+    return replace(mask, hidden_rows=build.call(aten.where.self, absent, mask.hidden_rows, one))
+
+
 def _numbers(build: Builder, like: Node, *numbers: float) -> list[Node]:
     kind = {"dtype": dtype_of(like), "device": value_of(like).device}
     return [build.call(aten.full.default, [], number, **kind) for number in numbers]
@@ -142,6 +165,8 @@ def _placed(build: Builder, n: Node, step: Step, lead: Lead) -> Node | None:
     It stays as it is where `lead` only prepends ones, since masks are broadcast from the last dimension on.
     """
     own = step.lead
+    if value_of(n).dim() == 0:
+        return n
     if len(own) <= 2 and same_sizes((1,) * (2 - len(own)) + own, lead):
         return n if value_of(n).dim() > 1 else build.call(aten.unsqueeze.default, n, 0)
     rows = shape_of(n)[-2:] if value_of(n).dim() > 1 else (1, *shape_of(n))
@@ -172,6 +197,17 @@ def _in(build: Builder, mask: Node, work: torch.dtype) -> Node:
         return cast
     lowest = build.call(aten.eq.Scalar, mask, torch.finfo(own).min)
     return build.call(aten.where.self, lowest, *_numbers(build, cast, torch.finfo(work).min), cast)
+
+
+def _zero_rows(build: Builder, form: Form, lead: Lead, total: Node) -> Node:
+    """Return 0 for rows of which the only mask hides every column, and 1 for the others."""
+    (step,) = (step for step in form.steps if step.kind == "fill")
+    assert step.mask is not None
+    mask = _placed(build, step.mask, step, lead)
+    assert mask is not None, "`_filled` has placed it"
+    reduce = aten.any.dim if step.keep else aten.all.dim
+    rows, (one, zero) = build.call(reduce, mask, -1, True), _numbers(build, total, 1.0, 0.0)
+    return build.call(aten.where.self, rows, *((one, zero) if step.keep else (zero, one)))
 
 
 def _filled(build: Builder, step: Step, total: Node | None, work: torch.dtype, lead: Lead) -> Node | str:

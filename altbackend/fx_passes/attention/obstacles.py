@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from .form import after_softmax, last_product
 from .operators import PRODUCTS, is_tensor, read
+from .weights import weighted
 
 MOST = 12  # calls between the first product and the softmax
-_KNOWN = ("cast", "copy", "view", "expand", "mul", "div", "add", "sub", "masked_fill", "where", "maximum")
+_KNOWN = (
+    "cast",
+    "copy",
+    "view",
+    "expand",
+    "mul",
+    "div",
+    "add",
+    "sub",
+    "masked_fill",
+    "where",
+    "maximum",
+    "cat",
+    "clamp",
+)
 
 
 def obstacle(last: Node) -> str:
     """Return the first call between the two products of an attention that no form has; "" if it is no attention."""
-    operands = last_product(last)
-    after = None if operands is None else after_softmax(operands[0])
+    after = weighted(last)
     if after is None:
         return ""
-    softmax = after[0]
+    softmax = after.softmax
     seen = _products_before(softmax)
     if not seen:
         return ""

@@ -34,7 +34,7 @@ SPELLINGS = (
     Spelling("matmul", "input other", _PRODUCTS),
     Spelling("baddbmm", "input batch1 batch2 beta alpha", (torch.baddbmm, "baddbmm", aten.baddbmm.default)),
     Spelling("einsum", "equation operands", (torch.einsum,)),
-    Spelling("softmax", "input dim dtype", (torch.softmax, "softmax", aten.softmax.int)),
+    Spelling("softmax", "input dim dtype", (torch.softmax, torch.special.softmax, "softmax", aten.softmax.int)),
     Spelling("softmax", "input dim _stacklevel dtype", (F.softmax,)),
     Spelling("softmax", "input dim half_to_float", (aten._softmax.default,)),
     Spelling("dropout", "input p training", (F.dropout, torch.dropout, aten.dropout.default)),
@@ -77,6 +77,8 @@ SPELLINGS = (
             )
         ],
     ),
+    Spelling("clamp", "input min max", (torch.clamp, torch.clip, "clamp", "clip", aten.clamp.default)),
+    Spelling("clamp", "input min", (torch.clamp_min, "clamp_min", aten.clamp_min.default)),
     Spelling("maximum", "input other", (torch.max, torch.maximum, "max", "maximum", aten.maximum.default)),
     Spelling(
         "masked_fill",
@@ -92,14 +94,31 @@ SPELLINGS = (
     Spelling("view", "input", (aten._unsafe_view.default, "unsqueeze", "squeeze", aten.unsqueeze.default)),
     Spelling("view", "input", (torch.unsqueeze, torch.squeeze, aten.squeeze.dim, "flatten", torch.flatten)),
     Spelling("transpose", "input dim0 dim1", (torch.transpose, "transpose", torch.swapaxes, aten.transpose.int)),
+    Spelling("permute", "input", ("permute", torch.permute, aten.permute.default)),
+    Spelling("permute", "input name", (getattr,)),
     Spelling("expand", "input", ("expand", "expand_as", aten.expand.default)),
     Spelling("repeat", "input repeats dim", (torch.repeat_interleave, "repeat_interleave")),
     Spelling("repeat", "input repeats dim", (aten.repeat_interleave.self_int,)),
+    Spelling("full", "input number", (torch.full_like, aten.full_like.default)),
+    Spelling("full", "input size number", ("new_full", aten.new_full.default)),
+    Spelling("cat", "tensors dim", (torch.cat, torch.concat, torch.concatenate, aten.cat.default)),
+    Spelling("detach", "input", ("detach", aten.detach.default)),
+    Spelling("item", "input index", (operator.getitem,)),
+    Spelling("slice", "input dim start end step", (aten.slice.Tensor,)),
+    Spelling("narrow", "input dim start length", ("narrow", torch.narrow, aten.narrow.default)),
 )
 _BY_TARGET: Mapping[object, Spelling] = {target: row for row in SPELLINGS for target in row.targets}
 SOFTMAXES = tuple(target for row in SPELLINGS if row.name == "softmax" for target in row.targets)
 PRODUCTS = (*_PRODUCTS, torch.einsum)
 Lead = tuple[int | torch.SymInt, ...]  # the sizes before the last two, rows and columns
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A node, and the order in which its dimensions must be taken; None means as they are, inside it a new one."""
+
+    node: Node
+    order: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ def read(n: object) -> Operation:
     if not isinstance(n, Node) or n.op not in ("call_function", "call_method"):
         return Operation("", {})
     row = _BY_TARGET.get(n.target)
-    if row is None:
+    if row is None or (n.target is getattr and n.args[1] not in ("mT", "T")):
         return Operation("", {})
     names = row.parameters.split()
     if row.name == "einsum":
@@ -152,3 +171,22 @@ def dtype_of(n: Node) -> torch.dtype:
     """Return the dtype of a node's tensor."""
     dtype: torch.dtype = value_of(n).dtype
     return dtype
+
+
+def is_last(dim: object, x: Node) -> bool:
+    """Return whether a dimension is the last one of a tensor."""
+    dims = value_of(x).dim()
+    return isinstance(dim, int) and dims > 0 and dim % dims == dims - 1
+
+
+def narrow_dtype(n: Node) -> torch.dtype:
+    """Return the dtype of 16 bits whose numbers a float32 tensor holds, since it was cast from it; else its own."""
+    own, source = dtype_of(n), n
+    while read(source).name in ("view", "expand", "permute", "transpose", "copy", "repeat"):
+        source = read(source).get("input")
+        if not is_tensor(source):
+            return own
+    before = read(source).get("input") if read(source).name == "cast" else None
+    if own != torch.float32 or dtype_of(source) != own or not is_tensor(before):
+        return own
+    return dtype_of(before) if dtype_of(before) in (torch.bfloat16, torch.float16) else own

@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from ..simplify import same_sizes
 from .builder import Builder
-from .form import Form, Operand
+from .form import Form
 from .operators import Lead as Lead
-from .operators import aten, read, shape_of, value_of
+from .operators import Operand, aten, read, shape_of, value_of
 
 
 def lead_of(form: Form) -> Lead | None:
@@ -44,10 +44,12 @@ def with_lead(build: Builder, n: Node, own: Lead, lead: Lead) -> Node | None:
     return build.call(aten.reshape.default, n, list(sizes))
 
 
-def operand(build: Builder, x: Operand, product: Node, lead: Lead) -> Node | None:
-    """Return an operand of a product with the leading sizes `lead`, broadcast as the product does."""
-    n = x.node if x.order is None else build.call(aten.permute.default, x.node, list(x.order))
-    expected = natural_lead(product, x)
+def operand(build: Builder, x: Operand, expected: Lead, lead: Lead) -> Node | None:
+    """Return an operand of a product with the leading sizes `lead`.
+
+    `expected`: the leading sizes of the product, to which its operands are broadcast.
+    """
+    n = x.node if x.order is None else _in_order(build, x.node, x.order)
     own = shape_of(n)[:-2]
     if not same_sizes(own, expected):
         padded = (None,) * (len(expected) - len(own)) + own
@@ -58,9 +60,17 @@ def operand(build: Builder, x: Operand, product: Node, lead: Lead) -> Node | Non
     return with_lead(build, n, expected, lead)
 
 
-def natural_lead(product: Node, x: Operand) -> Lead:
-    """Return the leading sizes of a product; those of its operand for an equation, whose result may be permuted."""
-    return shape_of(product)[:-2] if x.order is None else tuple(shape_of(x.node)[k] for k in x.order[:-2])
+def _in_order(build: Builder, n: Node, order: tuple[int | None, ...]) -> Node:
+    n = build.call(aten.permute.default, n, [k for k in order if k is not None])
+    for place, k in enumerate(order):
+        if k is None:
+            n = build.call(aten.unsqueeze.default, n, place)
+    return n
+
+
+def before_order(sizes: Lead, order: tuple[int, ...] | None) -> Lead:
+    """Return the sizes before a permutation to `order` gave `sizes`."""
+    return sizes if order is None else tuple(sizes[order.index(k)] for k in range(len(order)))
 
 
 def _same(a: object, b: object) -> bool:

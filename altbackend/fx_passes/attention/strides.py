@@ -51,7 +51,8 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Change operands that keep attentions from the fused kernels; return the number of attentions."""
     count = 0
     for graph in graphs_of(gm):
-        calls = [n for n in graph.nodes if n.op == "call_function" and n.target is _FUSED]
+        mapped = gates.mapped(graph)
+        calls = [n for n in graph.nodes if n.op == "call_function" and n.target is _FUSED and n not in mapped]
         done = 0 if not calls or gates.refused_graph(graph) else sum(_rearrange(n, ctx) for n in calls)
         if done and graph.owning_module is not None:
             graph.owning_module.recompile()
