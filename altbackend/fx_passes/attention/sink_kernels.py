@@ -115,7 +115,8 @@ class _Call:
 
     def _is_flash(self) -> bool:
         equal = isinstance(self.value.shape[-1], int) and self.query.shape[-1] == self.value.shape[-1]
-        return equal and self.mask is None and self.query.dtype in (torch.float16, torch.bfloat16)
+        halves = self.query.dtype in (torch.float16, torch.bfloat16)
+        return equal and self.mask is None and halves and _has_flash(self.query.device)
 
     def _bias(self) -> T | None:
         """Return the mask for each head, with rows that begin at multiples of 32 bytes in memory of its own."""
@@ -125,3 +126,8 @@ class _Call:
         padded = F.pad(self.mask.expand(*self.mask.shape[:-1], keys), (0, -keys % _BIAS_COLUMNS))
         padded = padded.clone(memory_format=torch.contiguous_format)
         return padded[..., :keys].expand(*self.query.shape[:-1], keys)
+
+
+def _has_flash(device: torch.device) -> bool:
+    """Return whether a GPU has FlashAttention, which needs compute capability 8.0; True without a GPU, for tracing."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
