@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.triton import print_triton
+from altbackend.ir.loops import Extern
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
 from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks, Form
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.sample(2)
 
 T = torch.Tensor
 ON_GPU = ScheduleContext(H200)
+SMALL_GPU = ScheduleContext(replace(H200, sms=1))  # filled by 128 columns
 
 
 def blocks_of(fn: Callable[[T], T], x: T) -> list[Blocks]:
@@ -188,6 +191,25 @@ def test_a_program_scans_several_columns_block_by_block(shape: tuple[int, ...], 
     assert b.looped(880)
 
 
+@pytest.mark.parametrize("n", [10, 494, 4000])
+def test_threads_scan_columns_alone(n: int) -> None:
+    """A warp lies along columns, also where a result is the total of what it scans."""
+    for fn in (lambda x: x.cumsum(1), lambda x: x.cumsum(1).norm(dim=1)):
+        (b, *_) = blocks_of(fn, torch.empty(128, n, 512))
+        assert (b.warps, b.xblock) == (1, WARP * b.run)
+        assert b.looped(n) == (n > 10)
+
+
+def test_columns_share_an_operand_of_their_points() -> None:
+    seen: list[triton_run.Step] = []
+    fn = lambda x, w: (x * w[:, :, None]).cumsum(1)  # noqa: E731
+    inputs = torch.randn(3, 20, 128), torch.randn(3, 20)
+    got = triton_run.compiled(fn, ctx=SMALL_GPU, seen=seen)(*inputs)
+    assert not difference(got, fn(*inputs), strides=False, tolerance=2e-5)
+    ((kernel, *_),) = (s for s in seen if not isinstance(s, Extern))
+    assert "(program // 2) * 20 + r0" in kernel.source
+
+
 def test_a_normalisation_of_scanned_columns_is_a_kernel_of_its_own() -> None:
     scan, *others = blocks_of(lambda x: x.cumsum(1).log_softmax(1), torch.empty(64, 880, 64))
     assert scan.looped(880)
@@ -201,23 +223,30 @@ def test_readers_of_a_16_bit_scan_take_half_the_bytes() -> None:
     assert stored == {torch.bfloat16}
 
 
+# the operations, and on a small GPU those of which each thread scans columns
 SCANS: dict[str, tuple[Callable[[T], T], tuple[int, ...]]] = {
     "columns": (lambda x: x.cumsum(1), (2, 600, 5)),
     "flipped columns": (lambda x: (x.flip(1) * 2).cumsum(1).flip(1), (2, 600, 5)),
     "few columns": (lambda x: x.cumsum(0) + 1, (530, 3)),
     "a softmax": (lambda x: (x / 64).cumsum(1).log_softmax(1), (2, 520, 4)),
     "short columns": (lambda x: x.cumsum(1).amax(1), (3, 70, 6)),
+    "a total": (lambda x: (x / 64).cumsum(1).norm(dim=1), (5, 37, 30)),
+    "products": (lambda x: x.clamp(-1, 1).cumprod(1), (5, 16, 37)),
+    "logarithms": (lambda x: x.logcumsumexp(1).sin(), (5, 19, 37)),
+    "one number a row": (lambda x: x[:, :, :1].expand(-1, -1, 64).cumsum(1), (5, 19, 2)),
 }
 
 
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SCANS)
-def test_scanned_columns_are_equal_to_eager(name: str, dtype: torch.dtype) -> None:
+def test_scanned_columns_are_equal_to_eager(name: str, dtype: torch.dtype, small: bool) -> None:
     torch.manual_seed(0)
     fn, shape = SCANS[name]
     x = torch.randn(shape).to(dtype)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-5
-    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=tolerance)
+    ctx = SMALL_GPU if small else triton_run.TARGET
+    assert not difference(triton_run.compiled(fn, ctx=ctx)(x), fn(x), strides=False, tolerance=tolerance)
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------

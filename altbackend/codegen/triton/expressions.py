@@ -68,6 +68,7 @@ def address(target: str, position: Index, shape: Shape | None, run: int = 0) -> 
         text = (
             f"tl.cast({index(position)}, tl.int64)" if plain else index(position)
         )  # the position of a loop may be a plain number
+        text = f"tl.max_contiguous({text}, [{run}, 1])" if run else text
         return f"{target} + tl.broadcast_to({text}, {shape_text(shape)})"
     text = index(position)
     if run:

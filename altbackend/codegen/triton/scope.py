@@ -18,10 +18,11 @@ from ...schedule.kernel import Kernel
 from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.tiling.gpu.blocks import Blocks, Form
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
+from ...schedule.tiling.gpu.program_rows import PROGRAM, program_rows
 from ...schedule.tiling.gpu.sink_select import sink_selects
 from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, Param, name
-from .contiguity import hidden_run
+from .contiguity import hidden_run, is_along_x
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
@@ -109,7 +110,7 @@ class Emitter:
     def note(self, *indices: Index) -> None:
         """Enter the symbols of indices, which become arguments."""
         for e in indices:
-            self.symbols.update(ex.syms_of(e))
+            self.symbols.update(ex.syms_of(e) - ex.syms_of(PROGRAM))
 
     def define_axis(self, scope: Scope, points: Points) -> None:
         """Define the positions of an axis; the last definition of a name is valid."""
@@ -397,18 +398,22 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
     position, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
     row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
-    if axes == {"r"} and e.blocks.form is Form.ROWS and e.blocks.tiled_x:
+    if axes == {"r"} and e.blocks.form is Form.ROWS and e.blocks.tiled_x and not e.blocks.run:
         # Triton gives a tensor of one row a layout of its own, and converts full tiles to it through shared memory
         axes = frozenset({"x", "r"})
     shape = shape_of(e, axes, row) if axes != _plain_axes(e, position) else None
     policy = "evict_first" if _is_only_read(e, axes) or _is_last_read(e, b, index) else ""
-    attributes = (e.param(b), position, shape, policy, _hidden_run(e, position))
+    attributes = (e.param(b), position, shape, policy, _run(e, position))
     load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, attributes)
     return let(e, scope, load, axes)
 
 
-def _hidden_run(e: Emitter, position: Index) -> int:
-    return hidden_run(position, e.blocks.xblock) if e.blocks.rank == 2 else 0
+def _run(e: Emitter, position: Index) -> int:
+    """Return how many rows of the tile are neighbours at `position`, where Triton needs the hint; else 0."""
+    b = e.blocks
+    if b.rank != 2:
+        return 0
+    return b.run if b.run and is_along_x(position, b.xblock) else hidden_run(position, b.xblock)
 
 
 def _is_only_read(e: Emitter, axes: frozenset[str]) -> bool:
@@ -477,10 +482,16 @@ def _checked_position(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ..
     return wrapped
 
 
+def _replaced(value: Value, index: Index, env: dict[Atom, Index]) -> tuple[Value, Index]:
+    """Return a value and an index with variables replaced."""
+    return value.substitute(env), ex.substitute(index, env, lambda x: x.substitute(env))
+
+
 def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
     """Return `q` with the axes of the tile in place of its loops."""
     b, n = e.blocks, row_length(e, q)
-    x = ex.ix(ex.var("x", n if b.flat else b.points))
+    axis = ex.var("x", n if b.flat else b.points)
+    x = ex.ix(axis)
     env: dict[Atom, Index] = {} if b.flat or b.form is Form.TRANSPOSE else {q.row: x}
     if b.form is Form.TRANSPOSE:
         column = ex.ix(row_axis(e, scope, n))
@@ -489,8 +500,13 @@ def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
     else:
         point = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
         env |= dict(zip(q.inner, ex.unflatten(point, q.sizes), strict=True))
-    value = sink_selects(e.tiled.fast_values.get(q.node, q.value).substitute(env), lambda v: axes_of(e, v))
-    index = ex.substitute(q.index, env, lambda x: x.substitute(env))
+    value, index = e.tiled.fast_values.get(q.node, q.value), q.index
+    if b.run:
+        rows = program_rows(b.xblock, axis)
+        value, index = _replaced(value, index, {q.row: rows.split})
+        env |= rows.written
+    value, index = _replaced(value, index, env)
+    value = sink_selects(value, lambda v: axes_of(e, v))
     return MappedNode(q.node, q.kind, q.row, q.inner, q.reduced, index, value, q.scanned)
 
 
@@ -503,7 +519,7 @@ def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -
         x = ex.var("x", row_length(e, q))
         masks = tuple(dict.fromkeys((*masks, *((e.masks[x],) if x in e.masks else ()))))
     shape = shape_of(e, axes, row_length(e, q)) if axes != _plain_axes(e, position) else None
-    run = _hidden_run(e, position)
+    run = _run(e, position)
     scope.body.append(TileStore(e.param(q.node.out), position, value, masks, shape, op, run))
 
 

@@ -109,8 +109,7 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
     value = bind(e, scope, q.value)
     n, b = row_length(e, q), e.blocks
     if n != 1:
-        value = fill_block(e, scope, q, value, node.op)
-        source = value
+        source = _on_rows(e, scope, q, fill_block(e, scope, q, value, node.op))
         exact = is_exact(e, q)
         scanned = va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1, exact))
         value = let(e, scope, scanned, axes_of(e, source))
@@ -119,6 +118,15 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
     e.results[node.out] = value
     if node.out in e.kernel.stored:
         store(e, scope, q, value)
+
+
+def _on_rows(e: Emitter, scope: Scope, q: MappedNode, value: Value) -> Value:
+    """Return `value` on all rows of the tile, each of which carries its own result from block to block."""
+    if not e.blocks.tiled_x or "x" in axes_of(e, value):
+        return value
+    axes = axes_of(e, value) | {"x"}
+    tile = va.make("broadcast", (value,), value.dtype, shape_of(e, axes, row_length(e, q)))
+    return let(e, scope, tile, axes)
 
 
 def _carried(e: Emitter, scope: Scope, source: Value, scanned: Value, op: str, exact: bool) -> Value:

@@ -42,6 +42,7 @@ RESIDENT = 4  # programs of long rows that a multiprocessor runs at the same tim
 LARGE = 1 << 22  # elements from which a launch is short beside the pass
 EVEN = 0.8  # share of the device that programs of long rows should keep busy; a launch costs less than the rest
 SCATTERED = 128  # most points of a row that may lie in cache lines of their own, where other rows are contiguous
+COLUMN_BLOCK = 64  # points of a column beyond which a warp scans neighbouring columns, block by block
 MOST_OF_COLUMNS = 2048  # points of a column that one of few programs computes in about the time of a launch
 MOST_OF_TOTALS = 512  # points of columns that one persistent program takes ROWS_OF_COLUMNS of
 APART = 1.5  # one kernel may touch so many times the sectors of two, since the second costs a launch
@@ -145,16 +146,27 @@ def _totals_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
 def _scans_of_long_rows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     """Refuse what reads a scan of a long row in a later pass: its values are there only while the scan passes."""
     scanned = {q.node.out for q in proposal.mapped if isinstance(q.node, Scan) and _runs_in_blocks(fusion, q)}
-    if not scanned or all(q.kind in (Kind.SCAN, Kind.POINT) for q in proposal.mapped):
+    if not scanned or _is_one_pass(proposal.mapped):
         return None
     read = {b for q in proposal.mapped for b, _ in va.loads(q.value)}
     return None if scanned.isdisjoint(read) else Refusal("a scan of a long row is read in another pass")
 
 
+def _is_one_pass(mapped: Sequence[MappedNode]) -> bool:
+    """Return whether one pass over the rows scans them, computes points, and totals them: no point reads a total."""
+    if any(q.kind not in (Kind.SCAN, Kind.POINT, Kind.IN_ROW) for q in mapped):
+        return False
+    rows = [q for q in mapped if q.points != 1]
+    loops = {tuple(n for n in q.sizes if n != 1) for q in rows}
+    totals = {q.node.out for q in mapped if q.kind is Kind.IN_ROW}
+    return len(loops) == 1 and all(b not in totals for q in rows for b, _ in va.loads(q.value))
+
+
 def _runs_in_blocks(fusion: Fusion, q: MappedNode) -> bool:
     """Return whether a scan's rows do not stay in registers; of columns, a program takes several side by side."""
-    limit = COLUMN_LIMIT if isinstance(q.node, Scan) and has_columns(q.node) else _gpu(fusion).row_limit
-    return exceeds(q.points, limit)
+    columns = isinstance(q.node, Scan) and has_columns(q.node)
+    most = COLUMN_BLOCK if total_points(q) >= LARGE else COLUMN_LIMIT
+    return exceeds(q.points, most if columns else _gpu(fusion).row_limit)
 
 
 def _totals_of_columns(fusion: Fusion, proposal: Proposal) -> Refusal | None:

@@ -38,6 +38,7 @@ class Blocks:
     `programs`: launched programs. `wide`: positions need 64 bits. `streams`: the data read does not fit in the cache.
     `axis_loops`: of TRANSPOSE, the loops of the axis `x` from slow to fast, then the `row_loops` loops of the row axis.
     `depth`: terms of a matrix product's sums at a time, loaded `stages` turns ahead.
+    `run`: neighbouring rows of the tile that a thread holds; 0 where Triton decides, by the widest load.
     """
 
     form: Form
@@ -54,6 +55,7 @@ class Blocks:
     row_loops: int = 1
     depth: int = 0
     stages: int = 1
+    run: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.warps, self.xblock, *self.rblocks.values())

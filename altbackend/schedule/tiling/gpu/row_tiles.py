@@ -40,6 +40,7 @@ from .blocks import (
 )
 from .one_pass import joined_passes
 from .pressure import alive_at_once
+from .program_rows import is_shared
 
 LONE_ROW = 1024  # elements from which on a row fills a tile alone
 LONG_BLOCK = 2048  # elements of a long row that are in registers at a time
@@ -51,10 +52,13 @@ VECTOR = 16  # bytes of the widest load
 WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
-# Rows, points and warps of tiles of scanned columns: within 1.1 of the fastest of 40 over columns of 520 to 1,024
-# points, in 16 and 32 bits (50 us, where one column a program took 490 and 16 warps 148). With columns that begin
-# anywhere, few rows and many points were the fastest.
-SCANNED, SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
+# Columns and points of tiles of scanned columns. One warp has SCANNED_RUN neighbouring columns in each thread, so that
+# threads scan alone: 16 instructions an element. In tiles of 64 points, which four warps share, they are 85. With 32
+# points, Triton lays the warp along an operand of one row, and the whole tile with it.
+SCANNED, SCANNED_RUN = (64, 16), 2
+# Rows, points and warps where columns are few: more warps have loads under way. With columns that begin anywhere, few
+# rows and many points were the fastest.
+FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
 # for 167 with 64 points, where a copy takes 97.
 SCANNED_ROW, SCANNED_ROWS, SCANNED_TILE = 512, 4, 1024
@@ -151,10 +155,9 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     long_lengths = [n for n in lengths if n != 1]
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
-    if r.columns and len(k.stages) == len(long_lengths) == 1 and _scans(r.members):
-        n = long_lengths[0]
-        if not isinstance(n, int) or n > COLUMN_BLOCK:
-            return _scanned_columns(r, n)
+    alone = r.columns and len(long_lengths) == 1
+    if alone and (_scans_in_one_pass(r) or _shares_points(r)) and (b := _scanned_columns(r, long_lengths[0])):
+        return b
     column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
     most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
     limit = device.row_limit
@@ -364,19 +367,53 @@ def _sliding(r: _Rows, n: Index) -> Blocks:
     return Blocks(Form.ROWS, False, rows, xblock, {n: rblock}, long, ceil_div(rows, xblock), warps, wide)
 
 
-def _scans(members: list[MappedNode]) -> bool:
-    """Return whether nodes are scans, and points that read them as they run."""
-    return any(q.kind is Kind.SCAN for q in members) and all(q.kind in (Kind.SCAN, Kind.POINT) for q in members)
+def _scans_in_one_pass(r: _Rows) -> bool:
+    """Return whether a kernel scans its rows, and computes everything else in the same pass over them."""
+    passes = [s for s in r.kernel.stages if any(ex.size_of(v) != 1 for v in s.inner)]
+    kinds = {q.kind for q in r.members}
+    return len(passes) == 1 and Kind.SCAN in kinds and kinds <= {Kind.SCAN, Kind.POINT, Kind.IN_ROW}
 
 
-def _scanned_columns(r: _Rows, n: Index) -> Blocks:
-    """Return the blocks of programs that scan several columns side by side, block by block."""
-    xblock, rblock, warps = SCANNED_UNALIGNED if r.reads_single_elements else SCANNED
-    xblock, rows = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), r.kernel.rows
-    long = frozenset({n}) if not isinstance(n, int) or n > rblock else frozenset[Index]()
-    warps = min(warps, warps_of(xblock * rblock))
-    wide = r.is_wide(xblock)
-    return Blocks(Form.ROWS, False, rows, xblock, {n: rblock}, long, ceil_div(rows, xblock), warps, wide)
+def _shares_points(r: _Rows) -> bool:
+    """Return whether one pass totals columns, and reads along their points what the columns of a program share."""
+    members = r.members
+    if len(r.kernel.stages) != 1 or any(q.kind is not Kind.IN_ROW for q in members) or not _has_many(r, SCANNED[0]):
+        return False
+    reads = [(q, i) for q in members for _, i in va.loads(q.value)]
+    return any(ex.coefficient(i, q.inner[-1]) == 1 and is_shared(i, SCANNED[0], q.row) for q, i in reads)
+
+
+def _has_many(r: _Rows, xblock: int) -> bool:
+    """Return whether programs that take so many rows fill the device."""
+    rows = r.kernel.rows
+    return not isinstance(rows, int) or rows >= xblock * r.device.parallelism // 4
+
+
+def _scanned_columns(r: _Rows, n: Index) -> Blocks | None:
+    """Return the blocks of programs that scan several columns side by side, block by block; None for other tiles."""
+    rows = r.kernel.rows
+    xblock, rblock = SCANNED
+    warps, run = 1, SCANNED_RUN
+    if not _has_many(r, xblock):
+        if isinstance(n, int) and n <= COLUMN_BLOCK:
+            return None
+        xblock, rblock, warps = FEW_SCANNED_UNALIGNED if r.reads_single_elements else FEW_SCANNED
+        xblock, run = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), 0
+        warps = min(warps, warps_of(xblock * rblock))
+    elif isinstance(n, int):
+        rblock = min(rblock, power_of_two(n))
+    return Blocks(
+        form=Form.ROWS,
+        flat=False,
+        points=rows,
+        xblock=xblock,
+        rblocks={n: rblock},
+        long=frozenset() if isinstance(n, int) and n <= rblock else frozenset({n}),
+        programs=ceil_div(rows, xblock),
+        warps=warps,
+        wide=r.is_wide(xblock),
+        run=run,
+    )
 
 
 def _is_repeatable(r: _Rows) -> bool:
