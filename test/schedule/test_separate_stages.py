@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,15 @@ def copied_and_pooled(x: T) -> tuple[T, ...]:
     return (x * 1).contiguous(memory_format=LAST), largest.contiguous(memory_format=LAST), where
 
 
-def tiled(*sizes: int) -> list[TiledKernel]:
-    """Return the finished kernels of the one step of `copied_and_pooled`."""
+def copied_beside_few(x: T) -> tuple[T, ...]:
+    """Copy an image into channels-last, and double its first pixels."""
+    return (x * 3).contiguous(memory_format=LAST), x[:, :, 0, 0] * 2
+
+
+def tiled(*sizes: int, fn: Callable[[T], tuple[T, ...]] = copied_and_pooled) -> list[TiledKernel]:
+    """Return the finished kernels of the one step of `fn`."""
     ctx = ScheduleContext(H200)
-    s = schedule(trace(copied_and_pooled, torch.empty(sizes))[0], ctx=ctx)
+    s = schedule(trace(fn, torch.empty(sizes))[0], ctx=ctx)
     (step,) = s.steps
     assert isinstance(step, Kernel)
     ((_, kernels),) = tile_steps(s.program, s.deps, s.steps, ctx, lambda *d: None)
@@ -47,6 +54,15 @@ def test_large_stages_are_kernels_of_their_own_in_tiles_over_both_orders(sizes: 
 
 def test_small_stages_share_a_launch() -> None:
     assert len(tiled(2, 24, 9, 8)) == 1
+
+
+def test_few_points_leave_a_large_copy_its_tiles() -> None:
+    turned, few = tiled(16, 96, 64, 64, fn=copied_beside_few)
+    assert [turned.blocks.form, few.blocks.form] == [Form.TRANSPOSE, Form.FLAT]
+    assert len(tiled(2, 24, 9, 8, fn=copied_beside_few)) == 1
+    x = torch.randn(2, 24, 9, 8)
+    for got, want in zip(triton_run.compiled(copied_beside_few)(x), copied_beside_few(x), strict=True):
+        assert not difference(got, want, tolerance=0)
 
 
 @pytest.mark.parametrize("least", [1, separate_stages.LARGE], ids=["apart", "together"])

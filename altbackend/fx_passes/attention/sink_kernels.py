@@ -115,8 +115,8 @@ class _Call:
 
     def _is_flash(self) -> bool:
         equal = isinstance(self.value.shape[-1], int) and self.query.shape[-1] == self.value.shape[-1]
-        halves = self.query.dtype in (torch.float16, torch.bfloat16)
-        return equal and self.mask is None and halves and _has_flash(self.query.device)
+        is_half = self.query.dtype in (torch.float16, torch.bfloat16)
+        return equal and self.mask is None and is_half and _has_flash(self.query.device)
 
     def _bias(self) -> T | None:
         """Return the mask for each head, with rows that begin at multiples of 32 bytes in memory of its own."""

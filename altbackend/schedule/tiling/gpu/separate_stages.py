@@ -24,13 +24,13 @@ LARGE = 1 << 20  # elements from which another launch costs less than another pa
 
 
 def separate_stages(p: Program, deps: Deps, k: Kernel, device: Device, decide: Decision) -> list[Kernel]:
-    """Return the kernel, or a kernel for each of its stages if they are large, share no values, and one takes tiles."""
+    """Return the kernel, or a kernel for each of its stages if they share no values and a large one takes tiles."""
     if k.rows != 1 or k.matmul is not None or len(k.stages) < 2 or not _are_independent(k):
         return [k]
-    if any(q.kind is not Kind.POINT or total_points(q) < LARGE for q in k.nodes):
+    if any(q.kind is not Kind.POINT for q in k.nodes) or all(total_points(q) < LARGE for q in k.nodes):
         return [k]
     alone = [build(p, deps, _group(p, k, s, device), device) for s in k.stages]
-    if all(transposed_sides(stage) is None for stage in alone):
+    if all(transposed_sides(stage) is None or total_points(stage.nodes[0]) < LARGE for stage in alone):
         return [k]
     outs = ", ".join(q.node.out for q in k.nodes)
     decide(DecisionKind.KERNEL, outs, "one kernel per stage", "they run through memory in different orders")
