@@ -275,6 +275,11 @@ _ACCUMULATE: dict[str, Callable[..., Any]] = {
 }
 
 
+def _turned(ops: Any, data: Any) -> Any:
+    """The elements from last to first where a scan runs backwards."""
+    return np.flip(data, ops.axis) if getattr(ops, "reverse", False) else data
+
+
 def _patch_combiners(ops: Any, method: str, table: dict[str, Callable[..., Any]]) -> None:
     original = getattr(ops, method)
 
@@ -284,7 +289,7 @@ def _patch_combiners(ops: Any, method: str, table: dict[str, Callable[..., Any]]
             return original(self, values)
         keep = {"keepdims": self.keep_dims} if hasattr(self, "keep_dims") else {}
         (x,) = values
-        data = way(x.handle.data, axis=self.axis, **keep).astype(x.handle.data.dtype)
-        return [self.to_tensor(data, x.dtype)]
+        data = way(_turned(self, x.handle.data), axis=self.axis, **keep).astype(x.handle.data.dtype)
+        return [self.to_tensor(_turned(self, data), x.dtype)]
 
     setattr(ops, method, apply)

@@ -72,6 +72,12 @@ def scan_exactly(x, axis: tl.constexpr):
 
 
 @triton.jit
+def scan_exactly_backwards(x, axis: tl.constexpr):
+    total, rest = tl.associative_scan((x, tl.zeros_like(x)), axis, add_sums, reverse=True)
+    return with_lost(total, rest)
+
+
+@triton.jit
 def log_add_exp(a, b):
     # max + log1p(exp(-|a - b|)); equal infinities have no difference
     top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -16,6 +16,7 @@ from .loop_mapping import Kind
 from .scan_terms import separate_terms
 from .split import split_reductions
 from .split_scans import split_scans
+from .turned_scans import turn_readers
 
 
 class Fused(NamedTuple):
@@ -44,7 +45,7 @@ def split_and_fuse(p: Program, config: Config, device: Device, decide: Decision)
 
 def _fused(p: Program, whole: frozenset[str], config: Config, device: Device, decide: Decision) -> Fused:
     """Return `p` split but for the reductions into the buffers `whole`, and fused."""
-    program = split_reductions(p, device, whole)
+    program = turn_readers(split_reductions(p, device, whole), device)
     program = separate_terms(split_scans(program, device), device)
     deps = analyse(program)
     return Fused(program, deps, fuse.fuse(program, deps, config, device, decide))

@@ -389,8 +389,32 @@ def test_deterministic_leaves_atomic_additions_to_the_library() -> None:
 
 
 def test_a_scan_is_read_at_its_own_point_only() -> None:
-    verify(lambda x: x.flip(1).cumsum(1).flip(1), [r(5, 9)], 2)
+    verify(lambda x: x.cumsum(1).flip(1) + x.cumsum(1), [r(5, 9)], 2)
     verify(lambda x: x.cumsum(1) * 2, [r(5, 9)], 1)
+
+
+BACKWARDS = {
+    "cumsum": lambda x: x.flip(1).cumsum(1).flip(1),
+    "cumprod and a term": lambda x: x.clamp(-1, 1).flip(1).cumprod(1).flip(1) + x,
+    "logcumsumexp": lambda x: x.flip(1).logcumsumexp(1).flip(1),
+    "of a result": lambda x: x.cumsum(1).flip(1) * torch.arange(x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("n", [9, 100])
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_scan_backwards_is_one_kernel(name: str, n: int) -> None:
+    """The rows stay in registers or run in blocks from the last one; columns and 16 bits do the same."""
+    verify(BACKWARDS[name], [r(6, n)], 1, ctx=SHORT_ROWS)
+    if name == "cumsum":
+        verify(BACKWARDS[name], [r(6, n).bfloat16()], 1, ctx=SHORT_ROWS)
+        verify(BACKWARDS[name], [r(2, n, 5)], 1)
+        verify(BACKWARDS[name], [torch.randint(-9, 9, (6, n))], 1)
+
+
+def test_the_gradient_of_a_scan_reads_vectors() -> None:
+    seen = verify(BACKWARDS["cumsum"], [r(40, 96)], 1)
+    assert any("scan_exactly_backwards" in s[0].source for s in seen if not isinstance(s, Extern))
 
 
 SCANS = {

@@ -208,13 +208,15 @@ def _reduced(v: Value) -> str:
 
 
 def _scanned(v: Value) -> str:
-    op, axis, exact = v.attr
-    x = scalar(v.args[0])
+    op, axis, exact, backwards = v.attr
+    x, direction = scalar(v.args[0]), ", reverse=True" if backwards else ""
     if exact:
-        return f"scan_exactly({x}, {axis})"
+        return f"scan_exactly_backwards({x}, {axis})" if backwards else f"scan_exactly({x}, {axis})"
+    if op == "sum" and v.dtype != torch.bool:
+        return f"tl.cumsum({x}, {axis}{direction})"
     if v.dtype == torch.bool:
-        return f"(tl.associative_scan(tl.cast({x}, tl.int32), {axis}, {COMBINERS[op]}) != 0)"
-    return f"tl.cumsum({x}, {axis})" if op == "sum" else f"tl.associative_scan({x}, {axis}, {COMBINERS[op]})"
+        return f"(tl.associative_scan(tl.cast({x}, tl.int32), {axis}, {COMBINERS[op]}{direction}) != 0)"
+    return f"tl.associative_scan({x}, {axis}, {COMBINERS[op]}{direction})"
 
 
 def index(e: Index) -> str:

@@ -499,6 +499,7 @@ def on_tile(e: Emitter, scope: Scope, q: MappedNode) -> MappedNode:
             env |= dict(zip(loops, ex.unflatten(position, tuple(map(ex.size_of, loops))), strict=True))
     else:
         point = x if b.flat else ex.ix(row_axis(e, scope, n)) if n != 1 else 0
+        point = ex.sub(ex.sub(n, 1), point) if b.backwards else point
         env |= dict(zip(q.inner, ex.unflatten(point, q.sizes), strict=True))
     value, index = e.tiled.fast_values.get(q.node, q.value), q.index
     if b.run:

@@ -14,7 +14,7 @@ from ...schedule.kernel import Kernel, Stage
 from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.products.matmul import PRODUCT, Matmul, tiles_of
 from ...schedule.rows import CACHED, touched
-from ...schedule.tiling.gpu.blocks import Form, ceil_div
+from ...schedule.tiling.gpu.blocks import Blocks, Form, ceil_div
 from ...schedule.tiling.gpu.one_pass import Joined
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
 from ...schedule.tiling.gpu.tiled import TiledKernel
@@ -89,7 +89,7 @@ def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
         return
     row_axis(e, scope, n)
     inner, after = Scope(scope, "r"), Scope(scope)
-    row_points(e, inner, n, "base")
+    row_points(e, inner, n, _block_start(e.blocks, n))
     header = len(inner.body)
     _members(e, inner, stage.members, after)
     if any(not isinstance(x, Comment) for x in inner.body[header:]):
@@ -97,6 +97,14 @@ def _stage(e: Emitter, scope: Scope, stage: Stage) -> None:
         scope.body.append(TileLoop("base", "0", n, e.blocks.name_of(n), tuple(inner.body)))
     scope.body.extend(after.body)
     e.passed.update(q.node.out for q in stage.members if q.kind is Kind.SCAN)
+
+
+def _block_start(b: Blocks, n: Index) -> str:
+    """Return where a turn of the loop over a row of `n` points begins: the first one at the row's end if backwards."""
+    if not b.backwards:
+        return "base"
+    assert isinstance(n, int)
+    return f"({(n - 1) // b.rblocks[n] * b.rblocks[n]} - base)"
 
 
 def _points_of(s: Stage) -> Index:

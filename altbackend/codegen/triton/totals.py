@@ -111,7 +111,7 @@ def scan(e: Emitter, scope: Scope, q: MappedNode) -> None:
     if n != 1:
         source = _on_rows(e, scope, q, fill_block(e, scope, q, value, node.op))
         exact = is_exact(e, q)
-        scanned = va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1, exact))
+        scanned = va.make("scanned", (source,), value.dtype, (node.op, b.rank - 1, exact, b.backwards))
         value = let(e, scope, scanned, axes_of(e, source))
         if b.looped(n):
             value = _carried(e, scope, source, value, node.op, exact)

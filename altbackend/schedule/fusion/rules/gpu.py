@@ -291,7 +291,7 @@ def _stores_fragments(fusion: Fusion, q: MappedNode) -> bool:
     """
     row_stride = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
     loops, run = [v for v in q.inner if ex.size_of(v) != 1], 1
-    while (following := next((v for v in loops if ex.coefficient(q.index, v) == run), None)) is not None:
+    while (following := next((v for v in loops if ex.coefficient(q.index, v) in (run, -run)), None)) is not None:
         run *= estimate(ex.size_of(following))
         loops.remove(following)
     itemsize = fusion.program.buffers[q.node.out].dtype.itemsize

@@ -39,6 +39,7 @@ class Blocks:
     `axis_loops`: of TRANSPOSE, the loops of the axis `x` from slow to fast, then the `row_loops` loops of the row axis.
     `depth`: terms of a matrix product's sums at a time, loaded `stages` turns ahead.
     `run`: neighbouring rows of the tile that a thread holds; 0 where Triton decides, by the widest load.
+    `backwards`: a scan runs from the end of the row axis, so that neighbours in memory are neighbours on the axis.
     """
 
     form: Form
@@ -56,6 +57,7 @@ class Blocks:
     depth: int = 0
     stages: int = 1
     run: int = 0
+    backwards: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.warps, self.xblock, *self.rblocks.values())

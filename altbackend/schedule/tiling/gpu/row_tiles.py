@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ....ir import expr as ex
@@ -152,6 +152,26 @@ def _is_unaligned(stride: Index | None) -> bool:
 def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
     """Return the blocks of a kernel whose programs compute rows of `lengths` points."""
     r = _Rows(p, k, lengths, device)
+    b = _row_blocks(r)
+    return replace(b, backwards=True) if _runs_backwards(r) else b
+
+
+def _runs_backwards(r: _Rows) -> bool:
+    """Return whether a scan reads and stores its rows from their ends, as the gradient of a cumulative sum does."""
+    rows = [q for q in r.members if q.points != 1]
+    if r.columns or not any(q.kind is Kind.SCAN for q in rows) or not all(isinstance(n, int) for n in r.lengths):
+        return False
+    if any(q.kind not in (Kind.SCAN, Kind.POINT) or len(q.inner) != 1 or q.inner != rows[0].inner for q in rows):
+        return False
+    written, stored = {q.node.out for q in rows}, r.kernel.stored
+    accesses = [i for q in rows for b, i in va.loads(q.value) if b not in written]
+    accesses += [q.index for q in rows if q.node.out in stored]
+    steps = [ex.coefficient(i, rows[0].inner[0]) for i in accesses]
+    return steps.count(-1) > steps.count(1)
+
+
+def _row_blocks(r: _Rows) -> Blocks:
+    k, lengths, device = r.kernel, r.lengths, r.device
     long_lengths = [n for n in lengths if n != 1]
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
