@@ -291,7 +291,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "layer norm, masked": (lambda x, w, b: F.layer_norm(x, (51,), w, b), lambda: [r(41, 51), r(51), r(51)], 2),
     "softmax": (lambda x: x.softmax(-1), lambda: [r(40, N)], 2),
     "cross entropy": (lambda x: F.cross_entropy(x, torch.arange(30)), lambda: [r(30, 50)], 3),
-    "embedding": (lambda w: F.embedding(torch.arange(30) % 7, w), lambda: [r(40, 16)], 4),
+    "embedding": (lambda w: F.embedding(torch.arange(30) % 7, w), lambda: [r(40, 16)], 3),
     "batch norm": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
         lambda: [r(4, 8, 5, 5), r(8), r(8)],

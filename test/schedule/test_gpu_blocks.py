@@ -294,7 +294,7 @@ def test_loads_under_way_fit_in_shared_memory() -> None:
     assert loops
 
 
-@pytest.mark.parametrize(("points", "rows"), [(64, 4), (129, 4), (300, 2)])
+@pytest.mark.parametrize(("points", "rows"), [(5, 32), (64, 4), (129, 4), (300, 2)])
 def test_a_scan_along_short_rows_runs_in_one_warp(points: int, rows: int) -> None:
     (b,) = blocks_of(lambda x: x.cumsum(1), torch.empty(100_000, points))
     assert (b.xblock, b.warps) == (rows, 1)

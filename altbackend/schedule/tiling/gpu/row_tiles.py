@@ -60,8 +60,8 @@ SCANNED, SCANNED_RUN = (64, 16), 2
 # rows and many points were the fastest.
 FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
-# for 167 with 64 points, where a copy takes 97.
-SCANNED_ROW, SCANNED_ROWS, SCANNED_TILE = 512, 4, 1024
+# for 167 with 64 points, where a copy takes 97. Short rows fill the warp: four rows of 5 points took 1,564 us for 579.
+SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE = 512, 4, 256, 1024
 # Elements of a tile whose loads run along rows and whose stores run across them, or the other way: a log-softmax
 # of channels-last images of 11x11 took 345 us with 8,192 elements and 505 with 2,048; 512 channels of 7x7 took 205 and
 # 462.
@@ -198,7 +198,7 @@ def _row_blocks(r: _Rows) -> Blocks:
     xblock = _fewer_rows(r, xblock, fewest)
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
-        xblock = min(xblock, SCANNED_ROWS, max(SCANNED_TILE // widest, 1))
+        xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
     of_thread = 0 if long or r.persistent else _shared_lines(r)
     while of_thread and xblock > 1 and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
