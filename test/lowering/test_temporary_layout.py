@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from altbackend.lowering import graph
+from altbackend.lowering import materialize
 from test.compare import check_gradients, compiled, difference
 
 T = torch.Tensor
@@ -32,7 +32,7 @@ def test_gradient_of_a_turned_mask(layout: torch.memory_format, dtype: torch.dty
 @pytest.mark.parametrize("plain", [True, False])
 def test_its_temporaries_are_plain(plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not plain:
-        monkeypatch.setattr(graph, "operand_strides", lambda *_: None)
+        monkeypatch.setattr(materialize, "operand_strides", lambda *_: None)
     x, t = torch.randn(2, 5, 12, 16, requires_grad=True), torch.randint(5, (2, 12, 16))
     compiled(masked_mean, debug_dir=str(tmp_path), cache_graphs=False)(x, t).sum().backward()
     text = "".join(path.read_text() for path in tmp_path.glob("*/*kernels.txt"))
