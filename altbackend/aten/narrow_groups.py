@@ -41,8 +41,9 @@ def runs_fast(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool
         return True
     if taps == 1:
         return width == 32
-    slow_window = taps >= _WIDE_WINDOW if width == _NARROW_GROUP else taps == 25 and groups >= _MANY_GROUPS
-    return not (slow_window and width in (_NARROW_GROUP, 16))
+    if width == _NARROW_GROUP:
+        return taps < _WIDE_WINDOW
+    return not (width == 16 and taps == 25 and groups >= _MANY_GROUPS)
 
 
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:

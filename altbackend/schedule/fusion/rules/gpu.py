@@ -1,8 +1,8 @@
 """Fusion rules of a GPU, whose programs keep rows in registers.
 
 A value is available only at the point that computed it. A program holds whole rows as one tile of at most `row_limit`
-points a row. It reads a row that is longer, or of symbolic length, in blocks, one pass after the other; every pass
-computes again the values of earlier passes that it needs.
+points a row. It reads a row that is longer, or of symbolic length, in blocks, one pass after the other. Every pass
+computes the values of earlier passes that it needs once more.
 """
 
 from __future__ import annotations

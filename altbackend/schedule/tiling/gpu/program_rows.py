@@ -1,6 +1,6 @@
 """Write what all rows of a tile share as a number of the program.
 
-A tile of R rows begins at a multiple of R, so that a row of program p is x = R p + l, 0 <= l < R. Where R divides d:
+A tile of R rows begins at a multiple of R. So a row of program p is x = R p + l with 0 <= l < R. Where R divides d:
 
     x // d = p // (d / R)        x % d = R (p % (d / R)) + l
 
