@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import decomp, fx_passes, partition
 from .compat import aot_autograd, torch_api

@@ -12,11 +12,12 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
+
+from altbackend.lazy_dataclass import dataclass
 
 from .aot.compile import build
 from .compat.pt2 import Runner

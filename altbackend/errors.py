@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar
+
+from altbackend.lazy_dataclass import dataclass
 
 # Field values are text by the time they are formatted; a compiler's output can be longer than useful.
 MAX_COMPILER_LINES = 20

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import fx_passes
 from .autotune import products, tiles

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "altbackend"
 TIERS: tuple[frozenset[str], ...] = tuple(
     frozenset(tier.split())
     for tier in (
+        "lazy_dataclass",
         "errors",
         "config integrations",
         "report.stats disk_cache",
@@ -48,7 +49,7 @@ TIERS: tuple[frozenset[str], ...] = tuple(
 )
 RANK = {room: rank for rank, tier in enumerate(TIERS) for room in tier}
 # What generated code imports at run time must not pull in the compiler.
-RUNTIME_MAY_IMPORT = {"errors", "config", "compat", "report.stats", "ir", "runtime"}
+RUNTIME_MAY_IMPORT = {"lazy_dataclass", "errors", "config", "compat", "report.stats", "ir", "runtime"}
 # Third parties that need not be installed, so that their imports may stand inside a function.
 OPTIONAL = {"triton", "torchvision", "timm", "transformers", "matplotlib", "redis"}
 # AOTAutograd's cache contract names a type of that package; only the adapter to it may import it.

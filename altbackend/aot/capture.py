@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
+
+from altbackend.lazy_dataclass import dataclass
 
 from .. import decomp
 from ..compat import aot_autograd, export

@@ -10,11 +10,13 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compile_pool import libraries

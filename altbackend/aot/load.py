@@ -12,12 +12,13 @@ import tempfile
 import weakref
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import export
 from ..compat.pt2 import LIBRARY_FOLDER, WEIGHTS_FOLDER, Runner

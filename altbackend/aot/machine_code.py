@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compile_pool import cuda as compile_cuda

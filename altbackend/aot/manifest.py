@@ -10,10 +10,12 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat.pt2 import EXTRA_FOLDER, LIBRARY_FOLDER
 from ..compat.stable_abi import TARGET

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .. import fx_passes, pipeline
 from ..codegen.host import cpp_cuda, cpp_library

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch.utils import _pytree as pytree
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..codegen.host.cpp_values import DTYPES, quoted
 from ..errors import BadGraph

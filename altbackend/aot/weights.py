@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..errors import Unsupported
 

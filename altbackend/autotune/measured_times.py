@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..disk_cache.eviction import LOCKS
 from ..disk_cache.folders import exclusive, write_atomically

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..codegen.triton import print_triton
 from ..codegen.triton.print_triton import TritonKernel

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..codegen.host import cuda_program
 from ..codegen.triton import print_triton

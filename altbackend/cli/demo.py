@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,6 +14,7 @@ import altbackend
 from altbackend.cli.measure import Call, medians, relative_error, seconds_of
 from altbackend.compat.torch_api import unannotated
 from altbackend.examples.catalogue import EXAMPLES, Example
+from altbackend.lazy_dataclass import dataclass
 from altbackend.report.stats import GraphStats, snapshot
 
 MODELS = EXAMPLES

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from altbackend.config.options import Config
 from altbackend.config.resolve import known_variables, resolve
 from altbackend.disk_cache.folders import cache_folder, unusable_reason
 from altbackend.errors import AltError, install_compiler
+from altbackend.lazy_dataclass import dataclass
 
 BUILD_SECONDS = 60.0
 # Sums 0..999 on however many threads: right only if OpenMP's reduction works.

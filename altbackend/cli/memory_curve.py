@@ -8,7 +8,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import altbackend
 from altbackend.cli.measure import relative_error
 from altbackend.cli.source import named_value
 from altbackend.errors import BadOptionValue
+from altbackend.lazy_dataclass import dataclass
 
 Args = tuple[object, ...]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 TARGET = (2, 11)  # libraries run under this version of torch and all later ones
 TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020b000000000000"

@@ -11,7 +11,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +26,8 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from altbackend.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # importing AOTAutograd takes longer than a warm start
     from torch._functorch._aot_autograd.schemas import MemoryFormatMeta as MemoryFormatMeta

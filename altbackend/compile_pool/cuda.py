@@ -10,9 +10,11 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.options import Config
 from ..disk_cache.storage import Store, open_store

@@ -8,10 +8,11 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import stable_abi, torch_api
 from ..config.options import Config

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compile_pool.cuda import Job
 from ..runtime.cpp_host import HostForm

@@ -6,8 +6,10 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..runtime.boxed import BoxedCall, Values, boxed
 

@@ -8,9 +8,10 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compile_pool import background, libraries
 from ..config.options import Config

@@ -8,10 +8,11 @@ import linecache
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compile_pool import cpp, workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace

@@ -10,8 +10,9 @@ A row gives the effect of a name. There are three effects:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from altbackend.lazy_dataclass import dataclass
 
 Convert = Callable[[object], object]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from types import MappingProxyType
 from typing import Any, Literal
+
+from altbackend.lazy_dataclass import dataclass
 
 Affects = Literal["code", "runtime", "debug"]
 Passes = tuple[Callable[..., object], ...]

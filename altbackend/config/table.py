@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from altbackend.config.inductor_names import NAMES, effect
 from altbackend.config.options import DEFAULTS, SPECS, expected
 from altbackend.config.resolve import ENV_SHORT, variable_of
+from altbackend.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +20,7 @@ from typing import Literal
 from altbackend.config.options import Config
 from altbackend.debug.torch_logs import artifact_logger, structured_artifact, structured_enabled
 from altbackend.errors import DebugFolderWarning
+from altbackend.lazy_dataclass import dataclass
 
 # Levels of option `log`.
 TIMINGS, DECISIONS, GRAPHS, SOURCE, IR = 1, 2, 3, 4, 5

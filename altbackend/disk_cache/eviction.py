@@ -6,10 +6,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from altbackend.lazy_dataclass import dataclass
 
 LOCKS = "locks"  # folders of that name hold no entries
 LEFT = 0.9  # the part of the limit that remains after eviction, so that not every further file starts another one

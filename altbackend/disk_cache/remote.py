@@ -15,8 +15,10 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeVar
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..errors import BadOptionValue, SharedStoreUnusable, SharedStoreWarning
 

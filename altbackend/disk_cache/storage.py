@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.options import Config
 from . import eviction, folders, seal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from altbackend.examples.gpt import GPT
 from altbackend.examples.norm_chain import NormChain
 from altbackend.examples.resnet import ResNet
+from altbackend.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.random import is_uninitialised
 from ..compat import torch_api

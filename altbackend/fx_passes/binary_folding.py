@@ -9,12 +9,13 @@ expose the next constant, so that at most four rounds run. Weights of 16 bits ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from .constant_products import Product, product_of
 from .context import Context

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.name import operator_name
 from ..compat import torch_api

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from .graph import aten, convolution_of, is_call, val
 

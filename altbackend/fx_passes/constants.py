@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import writes
 from ..aten.view import aliased_arguments, declares_alias

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import writes
 from .graph import val

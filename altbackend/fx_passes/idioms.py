@@ -9,13 +9,15 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from . import idiom_values as values

@@ -10,11 +10,13 @@ collective that is under way stay in memory; the option `overlap_bytes` bounds t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.collective import is_start, is_wait
 from ..aten.mutates import is_mutable

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 from torch.utils.checkpoint import CheckpointPolicy
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.name import words
 from ..debug.trace import DecisionKind

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat.torch_api import unannotated
 from ..debug.trace import DecisionKind

@@ -12,12 +12,13 @@ nothing is fused with `numerics="eager"`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.view import may_alias
 from .context import Context

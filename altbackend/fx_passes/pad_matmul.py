@@ -9,10 +9,12 @@ one padded copy, and with freezing the copies of weights are made once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.pointwise import is_elementwise
 from ..aten.view import is_view

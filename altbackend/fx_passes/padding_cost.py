@@ -13,10 +13,11 @@ Products of many small matrices wait for memory, whatever the alignment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 

@@ -12,11 +12,12 @@ holds: each call that reads a version, or a view of it, runs before the next ver
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import IN_PLACE, VIEW_REPLACED, is_write_back, writes
 from ..aten.view import aliased_arguments, may_alias, storage_owner

@@ -7,12 +7,13 @@ not replaced, since a result must not become an alias of another value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import writes
 from ..compat import torch_api

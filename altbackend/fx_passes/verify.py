@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import is_write_back, writes
 from ..aten.view import declares_alias

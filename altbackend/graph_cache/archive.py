@@ -13,9 +13,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..disk_cache import seal
 from ..disk_cache.storage import Store

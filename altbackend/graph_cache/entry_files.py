@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..disk_cache.eviction import LOCKS
 from ..disk_cache.folders import exclusive

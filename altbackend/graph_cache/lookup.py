@@ -7,9 +7,10 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compile_pool import cpp, cuda
 from ..compiled import bytecode

@@ -11,10 +11,12 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compiled.artifact import Code

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import expr as ex
 from . import value as va

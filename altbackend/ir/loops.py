@@ -17,10 +17,12 @@ import itertools
 import keyword
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import expr as ex
 from . import value as va

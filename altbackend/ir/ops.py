@@ -21,10 +21,11 @@ Integers are always decided. docs/numerics.md says more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import philox
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.options import Config
 from ..debug.trace import DecisionKind

@@ -7,12 +7,14 @@ divisibility. The host program checks them in the step that gives the symbol, be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..debug.trace import DecisionKind

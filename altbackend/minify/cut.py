@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..fx_passes.graph import layout
 from ..repro.rebuild import JobFields

@@ -7,11 +7,13 @@ ever smaller chunks. A graph allows more than a list: each prefix is a graph, an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..config.resolve import resolve
 from ..repro.rebuild import Rebuilt, rebuild

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compiled.load import Job
 from ..config.resolve import resolve

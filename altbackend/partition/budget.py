@@ -10,9 +10,10 @@ recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..debug.trace import DecisionKind
 from .choose import Choice, Chooser

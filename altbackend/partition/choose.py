@@ -11,11 +11,13 @@ instead of saving; the cut over a joint graph as in the notes on functorch's min
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.comparison import is_compared_exactly
 from ..aten.mutates import is_write_back

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import is_mutable
 from ..aten.name import operator_name, words

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from altbackend.lazy_dataclass import dataclass
 
 MOST_CELLS = 2_000_000  # cells of the table; larger problems are solved greedily
 

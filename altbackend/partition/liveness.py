@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.mutates import is_write_back
 from . import cost

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import aot_autograd
 from ..config.options import Config

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node, Tracer
 from torch.fx.experimental import symbolic_shapes
 from torch.overrides import TorchFunctionMode
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import aot_autograd
 

@@ -8,10 +8,11 @@ user's program. It returns inputs that are results, advances versions of inputs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compat.torch_api import unannotated, untraced

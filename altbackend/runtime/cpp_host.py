@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Args, BoxedCall, Values, boxed
 from .donated import owned

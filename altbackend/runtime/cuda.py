@@ -10,10 +10,11 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Args, BoxedCall, Values
 from .host import wrong_sizes

@@ -14,10 +14,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Args, BoxedCall, Values, boxed
 from .cuda import view

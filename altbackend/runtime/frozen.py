@@ -14,11 +14,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat.torch_api import unannotated
 from . import discarded, escapes, page_guard

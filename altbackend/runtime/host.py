@@ -7,10 +7,11 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from . import huge_pages
 from .memory import plan

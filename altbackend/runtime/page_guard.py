@@ -19,9 +19,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Function
 

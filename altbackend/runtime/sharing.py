@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import methodcaller
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Function, Values
 

@@ -6,13 +6,14 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat.torch_api import untraced
 from ..errors import FallbackWarning

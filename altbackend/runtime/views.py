@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from .boxed import Function
 

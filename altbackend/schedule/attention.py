@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..errors import Unsupported
 from ..ir import expr as ex

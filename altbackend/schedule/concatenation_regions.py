@@ -8,7 +8,9 @@ A value of blocks of `inner` elements becomes every block of a larger stride:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..aten.collective import is_start, is_wait
 from ..aten.errors import may_raise

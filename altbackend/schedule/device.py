@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 

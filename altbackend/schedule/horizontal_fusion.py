@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..debug.trace import DecisionKind
 from ..ir.loops import Extern, Program, writes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va

@@ -10,8 +10,10 @@ import enum
 import functools
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va

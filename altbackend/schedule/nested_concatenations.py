@@ -9,7 +9,9 @@ number of layers and not with its square.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir.expr import Index

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va

@@ -9,7 +9,9 @@ order. With n - 1 - v in place of its loop v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..ir import expr as ex
 from ..ir import value as va

@@ -5,9 +5,9 @@ A name is a Value of op "name" (attr: the identifier). Every statement is a froz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import value as va
 from ...ir.expr import Atom, Index

@@ -9,7 +9,9 @@ took 0.61 ms, and 0.40 in blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir import value as va

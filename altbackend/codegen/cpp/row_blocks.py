@@ -11,7 +11,9 @@ The loops of a tile of a pointwise kernel are such a block too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir import value as va

@@ -11,10 +11,12 @@ is totalled once: means over windows of 8x8 elements in bfloat16 took five times
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir import value as va

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, MutableMapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...compat.stable_abi import Shim, argument_type, shim_of
 from ...errors import Unsupported

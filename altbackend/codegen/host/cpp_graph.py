@@ -7,9 +7,10 @@ program. An error before the first effect on an input is not raised: Python runs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.name import is_foreign
 from ...config.options import Config

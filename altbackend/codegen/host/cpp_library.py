@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...config.options import Config
 from ...errors import Unsupported

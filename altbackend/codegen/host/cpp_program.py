@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.name import is_foreign
 from ...config.options import Config

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.name import is_foreign
 from ...config.options import Config

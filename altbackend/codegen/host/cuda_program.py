@@ -7,9 +7,11 @@ drops a tensor after its last use, and the allocator reuses its memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.collective import is_start
 from ...aten.name import is_foreign, operator_name, words

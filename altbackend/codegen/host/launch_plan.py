@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.collective import is_start
 from ...config.options import Config

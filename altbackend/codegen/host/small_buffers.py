@@ -6,7 +6,9 @@ Only kernels use these temporaries, all on the stream of the call, so that the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir.loops import Extern, View, reads, writes
 from ...runtime import memory

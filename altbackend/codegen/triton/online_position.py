@@ -6,7 +6,9 @@ than every number. After the pass the elements of a row are compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import value as va
 from ...ir.expr import Index

@@ -7,9 +7,10 @@ before the end. Where a tile has several rows, every element of the tile has a m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir import value as va

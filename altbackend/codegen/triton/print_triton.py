@@ -6,10 +6,11 @@ import ast
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ... import runtime
 from ...ir import expr as ex

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...errors import Unsupported
 from ...ir import expr as ex

@@ -25,10 +25,11 @@ whose operands are names. They have these operators beside those of the IR:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir.expr import Index
 from ...ir.value import Value

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..simplify import same_sizes
 from .einsum import explicit, scores_order

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from .. import attention_mask
 from ..simplify import same_sizes

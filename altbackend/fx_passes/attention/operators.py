@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 aten = torch.ops.aten
 

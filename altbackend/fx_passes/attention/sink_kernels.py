@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from altbackend.lazy_dataclass import dataclass
 
 T = torch.Tensor
 aten = torch.ops.aten

@@ -8,13 +8,15 @@ points of an image as tokens. A copy of the operand, or one more dimension, cost
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...compat import torch_api
 from ..context import Context

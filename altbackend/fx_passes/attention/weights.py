@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..simplify import same_sizes
 from .einsum import explicit, output_order

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..graph import val
 from .terms import Anything, Arg, Call, Like, OneOf, Term

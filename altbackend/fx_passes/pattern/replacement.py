@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import torch
 from torch.fx import GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.mutates import writes
 from ...compat import torch_api

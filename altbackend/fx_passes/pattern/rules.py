@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch.fx import Graph, GraphModule, Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from .sort import sort
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.view import declares_alias
 from ...compat import fake_values

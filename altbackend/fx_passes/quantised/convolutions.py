@@ -10,12 +10,13 @@ dtype. oneDNN rounds once, eager in every step; results differ by one quantum at
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...aten.name import operator_of
 from ...compat.torch_api import exact_byte_products

@@ -5,11 +5,12 @@ Operators are recognised by name, since a library defines them when a program im
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
+
+from altbackend.lazy_dataclass import dataclass
 
 from ..graph import aten, is_call, val
 

@@ -11,12 +11,13 @@ of floats rounds every term, so results differ from eager's by the rounding erro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...compat.torch_api import exact_byte_products, multiplies_unsigned_bytes
 from ...debug.trace import DecisionKind

@@ -10,11 +10,12 @@ weight is never kept: it would take more memory than the weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...compat.torch_api import fast_byte_weights
 from ...debug.trace import DecisionKind

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...debug.trace import DecisionKind
 from ..context import Context

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...debug.trace import DecisionKind
 from ...ir import expr as ex

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir import value as va

@@ -7,7 +7,8 @@ of its data once more. But reductions are split before nodes are fused, so that 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...ir import expr as ex
 from ...ir.loops import Extern, Pointwise, Program, Reduction, reads, writes

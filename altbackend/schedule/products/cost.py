@@ -8,9 +8,9 @@ on one H200 with `benchmarks.matmul_fit`, 16-bit operands, calls in a row on one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...config.options import Config
 from ...ir import expr as ex

@@ -7,7 +7,9 @@ one condition: every node of the reader is pointwise over the product's points. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ...debug.trace import DecisionKind
 from ...ir import expr as ex

@@ -7,9 +7,9 @@ Triton's matmul tutorial: programs that run together share columns in the L2 cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....schedule.products.matmul import Matmul, Operand, tiles_of
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va

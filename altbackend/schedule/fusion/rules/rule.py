@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import value as va
 from ....ir.expr import Index

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va

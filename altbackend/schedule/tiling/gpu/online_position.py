@@ -6,7 +6,7 @@ value that it has seen and its position. The row is then read once and not twice
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir.loops import Reduction
 from ....ir.value import Value

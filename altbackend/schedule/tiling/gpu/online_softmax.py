@@ -6,7 +6,7 @@ The pass reads the row once and not twice: it rescales the running sum whenever 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir.loops import Reduction
 from ...kernel import Stage

@@ -10,7 +10,7 @@ rows loads it anew, and the tile moves through shared memory, since its threads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir.expr import Atom, Index

@@ -8,7 +8,9 @@ order of the traced dimensions, the loops run over points first. Each thread the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va
