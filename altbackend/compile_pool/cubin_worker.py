@@ -16,11 +16,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from altbackend.disk_cache.json_object import JsonObject
 
 from .packed_adds import replace_packed_adds
+from .spills import least_spilled
 
 
 def compile_job(job: JsonObject) -> JsonObject:
@@ -34,11 +35,17 @@ def compile_job(job: JsonObject) -> JsonObject:
 def _compile(job: JsonObject) -> JsonObject:
     triton, source, target = _triton()
     hints = {(k,): [["tt.divisibility", 16]] for k in job["aligned"]}
-    kernel = triton.compile(
-        source(_function(job), job["signature"], job["constexprs"], hints),
-        target=target("cuda", job["capability"], 32),
-        options={"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]},
-    )
+    options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
+
+    def build(more: dict[str, int]) -> SimpleNamespace:
+        compiled: SimpleNamespace = triton.compile(
+            source(_function(job), job["signature"], job["constexprs"], hints),
+            target=target("cuda", job["capability"], 32),
+            options=options | more,
+        )
+        return compiled
+
+    kernel = least_spilled(build, job["warps"])
     code = kernel.asm["ptx"].encode() if job.get("ptx") else kernel.asm["cubin"]
     return {
         "cubin": base64.b64encode(code).decode(),

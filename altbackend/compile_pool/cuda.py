@@ -25,7 +25,7 @@ from . import workers
 if TYPE_CHECKING:  # a process whose kernels are all cached does not import the printer
     from ..codegen.triton.print_triton import TritonKernel
 
-EDITS_OF_PTX = 1  # part of every key: kernels that were built before `packed_adds` could be wrong
+BUILD = 2  # part of every key: kernels that were built before `packed_adds` could be wrong, before `spills` slow
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        identity = repr((self, triton_version(), EDITS_OF_PTX)) + "ptx" * self.ptx
+        identity = repr((self, triton_version(), BUILD)) + "ptx" * self.ptx
         return hashlib.sha256(identity.encode()).hexdigest()[:40]
 
 

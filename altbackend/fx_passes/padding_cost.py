@@ -24,6 +24,7 @@ from ..compat import torch_api
 BYTES_PER_US = 4.2e6  # speed of a copy
 START_US = 2.0  # time of a product without terms
 COPY_START_US = 1.0
+COPY_LAUNCH_US = 12.0  # time of the processor for a copy: a call whose GPU waits for the processor takes so much longer
 LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
 ALIGNED = 16  # bytes
 
@@ -90,6 +91,6 @@ class Padding:
     def pays(self) -> bool:
         """Return whether the padded product and its copies are clearly faster."""
         before = self.rate.us(self.work, self.alignment)
-        copying = 2 * self.copied / BYTES_PER_US + self.copies * COPY_START_US
+        copying = 2 * self.copied / BYTES_PER_US + self.copies * (COPY_START_US + COPY_LAUNCH_US)
         after = self.rate.us(self.padded_work, ALIGNED) + copying
         return after < (1 - LEAST_GAIN) * before

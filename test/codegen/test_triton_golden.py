@@ -378,3 +378,19 @@ def kernel(in0, out0, s27, s77, XBLOCK: tl.constexpr):
     tl.store(out0 + x, t2, mask=xmask)
 """,
         )
+
+
+def test_weights_and_windows_stay_in_the_cache() -> None:
+    """Programs read a weight, and an element of a window, again; a streamed row they do not."""
+
+    def policies(fn: Callable[..., Any], *inputs: torch.Tensor) -> dict[str, bool]:
+        lines = [line for line in source(fn, *inputs).splitlines() if "tl.load(" in line]
+        return {line.partition("tl.load(")[2].split(" ")[0]: "evict_first" in line for line in lines}
+
+    rows, weight = r(400_000, 192), r(192)
+    assert policies(lambda x, w: (x * w).softmax(-1), rows, weight) == {"in0": True, "in1": False}
+
+    def sliding(x: torch.Tensor) -> torch.Tensor:
+        return (x[:-2] + x[1:-1] * 2 + x[2:]).softmax(-1)
+
+    assert policies(sliding, rows) == {"in0": False}

@@ -75,6 +75,37 @@ def test_convolutions_that_gain(
     assert bool(count) == moves
 
 
+@pytest.mark.parametrize(("dtype", "channels", "window", "padding", "moves"), [
+    (torch.float32, (64, 64), 2, 1, False),  # windows that do not overlap
+    (torch.float32, (64, 64), 2, 0, True),
+    (torch.float32, (64, 16), 2, 0, False),
+    (torch.float32, (64, 16), 3, 1, True),
+    (torch.bfloat16, (64, 16), 2, 1, True),
+    (torch.bfloat16, (3, 24), 2, 1, True),  # what a transposed one writes counts
+    (torch.bfloat16, (3, 3), 2, 1, False),
+])  # fmt: skip
+def test_transposed_convolutions_that_gain(
+    dtype: torch.dtype, channels: tuple[int, int], window: int, padding: int, moves: bool
+) -> None:
+    x = torch.randn(2, channels[0], 8, 8).to(dtype)
+    w = (torch.randn(*channels, window, window) / 16).to(dtype)
+    _, count = rearranged(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=padding).relu(), x, w)
+    assert bool(count) == moves
+
+
+@pytest.mark.parametrize(("padding", "plain"), [(1, True), (0, False)])
+def test_gradients_of_transposed_convolutions_have_the_layout_of_the_convolution(padding: int, plain: bool) -> None:
+    def fn(x: T, w: T) -> tuple[T, ...]:
+        y = F.conv_transpose2d(x, w, stride=2, padding=padding)
+        arguments = ([0], [2, 2], [padding] * 2, [1, 1], True, [0, 0], 1, [True, True, False])
+        return aten.convolution_backward.default(y.relu(), x, w, *arguments)[:2]
+
+    gm = traced(fn, torch.randn(2, 64, 8, 8), torch.randn(64, 64, 2, 2))
+    for target in (aten.convolution.default, aten.convolution_backward.default):
+        (n,) = gm.graph.find_nodes(op="call_function", target=target)
+        assert channels_last.reads_plain(n) == plain
+
+
 @pytest.mark.parametrize("avx512", [False, True])
 @pytest.mark.parametrize("groups", [1, 16], ids=["whole", "depthwise"])
 def test_convolutions_that_gain_on_a_cpu(groups: int, avx512: bool) -> None:

@@ -124,3 +124,12 @@ def test_a_graph_without_inputs_has_nothing_to_move() -> None:
             torch.compile(lambda: torch.arange(5) * 2.5, backend=backend)()
 
     assert len(translated.codes(run, "cuda", resolve(options={"strict": True}))) == 1
+
+
+@pytest.mark.parametrize(("size", "copies", "pays"), [(1025, 0, True), (1025, 3, False), (4097, 3, True)])
+def test_a_copy_costs_a_launch(size: int, copies: int, pays: bool) -> None:
+    """A lone call with products of this size waits for the processor, not for the GPU."""
+    rate = padding_cost.RATES["16-bit"]
+    sizes = (size, -(-size // 8) * 8)
+    work, padded = (padding_cost.Work(2.0 * n**3, 6.0 * n**2) for n in sizes)
+    assert padding_cost.Padding(rate, 2, work, padded, copies * 2 * size**2, copies).pays() == pays

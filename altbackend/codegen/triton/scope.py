@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import field
+from functools import cached_property
 
 import torch
 
@@ -85,6 +87,12 @@ class Emitter:
     passed: set[str] = field(default_factory=set)
     binding_chain: bool = False
     zeros: dict[Value, frozenset[str]] = field(default_factory=dict)
+
+    @cached_property
+    def windows(self) -> frozenset[str]:
+        """Return the buffers of which a point reads more than two elements."""
+        counts = (Counter(b for b, _ in va.loads(q.value)) for q in self.kernel.nodes)
+        return frozenset(b for count in counts for b, n in count.items() if n > 2)
 
     @property
     def kernel(self) -> Kernel:
@@ -400,11 +408,11 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
     position, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
     row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
+    policy = "evict_first" if _is_only_read(e, b, axes) or _is_last_read(e, b, index) else ""
     if axes == {"r"} and e.blocks.form is Form.ROWS and e.blocks.tiled_x and not e.blocks.run:
         # Triton gives a tensor of one row a layout of its own, and converts full tiles to it through shared memory
         axes = frozenset({"x", "r"})
     shape = shape_of(e, axes, row) if axes != _plain_axes(e, position) else None
-    policy = "evict_first" if _is_only_read(e, axes) or _is_last_read(e, b, index) else ""
     attributes = (e.param(b), position, shape, policy, _run(e, position))
     load = va.make("tile_load", tuple(name(m, torch.bool) for m in masks), v.dtype, attributes)
     return let(e, scope, load, axes)
@@ -418,9 +426,12 @@ def _run(e: Emitter, position: Index) -> int:
     return b.run if b.run and is_along_x(position, b.xblock) else hidden_run(position, b.xblock)
 
 
-def _is_only_read(e: Emitter, axes: frozenset[str]) -> bool:
-    """Return whether no program reads the tile again. Tensors that all rows share (weights) stay in the cache."""
-    return e.blocks.streams and axes == {"x", "r"}
+def _is_only_read(e: Emitter, b: str, axes: frozenset[str]) -> bool:
+    """Return whether nothing reads the tile again.
+
+    Tensors that all rows share (weights) stay in the cache, and so do those that neighbouring points read as windows.
+    """
+    return e.blocks.streams and axes == {"x", "r"} and b not in e.windows
 
 
 def _is_last_read(e: Emitter, b: str, index: Index) -> bool:
