@@ -18,7 +18,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
 _MOST_TERMS = 54  # two channels with windows of 3x3x3
 _WIDE_WINDOW, _WIDEST_GROUP = 49, 64  # taps from which the library's choice is poor, and channels for which it is
-_MANY_GROUPS = 8  # groups from which running one after the other takes longer than converting the image
+_MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 
 
 def has_library_kernel(channels: int, groups: int) -> bool:

@@ -15,6 +15,7 @@ from torch.fx.node import Argument
 
 from altbackend.lazy_dataclass import dataclass
 
+from ..aten.errors import may_raise
 from ..aten.mutates import writes
 from ..compat import torch_api
 from ..debug.trace import DecisionKind
@@ -242,6 +243,7 @@ _ARITHMETIC = frozenset(
     | {aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.logical_not.default}
     | {aten.reciprocal.default, aten.bitwise_not.default}
 )
+_POSITIONS = frozenset({aten.argmax.default, aten.argmin.default})
 _FUNCTIONS = frozenset({aten.rsqrt.default, aten.sqrt.default, aten.exp.default})  # eager has other vector functions
 
 
@@ -265,6 +267,9 @@ def _uniform(gm: GraphModule, folded: Set[object]) -> int:
         elif n.target in _MOVES and (source := n.args[0]) in numbers:
             assert isinstance(source, Node)
             numbers[n] = numbers[source].to(fake.dtype)
+        elif n.target in _POSITIONS and _of_one_element(n) and not _depends_on_checks(n):
+            numbers[n] = torch.zeros((), dtype=fake.dtype)
+            count += _as_full(n, fake, numbers, may_return=True)  # a position is no alias of another value
         elif (
             n.target in folded
             and not n.kwargs
@@ -279,8 +284,32 @@ def _uniform(gm: GraphModule, folded: Set[object]) -> int:
     return count
 
 
-def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor]) -> int:
-    if feeds_output(n) or not fake.is_contiguous() or any(not isinstance(s, int) for s in fake.shape):
+def _of_one_element(n: Node) -> bool:
+    """Return whether a position is searched among one element: it is 0, whatever the element is."""
+    x, dim = val(n.args[0]), n.args[1] if len(n.args) > 1 else n.kwargs.get("dim")
+    if dim is None or x.dim() == 0:
+        return statically_known_true(x.numel() == 1)
+    assert isinstance(dim, int)
+    return statically_known_true(x.shape[dim] == 1)
+
+
+def _depends_on_checks(n: Node) -> bool:
+    """Return whether a value that `n` is computed from may raise for some data, so that it has to be computed."""
+    pending, seen = list(n.all_input_nodes), set[Node]()
+    while pending:
+        new = pending.pop()
+        if new not in seen:
+            seen.add(new)
+            pending += new.all_input_nodes
+    return any(x.op == "call_function" and (may_raise(x.target) or x.is_impure()) for x in seen)
+
+
+def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor], may_return: bool = False) -> int:
+    if (
+        (feeds_output(n) and not may_return)
+        or not fake.is_contiguous()
+        or any(not isinstance(s, int) for s in fake.shape)
+    ):
         return 0
     kwargs: dict[str, Argument] = {
         "dtype": fake.dtype,

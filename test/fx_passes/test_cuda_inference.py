@@ -32,9 +32,9 @@ def targets(gm: torch.fx.GraphModule) -> list[str]:
 
 def test_wide_projections_are_padded() -> None:
     def fn(x: T, w: T, b: T) -> tuple[T, T]:
-        return F.linear(x, w, b) * 2, (x @ w.t()).view(2, 1024, 131)
+        return F.linear(x, w, b) * 2, (x @ w.t()).view(2, 1024, 1031)
 
-    x, w, b = (torch.randn(s).bfloat16() for s in ((2048, 1024), (131, 1024), (131,)))
+    x, w, b = (torch.randn(s).bfloat16() for s in ((2048, 2048), (1031, 2048), (1031,)))
     gm = traced(fn, x, w, b)
     assert pad_matmul.pad(gm, constant := constant_nodes(gm, (1, 2)), constant) == 2
     gm.recompile()
@@ -42,8 +42,8 @@ def test_wide_projections_are_padded() -> None:
     for got, want in zip(gm(x, w, b), fn(x, w, b), strict=True):
         torch.testing.assert_close(got, want)
     widths = [n.meta["val"].shape[1] for n in gm.graph.nodes if "mm" in str(n.target)]
-    assert widths == [136, 136]
-    for other in (torch.randn(2048, 1024), x[:8]):  # float32 and small matmuls are not padded
+    assert widths == [1032, 1032]
+    for other in (torch.randn(2048, 2048), x[:8]):  # float32 and small matmuls are not padded
         w_, b_ = w.to(other.dtype), b.to(other.dtype)
         gm = traced(fn if len(other) == 2048 else lambda x, w, b: F.linear(x, w, b), other, w_, b_)
         assert pad_matmul.pad(gm, constant := constant_nodes(gm, (1, 2)), constant) == 0
@@ -117,8 +117,8 @@ def test_block_that_keeps_nothing_normalises_where_its_result_is_read() -> None:
 
 
 def test_weights_copied_in_each_call_are_padded_for_many_rows_only() -> None:
-    for rows, padded in ((2048, 1), (128, 0)):
-        x, w = torch.randn(rows, 4096).bfloat16(), torch.randn(131, 4096).bfloat16()
+    for rows, padded in ((4096, 1), (128, 0)):
+        x, w = torch.randn(rows, 4096).bfloat16(), torch.randn(1031, 4096).bfloat16()
         gm = traced(lambda x, w: F.linear(x, w), x, w)
         assert pad_matmul.pad(gm, constant_nodes(gm, (1,))) == padded
 

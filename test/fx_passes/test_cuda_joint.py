@@ -46,7 +46,7 @@ def same(got: tuple[T, ...], want: tuple[T, ...]) -> None:
 
 def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     fn = joint(lambda x, w: F.linear(x, w).float().logsumexp(1).mean())
-    x, w = ((torch.randn(s) / 16).bfloat16() for s in ((1024, 1024), (131, 1024)))
+    x, w = ((torch.randn(s) / 16).bfloat16() for s in ((4096, 2048), (1031, 2048)))
     gm = traced(fn, x, w)
     want = gm(x, w)
     assert pad_matmul.pad(gm) == 3
@@ -55,7 +55,7 @@ def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     gm.graph.lint()
     same(gm(x, w), want)
     sides = [n.meta["val"].shape for n in gm.graph.nodes if str(n.target) == "aten.mm.default"]
-    assert sorted(map(tuple, sides)) == [(136, 1024), (1024, 136), (1024, 1024)]
+    assert sorted(map(tuple, sides)) == [(1032, 2048), (4096, 1032), (4096, 2048)]
     pads = [n.args[0] for n in gm.graph.nodes if "constant_pad" in str(n.target)]
     assert len(pads) == len(set(pads)) == 2  # the weight and the gradient of the logits, once each
     gm = traced(fn, x[:64], w)
@@ -271,7 +271,7 @@ def test_products_in_a_branch_are_padded_too() -> None:
     def fn(x: T, w: T) -> T:
         return torch.cond(x.sum() > 0, lambda a, b: torch.relu(a @ b), lambda a, b: (a @ b).cos(), (x, w)) * 2
 
-    x, w = torch.randn(512, 1001, dtype=torch.bfloat16), torch.randn(1001, 1003, dtype=torch.bfloat16)
+    x, w = torch.randn(2048, 2001, dtype=torch.bfloat16), torch.randn(2001, 2003, dtype=torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True):
         gm = make_fx(fn, tracing_mode="fake")(x, w)
     cfg = resolve()

@@ -37,6 +37,27 @@ def test_rule(rule: str) -> None:
     torch.testing.assert_close(gm(X), EXAMPLES[rule](X), rtol=0, atol=0)
 
 
+POSITIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "one element": (lambda x: x.exp().amax(1, keepdim=True).argmax(1), True),
+    "kept dimension": (lambda x: x.sum(0, keepdim=True).argmin(0, keepdim=True), True),
+    "of all": (lambda x: x.exp().sum().argmax(), True),
+    "two elements": (lambda x: x[:2].exp().argmax(0), False),
+    "behind a check": (lambda x: x[x[:, 0].long().clamp(0, 3)].amax(1, keepdim=True).argmax(1), False),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_position_among_one_element_is_0_and_drops_what_it_was_computed_from(name: str) -> None:
+    fn, folded = POSITIONS[name]
+    gm = trace(fn)
+    simplify.apply_rules(gm)
+    targets = [n.target for n in gm.graph.nodes if n.op == "call_function"]
+    assert (targets == [torch.ops.aten.full.default]) == folded
+    gm.recompile()
+    assert torch.equal(gm(X), fn(X))
+    assert torch.equal(torch.compile(fn, backend=alt, dynamic=False)(X), fn(X))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_a_copy_to_another_device_stays(device: str) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
