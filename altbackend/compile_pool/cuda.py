@@ -25,7 +25,8 @@ from . import workers
 if TYPE_CHECKING:  # a process whose kernels are all cached does not import the printer
     from ..codegen.triton.print_triton import TritonKernel
 
-BUILD = 2  # part of every key: kernels that were built before `packed_adds` could be wrong, before `spills` slow
+# Part of every key. 1: kernels built before `packed_adds` could be wrong. 2: those built before `spills` could be slow.
+BUILD = 2
 
 
 @dataclass(frozen=True)

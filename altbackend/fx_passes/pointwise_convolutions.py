@@ -16,7 +16,7 @@ from torch.fx.node import Argument
 
 from . import onednn
 from .context import Context
-from .graph import aten, convolution_of, insert, is_call, only_user, propagate, val
+from .graph import aten, convolution_of, insert, is_call, layout, only_user, propagate, val
 from .mixed_layouts import is_channels_last
 
 
@@ -76,6 +76,8 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
     sizes = [batch, *pixels, out]
     shaped = call(aten.view.default, y, [s if isinstance(s, int) else -1 for s in sizes])
     result = call(aten.permute.default, shaped, [0, image.dim() - 1, *range(1, image.dim() - 1)])
+    changed = layout(val(result)) != layout(val(n))
     n.replace_all_uses_with(result)
     gm.graph.erase_node(n)
-    propagate(gm, [result])
+    if changed:
+        propagate(gm, [result])
