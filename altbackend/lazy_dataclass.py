@@ -22,7 +22,8 @@ else:
         """Return `cls` as a dataclass, with the methods, results and errors of `dataclasses.dataclass`."""
         if cls is None:
             return functools.partial(dataclass, frozen=frozen, eq=eq, repr=repr)
-        written = frozenset(vars(cls))
+        # a class that writes `__eq__` alone gets `__hash__ = None` from Python, and one of its fields from dataclasses
+        written = {name for name, value in vars(cls).items() if value is not None}
         cls = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
         methods = {"__init__": _compiled_later(cls, "__init__", functools.partial(_init_source, frozen=frozen))}
         if repr:

@@ -55,6 +55,14 @@ def variants(decorate: Any) -> dict[str, type]:
         def __hash__(self) -> int:
             return 7
 
+    @decorate(frozen=True)
+    class Compared:
+        x: int
+        y: int = 0
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Compared) and self.x == other.x
+
     @decorate(frozen=True, eq=False)
     class Identity:
         x: int
@@ -72,7 +80,7 @@ def variants(decorate: Any) -> dict[str, type]:
     class Empty:
         pass
 
-    return {c.__name__: c for c in (Point, Deep, Changing, Written, Identity, Error, Empty)}
+    return {c.__name__: c for c in (Point, Deep, Changing, Written, Compared, Identity, Error, Empty)}
 
 
 OURS, THEIRS = variants(lazy_dataclass.dataclass), variants(dataclasses.dataclass)

@@ -89,6 +89,15 @@ def test_a_second_build_that_spills_no_less_is_not_used() -> None:
     assert least_spilled(lambda more: compiled(32) if more else first, WARPS) is first
 
 
+def test_a_second_build_that_fails_leaves_the_first_one() -> None:
+    def build(more: dict[str, int]) -> SimpleNamespace:
+        if more:
+            raise RuntimeError("no such option")
+        return compiled(32)
+
+    assert least_spilled(build, WARPS) is compiled(32)
+
+
 def test_a_kernel_without_spills_is_built_once() -> None:
     builds = iter([compiled(255)])
     assert least_spilled(lambda _: next(builds), WARPS) is compiled(255)
