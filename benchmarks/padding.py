@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from altbackend.fx_passes.padding_cost import ALIGNED, START_US, alignment
+from altbackend.fx_passes.padding_cost import ALIGNED, START_US, alignment, missing
 
 T = torch.Tensor
 Shape = tuple[int, int, int]
@@ -110,8 +110,7 @@ def measure(kind: str, shape: Shape, rounds: int, inductor: bool) -> Row:
     torch.set_float32_matmul_precision(precision)
     torch._dynamo.reset()
     m, k, n = shape
-    multiple = ALIGNED // dtype.itemsize
-    wide = [size + -size % multiple for size in shape]
+    wide = [size + missing(size, dtype.itemsize) for size in shape]
     a, b = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (k, n)))
     c, d = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, wide[1]), (wide[1], wide[2])))
     calls: dict[str, Callable[[], object]] = {"unpadded": lambda: a @ b, "padded": lambda: c @ d}

@@ -20,7 +20,7 @@ from ..aten.pointwise import is_elementwise
 from ..aten.view import is_view
 from .context import Context
 from .graph import aten, function_of, insert, is_call, propagate, val
-from .padding_cost import ALIGNED, Padding, Work, alignment, rate_of
+from .padding_cost import Padding, Work, alignment, missing, rate_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -84,9 +84,9 @@ def _missing(n: Node, sizes: Sizes) -> Sizes | None:
     """Return the padding of rows, depth and width of a product, in elements; None if nothing is missing."""
     a, _, _ = _operands(n)
     rows, depth, width = sizes
-    multiple = ALIGNED // val(n).dtype.itemsize
+    itemsize = val(n).dtype.itemsize
     transposed = val(a).stride(-2) == 1 and val(a).stride(-1) != 1
-    more = (-rows % multiple if transposed else 0, -depth % multiple, -width % multiple)
+    more = (missing(rows, itemsize) if transposed else 0, missing(depth, itemsize), missing(width, itemsize))
     return more if any(more) and 0 not in sizes else None
 
 

@@ -49,7 +49,9 @@ class WithGradient:
     (plain, torch.float32, 64, 384, True, False),
     (plain, torch.float32, 64, 384, False, True),  # whole tiles
     (plain, torch.float32, 64, 64, False, False),
-    (plain, torch.float32, 64, 64, True, True),
+    (plain, torch.float32, 64, 64, True, False),
+    (plain, torch.float32, 33, 8, True, False),
+    (plain, torch.float32, 192, 64, True, True),
     (plain, HALF, 512, 256, True, True),
     (plain, HALF, 512, 320, True, False),
     (plain, HALF, 512, 320, False, False),

@@ -57,6 +57,31 @@ def test_windows_of_whole_vectors_are_read_as_such() -> None:
     assert elements_of_thread(b) >= 8
 
 
+def test_threads_of_wide_windows_have_registers_for_their_loads() -> None:
+    weight = torch.empty(64, 6, 3, 3, dtype=torch.bfloat16)
+    x = torch.empty(8, 384, 21, 21, dtype=torch.bfloat16)
+    (b,) = blocks_of(lambda x: F.conv2d(x, weight.to(x.device), padding=1, groups=64), x)
+    assert elements_of_thread(b) == 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "width", "elements"),
+    [
+        (lambda x: x[:, :1001].relu(), 1008, 4),
+        (lambda x: x + x[0], 1001, 4),
+        (lambda x: x.flip(1), 1001, 4),
+        (lambda x: F.pad(x, (0, 7)), 1001, 16),  # neighbours share a row, and so its division
+        (lambda x: x[:, :1000].relu(), 1008, 16),  # vectors
+        (lambda x: x.relu(), 1001, 16),
+    ],
+    ids=["slice", "bias", "flip", "pad", "slice of vectors", "whole"],
+)
+def test_threads_read_few_elements_of_odd_rows(fn: Callable[[T], T], width: int, elements: int) -> None:
+    (b,) = blocks_of(fn, torch.empty(2000, width, dtype=torch.bfloat16))
+    assert b.form is Form.FLAT
+    assert elements_of_thread(b) == elements
+
+
 def test_corners_at_no_constant_distance_are_no_window() -> None:
     (b,) = blocks_of(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), image(torch.bfloat16))
     assert elements_of_thread(b) >= 8

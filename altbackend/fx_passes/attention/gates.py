@@ -218,10 +218,10 @@ def _few_keys(form: Form) -> str:
 def _products_are_faster(form: Form) -> str:
     """Return why products in TF32 and a softmax beat the fused kernel of float32, which multiplies three times, or "".
 
-    Measured on an H100 from 24 to 8,192 keys of 32 to 384 features; the scores are stored, as in eager. The fused
-    kernel takes 1.2 to 2 times as long where its tiles are not full, and from 256 keys on. In inference it takes 1.2 to
-    2.9 times as long with up to 128 keys and 128 features, full tiles or not. In training with more keys it is faster
-    for 64 features, and takes 1.8 to 3 times as long from 128 features on.
+    Measured on an H100 from 24 to 8,192 keys of 8 to 384 features; the scores are stored, as in eager. The fused
+    kernel takes 1.2 to 2 times as long where its tiles are not full, and from 256 keys on. With up to 128 keys and 128
+    features it takes 1.2 to 2.9 times as long in inference and 1.2 to 2.5 in training, full tiles or not. In training
+    with more than 256 keys it is faster for 64 features, and takes 1.8 to 3 times as long from 128 features on.
     """
     if dtype_of(form.result) != torch.float32 or not torch_api.allows_tf32():
         return ""
@@ -232,7 +232,7 @@ def _products_are_faster(form: Form) -> str:
     trains, faster = value_of(form.result).requires_grad, "products in TF32 are faster than the fused kernel of float32"
     if trains and features >= MANY_FEATURES:
         return faster
-    one_tile = not trains and features <= MANY_FEATURES and sizes[-1] <= 2 * TILE
+    one_tile = features <= MANY_FEATURES and sizes[-1] <= 2 * TILE
     full_tile = sizes[-1] < FEWEST_KEYS or (sizes[-1] < MANY_KEYS and sizes[-1] % TILE == 0)
     if (full_tile and not one_tile) or (trains and sizes[-1] > MANY_KEYS):
         return ""

@@ -37,6 +37,8 @@ STRIDED_WINDOW = 3  # the same where windows are apart: 127 us for 107 of a pool
 # Bytes between the first reads of neighbouring threads, and warps: the fastest of 7 forms for nearly all of eight pools
 # of 16 and 32 bits on an H100 (docs/decisions/windows-in-threads.md).
 WINDOW_BYTES, WINDOW_WARPS = 8, 8
+# Elements of a thread and warps where rows of odd lengths are read: 99 us for 191 or 264 of a slice of bfloat16.
+ODD_ROW_ELEMENTS, ODD_ROW_WARPS = 4, 4
 MOST_READS = 16  # positions of one tensor that eight points of a thread read beside divisions
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
@@ -72,8 +74,10 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
 
 def _flat(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
     points = longest(lengths)
-    of_thread = _elements_of_window(p, k)
-    xblock = of_thread * WARP * WINDOW_WARPS or (FLAT_BLOCK // 4 if _divides_windows(k) else FLAT_BLOCK)
+    of_thread, most_warps = _elements_of_window(p, k), WINDOW_WARPS
+    if not of_thread and not _divides_windows(k) and _reads_odd_rows(k):
+        of_thread, most_warps = ODD_ROW_ELEMENTS, ODD_ROW_WARPS
+    xblock = of_thread * WARP * most_warps or (FLAT_BLOCK // 4 if _divides_windows(k) else FLAT_BLOCK)
     if isinstance(points, int):
         xblock = min(xblock, power_of_two(points))
         while xblock > 128 and points < xblock * device.parallelism // 4:
@@ -98,11 +102,28 @@ def _divides_windows(k: Kernel) -> bool:
     return max(reads.values(), default=0) >= MOST_READS and any(v.op in ("div", "sqrt") for v in values)
 
 
+def _reads_odd_rows(k: Kernel) -> bool:
+    """Return whether rows whose length no vector divides are read elsewhere than they are stored, as slices are.
+
+    Such loads take one element each, while vectors of the store decide which elements a thread has. With eight, the
+    loads of a warp lie 16 bytes or more apart.
+    """
+    for q in k.nodes:
+        length = ex.size_of(q.inner[-1]) if q.inner else 0
+        if not isinstance(length, int) or length % VECTOR_ELEMENTS == 0 or ex.coefficient(q.index, q.inner[-1]) != 1:
+            continue
+        for _, index in va.loads(q.value):
+            if ex.coefficient(index, q.inner[-1]) in (1, -1) and not isinstance(ex.sub(index, q.index), int):
+                return True
+    return False
+
+
 def _elements_of_window(p: Program, k: Kernel) -> int:
     """Return the elements of a thread where each reads a window of a tensor, as pools do; 0 for other kernels.
 
     Such loads take one element each, unless the window steps by whole vectors, as over the points of a channels-last
-    image. Those of a warp touch the fewer cache lines, the closer its threads' elements lie together.
+    image. Those of a warp touch the fewer cache lines, the closer its threads' elements lie together. The compiler has
+    the reads of a wide window under way at once: four elements of 54 products took 164 registers a thread, two take 32.
     """
     for q in k.nodes:
         positions: dict[str, list[Index]] = {}
@@ -115,7 +136,7 @@ def _elements_of_window(p: Program, k: Kernel) -> int:
             fewest = WINDOW if stride == 1 else STRIDED_WINDOW
             if q.inner and len(shifts) >= fewest and any(n % VECTOR for n in shifts):
                 apart = itemsize * (stride if isinstance(stride, int) else 1)
-                return max(WINDOW_BYTES // max(apart, 1), 2)
+                return max(WINDOW_BYTES // max(apart, 1), 2) if len(shifts) < MOST_READS else 2
     return 0
 
 
