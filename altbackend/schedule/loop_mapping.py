@@ -248,7 +248,7 @@ def mappings(node: Loop, rows: Index, any_order: bool = False) -> tuple[MappedNo
     `any_order`: rows may also be loops that are not the slowest in memory.
     """
     if isinstance(node, (Scan, Scatter)):
-        ordered = _fit_ordered(node, rows)
+        ordered = cut_ordered(node, ordered_vars(node), rows)
         return ordered if isinstance(ordered, Refusal) else (ordered,)
     orders = _reduction_orders(node) if isinstance(node, Reduction) and node.rdims else [ordered_vars(node)]
     if any_order and isinstance(node, Pointwise):
@@ -347,9 +347,12 @@ def _moved_to_front(order: list[Atom], rows: Index) -> list[list[Atom]]:
     return whole + cut
 
 
-def _fit_ordered(node: Scan | Scatter, rows: Index) -> MappedNode | Refusal:
-    """Map a scan or scatter: only free loops become rows, and the loop over neighbours runs innermost."""
-    cut = cut_rows(ordered_vars(node), rows)
+def cut_ordered(node: Scan | Scatter, order: Sequence[Atom], rows: Index) -> MappedNode | Refusal:
+    """Map a scan or scatter onto `rows` rows with its loops in `order`.
+
+    Only free loops become rows, and the loop over neighbours runs innermost.
+    """
+    cut = cut_rows(order, rows)
     if cut is None:
         return NO_CUT
     free, fast, origin = free_dims(node), _columns(node), cut.origin()

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Atom, Index
-from ..ir.loops import Pointwise
-from .loop_mapping import Kind, MappedNode, cut_points
+from ..ir.loops import Pointwise, Scan
+from .loop_mapping import Kind, MappedNode, cut_ordered, cut_points, rdims
 
 
 class RowPart(NamedTuple):
@@ -50,33 +50,39 @@ def _divisor(index: Index, row: Atom) -> int | None:
     return atom.divisor if isinstance(atom.divisor, int) else None
 
 
-def on_rows_of_totals(node: Pointwise, mapped: Sequence[MappedNode]) -> MappedNode | None:
-    """Return points mapped such that each row reads the one total of that row; None without such an order of loops.
+def on_rows_of_group(node: Pointwise | Scan, mapped: Sequence[MappedNode]) -> MappedNode | None:
+    """Return a node mapped such that each row reads what the same row of a kernel stored; None without such an order.
 
-    The loops of the points become rows in the order in which the kernel counts the rows of its totals. An example is a
-    softmax over the width of a channels-last image that is stored plain: its rows are channels, then heights.
+    Loops of the node become rows in the order in which the kernel counts its rows. Points follow the totals that they
+    read: a softmax over the width of a channels-last image that is stored plain has channels, then heights, as rows.
+    Scans follow points.
     """
-    for total in mapped:
-        if total.kind is not Kind.IN_ROW or total.results != 1:
+    for writer in mapped:
+        is_total = writer.kind is Kind.IN_ROW and writer.results == 1
+        if not (is_total if isinstance(node, Pointwise) else writer.kind is Kind.POINT):
             continue
-        index = next((i for b, i in va.loads(node.value) if b == total.node.out), None)
-        order = None if index is None else _order(node, index, total)
-        if order is not None:
-            aligned = cut_points(node, order, ex.size_of(total.row))
-            if isinstance(aligned, MappedNode) and _reads_own_row(aligned, total):
-                return aligned
+        index = next((i for b, i in va.loads(node.value) if b == writer.node.out), None)
+        order = None if index is None else _order(node, index, writer)
+        if order is None:
+            continue
+        if isinstance(node, Scan):
+            scan = cut_ordered(node, order, ex.size_of(writer.row))
+            return scan if isinstance(scan, MappedNode) else None
+        aligned = cut_points(node, order, ex.size_of(writer.row))
+        if isinstance(aligned, MappedNode) and _reads_own_row(aligned, writer):
+            return aligned
     return None
 
 
-def _order(node: Pointwise, index: Index, total: MappedNode) -> list[Atom] | None:
-    """Return the loops of points whose first ones count the rows of a total, which the points read at `index`."""
+def _order(node: Pointwise | Scan, index: Index, writer: MappedNode) -> list[Atom] | None:
+    """Return the loops of a node whose first ones count the rows of `writer`, which the node reads at `index`."""
     rows: list[Atom] = []
-    for part in sorted(parts_of_row(total.index, total.row), key=lambda p: -p.fewer):
+    for part in sorted(parts_of_row(writer.index, writer.row), key=lambda p: -p.fewer):
         suits = (v for v in node.dims if ex.coefficient(index, v) == part.stride and ex.size_of(v) == part.size)
         if (loop := next(suits, None)) is None or loop in rows:
             return None
         rows.append(loop)
-    return [*rows, *(v for v in node.dims if v not in rows)] if rows else None
+    return [*rows, *(v for v in (*node.dims, *rdims(node)) if v not in rows)] if rows else None
 
 
 def _reads_own_row(q: MappedNode, total: MappedNode) -> bool:

@@ -37,28 +37,34 @@ class Access:
         Neighbouring rows that touch the same elements share their sectors.
         """
         alike = min(_rows_alike(index, row), tile_rows)
-        run = min(SECTOR, self._run(index, row, tile_rows) * self.itemsize) / self.itemsize
+        run = min(SECTOR, self.run(index, row, tile_rows) * self.itemsize) / self.itemsize
         if not any(_runs_along(index, v) for v in self.inner) and (step := self._short_step(index)) is not None:
             run = max(run, SECTOR / self.itemsize / step)
         return self.weight / run / alike
 
-    def _run(self, index: Index, row: Atom, tile_rows: int) -> int:
+    def run(self, index: Index, row: Atom, tile_rows: int) -> int:
         """Return how many neighbours in memory a tile of so many rows touches, in loops of a row and from row to row.
 
-        A loop whose stride is the length of the run so far extends the run. So does the fastest part of the row's
-        number, then the next one, as far as the rows of the tile count it.
+        A loop whose stride is the length of the run so far extends the run. So do parts of the row's number. The
+        fastest parts count as far as the rows of the tile count them, others if a tile holds all their values. A tile
+        of rows (width, 3 channels) touches a run of the whole width for each channel.
         """
         run = next((estimate(ex.size_of(v)) for v in self.inner if _runs_along(index, v)), 1)
+        parts = parts_of_row(index, row)
         rows = 1  # neighbouring rows in the run
-        while rows <= tile_rows:
+        while True:
             longer = next((estimate(ex.size_of(v)) for v in self.inner if ex.coefficient(index, v) == run), 1)
-            if run == 1 or longer == 1:
-                longer = _rows_at(index, row, run, rows)
-                rows *= longer
-            if longer == 1:
-                break
-            run *= longer
-        return run if rows <= tile_rows else run * tile_rows // rows
+            if run > 1 and longer > 1:
+                run *= longer
+                continue
+            part = next((p for p in parts if p.stride == run and p.size > 1), None)
+            if part is None or (part.fewer != rows and part.fewer * part.size > tile_rows):
+                return run
+            counted = max(min(part.size, tile_rows // part.fewer), 1)
+            run *= counted
+            if counted < part.size:
+                return run
+            rows *= part.size
 
     def _short_step(self, index: Index) -> int | None:
         """Return the least stride of a loop over elements of which a sector holds several; None without such a loop."""
@@ -128,12 +134,6 @@ def _atom_alike(a: Atom, row: Atom) -> int:
     if isinstance(a, ex.FloorDiv) and a.dividend is ex.ix(row):
         return a.divisor if isinstance(a.divisor, int) else 1
     return _rows_alike(a.dividend, row)
-
-
-def _rows_at(index: Index, row: Atom, stride: int, fewer: int) -> int:
-    """Return the size of the part `row // fewer` of a row's number that an access takes at elements `stride` apart."""
-    parts = parts_of_row(index, row)
-    return next((p.size for p in parts if p.stride == stride and p.fewer == fewer), 1)
 
 
 def _factors(rows: Index, row: Atom, indices: Sequence[Index]) -> list[int]:

@@ -157,3 +157,18 @@ def flipped_softmax(x: T) -> T:
 def test_a_row_that_is_read_backwards_is_one_kernel_with_its_readers() -> None:
     assert len(kernels_of(flipped_softmax, torch.empty(20_000, 512))) == 1
     check(flipped_softmax, torch.randn(5, 70))
+
+
+def normalised_and_scanned(x: T) -> T:
+    """Normalise the columns of an image, store them plain, and scan them."""
+    return (x * (x.square().mean(2, keepdim=True) + 1e-5).rsqrt()).contiguous().cumsum(2)
+
+
+@pytest.mark.parametrize(("channels", "kernels"), [(3, 1), (64, 3)])
+def test_a_scan_takes_the_rows_of_its_kernel(channels: int, kernels: int) -> None:
+    """A tile of rows holds the whole width of three channels, and stores it plain; it holds one point of 64."""
+    x = torch.randn(90_000 // channels, channels, 14, 14).to(memory_format=torch.channels_last)
+    assert len(kernels_of(normalised_and_scanned, x)) == kernels
+    for shape in ((3, 3, 5, 7), (2, 8, 3, 4), (5, 1, 6, 3)):
+        check(normalised_and_scanned, torch.randn(shape).to(memory_format=torch.channels_last))
+        check(normalised_and_scanned, torch.randn(shape))

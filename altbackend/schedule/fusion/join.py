@@ -9,11 +9,11 @@ from dataclasses import replace
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
-from ...ir.loops import Extern, Loop, Pointwise
+from ...ir.loops import Extern, Loop, Pointwise, Scan
 from ..access import same_point
 from ..device import Cpu
 from ..loop_mapping import ENOUGH_ROWS, Kind, MappedNode, Refusal, mappings, natural_rows, ordered_vars, rdims
-from ..row_parts import on_rows_of_totals
+from ..row_parts import on_rows_of_group
 from .group import Fusion, Group
 from .rules.rule import Proposal
 from .rules.table import refuse_mapping, refuse_nodes
@@ -83,8 +83,8 @@ def _join_on_rows(fusion: Fusion, group: Group, joined: Group, rows: Index) -> G
     candidates = mappings(node, rows, any_order=fusion.on_gpu)
     if isinstance(candidates, Refusal):
         return Refusal(f"{node.out} on {ex.show(rows)} rows: {candidates.reason}")
-    if fusion.on_gpu and rows == group.rows and isinstance(node, Pointwise):
-        aligned = on_rows_of_totals(node, group.mapped)
+    if fusion.on_gpu and rows == group.rows and isinstance(node, (Pointwise, Scan)):
+        aligned = on_rows_of_group(node, group.mapped)
         candidates = candidates if aligned is None or aligned in candidates else (*candidates, aligned)
     new = tuple(range(len(group.mapped) + 1)) if rows != group.rows else (len(group.mapped),)
     first: Refusal | None = None

@@ -271,7 +271,7 @@ def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     for q in new:
         if q.kind not in (Kind.POINT, Kind.SCAN) or total_points(q) < LARGE or not _is_stored(fusion, proposal, q):
             continue
-        if _stores_fragments(fusion, q):
+        if _stores_fragments(fusion, proposal, q):
             return Refusal(f"{q.node.out} would be stored in runs of few elements")
         stored = frozenset([q.node.out])
         others = list(accesses_of(fusion.program, [m for m in proposal.mapped if m is not q], frozenset()))
@@ -284,10 +284,11 @@ def _whole_stores(fusion: Fusion, proposal: Proposal) -> Refusal | None:
     return None
 
 
-def _stores_fragments(fusion: Fusion, q: MappedNode) -> bool:
+def _stores_fragments(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool:
     """Return whether the neighbours of an element in memory are few points of its row, and then points of other rows.
 
-    So they are where the loops of the rows cut a contiguous loop of the node in two.
+    So they are where the loops of the rows cut a contiguous loop of the node in two. Where rows alone are neighbours,
+    those of the same tile do not count as others.
     """
     row_stride = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
     loops, run = [v for v in q.inner if ex.size_of(v) != 1], 1
@@ -295,7 +296,10 @@ def _stores_fragments(fusion: Fusion, q: MappedNode) -> bool:
         run *= estimate(ex.size_of(following))
         loops.remove(following)
     itemsize = fusion.program.buffers[q.node.out].dtype.itemsize
-    return bool(loops) and row_stride != 1 and run * itemsize < SECTOR
+    if not loops or row_stride == 1 or run * itemsize >= SECTOR:
+        return False
+    rows = _rows_of_tile(proposal) if run == 1 else 1
+    return Access(q.index, itemsize, q.inner, 1.0).run(q.index, q.row, rows) * itemsize < SECTOR
 
 
 def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:
