@@ -16,16 +16,18 @@ from torch.fx.node import Argument
 
 from . import onednn
 from .context import Context
-from .graph import aten, convolution_of, insert, is_call, layout, only_user, propagate, val
+from .graph import aten, convolution_of, insert, is_call, layout, only_user, update, val
 from .mixed_layouts import is_channels_last
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
     """Rewrite 1x1 convolutions whose pixels are rows; return their number."""
-    count = 0
+    count, changed = 0, set[Node]()
     for n in list(gm.graph.nodes):
+        update(n, changed)  # in the same walk: one through the graph for each product takes quadratic time
         if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or _gains_on_cpu(n)):
-            _rewrite(gm, n)
+            if (result := _rewrite(gm, n)) is not None:
+                changed.add(result)
             count += 1
     return count
 
@@ -60,7 +62,8 @@ def _suits(n: Node) -> bool:
     return all(s == 1 for s in stride) and is_channels_last(image) and is_channels_last(val(n))
 
 
-def _rewrite(gm: GraphModule, n: Node) -> None:
+def _rewrite(gm: GraphModule, n: Node) -> Node | None:
+    """Replace a convolution by a product; return the result if its layout differs."""
     x, w, bias, *_ = n.args
     image = val(x)
     batch, channels, *pixels = image.shape
@@ -76,8 +79,7 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
     sizes = [batch, *pixels, out]
     shaped = call(aten.view.default, y, [s if isinstance(s, int) else -1 for s in sizes])
     result = call(aten.permute.default, shaped, [0, image.dim() - 1, *range(1, image.dim() - 1)])
-    changed = layout(val(result)) != layout(val(n))
+    same = layout(val(result)) == layout(val(n))
     n.replace_all_uses_with(result)
     gm.graph.erase_node(n)
-    if changed:
-        propagate(gm, [result])
+    return None if same else result
