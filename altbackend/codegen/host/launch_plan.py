@@ -18,6 +18,7 @@ from ...schedule.deps import Deps
 from ...schedule.horizontal_parts import HorizontalKernel
 from ..cpp import print_cpp, print_horizontal, translation_units
 from ..cpp.ast import Function, Param
+from ..cpp.shared_kernels import NAME, Shared, share
 from .take_over import Uses, Writes, take_overs
 
 
@@ -264,32 +265,36 @@ def cpp_text(plan: LaunchPlan, cfg: Config, namespace: str = "") -> str:
     `namespace`: that of the program in an ahead-of-time library; "" for a library that the Python program loads.
     """
     slots, symbols = plan.locations.slots, plan.locations.symbols
+    printed = _printed(plan, cfg, torch_threads=bool(namespace))
     labels: dict[str, str] = {}
-    kernels: list[str] = []
     calls: dict[int, str] = {}
-    for k, s in enumerate(plan.steps):
-        if not isinstance(s, Launch):
-            continue
-        if s.points:
-            text = print_horizontal.function(s.function, "@", torch_threads=bool(namespace))
-        else:
-            text = print_cpp.function(s.function, "@", cfg.parallel_threshold, torch_threads=bool(namespace))
-        label = labels.get(text)
-        if label is None:
-            label = labels[text] = f"kernel{len(labels)}"
-            kernels.append(text.replace("static void @(", f"static void {label}(", 1))
+    for k, (s, kernel) in printed.items():
+        label = labels.setdefault(kernel.text, f"kernel{len(labels)}")
         if s.points:
             is_parallel = s.work >= cfg.parallel_threshold
             calls[k] = print_horizontal.call(label, k, s.points, [slots[b] for b in s.buffers], is_parallel)
             continue
         args = [f"({'' if q.written else 'const '}{print_cpp.CTYPES[q.dtype]}*)p[{slots[b]}]" for q, b in s.operands()]
-        args += [f"s[{symbols.index(x)}]" for x in s.function.symbols] + ["threads"]
+        args += [f"s[{symbols.index(x)}]" for x in s.function.symbols] + [*kernel.sizes, "threads"]
         if s.function.checks:
             args.append("error")
         calls[k] = f"  {label}({', '.join(args)});"
     head = "" if namespace else 'extern "C" __attribute__((visibility("default")))\n'
     segments = [_segment_text(head, n, [calls[k] for k in segment]) for n, segment in enumerate(plan.segments)]
+    kernels = [text.replace(f"static void {NAME}(", f"static void {label}(", 1) for text, label in labels.items()]
     return translation_units.unit(kernels, segments, namespace)
+
+
+def _printed(plan: LaunchPlan, cfg: Config, torch_threads: bool) -> dict[int, tuple[Launch, Shared]]:
+    """Return the kernels of a plan by the number of their step, each with its function."""
+    texts: dict[int, tuple[Launch, str]] = {}
+    for k, s in enumerate(plan.steps):
+        if isinstance(s, Launch) and s.points:
+            texts[k] = s, print_horizontal.function(s.function, NAME, torch_threads)
+        elif isinstance(s, Launch):
+            texts[k] = s, print_cpp.function(s.function, NAME, cfg.parallel_threshold, torch_threads)
+    functions = share([text for s, text in texts.values() if not s.points and not s.function.template])
+    return {k: (s, functions.get(text) or Shared(text)) for k, (s, text) in texts.items()}
 
 
 def segment_head(number: int) -> str:
