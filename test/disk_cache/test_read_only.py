@@ -21,7 +21,8 @@ from altbackend.disk_cache.storage import Store, open_store
 from altbackend.errors import CacheFolderWarning
 from altbackend.graph_cache import entry_files as entries
 from altbackend.runtime.host import Library
-from test.mounts import NAMESPACE, namespaces
+from test import fresh
+from test.mounts import namespaces
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -155,25 +156,28 @@ COMPILE = """
 import os, sys, warnings, torch
 from altbackend import pipeline
 from altbackend.compile_pool import cpp
+from test import mounts
 def f(x):
     return torch.softmax(x * 2, -1).sum(0)
 def refuse(*_):
     raise AssertionError("compiled")
-if sys.argv[1] == "find":
-    pipeline.translate = cpp.failure = refuse
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    x = torch.linspace(0, 1, 128).reshape(8, 16)
-    call = torch.compile(f, backend="alt", options={"cache_graphs": True, "strict": True})
-    torch.testing.assert_close(call(x), f(x))
-print(*(str(w.message).split(": ")[1].split("\\n")[0] for w in caught if "altbackend" in type(w.message).__module__))
-"""
-SHELL = """
-mount -t tmpfs -o mode=700,size=100m none "$ALTBACKEND_CACHE_DIR"
-"$0" -c "$1" fill
-mount -o "remount,$2" "$ALTBACKEND_CACHE_DIR"
-"$0" -c "$1" find
-find "$TMPDIR" -name "*.so"
+def compile_():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = torch.linspace(0, 1, 128).reshape(8, 16)
+        call = torch.compile(f, backend="alt", options={"cache_graphs": True, "strict": True})
+        torch.testing.assert_close(call(x), f(x))
+    ours = [w.message for w in caught if "altbackend" in type(w.message).__module__]
+    print(*(str(message).split(": ")[1].split("\\n")[0] for message in ours))
+mounts.enter()
+mounts.mount("mode=700,size=100m")
+if (pid := os.fork()) == 0:
+    compile_()
+    sys.exit()
+assert os.waitpid(pid, 0)[1] == 0
+mounts.mount("remount," + sys.argv[1], "none")
+pipeline.translate = cpp.failure = refuse
+compile_()
 """
 
 
@@ -193,12 +197,10 @@ def test_a_process_finds_what_a_mount_holds(tmp_path: Path, mount: str, reason: 
         "TMPDIR": str(tmp_path / "tmp"),
         "PYTHONPATH": str(ROOT),
     }
-    command = [*NAMESPACE, SHELL, sys.executable, COMPILE, mount]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=280)
+    done = fresh.run(["-c", COMPILE, mount], 280, env=environ)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[:2] == ["", reason]
-    assert len(said) == 2 + copies
+    assert done.stdout.splitlines() == ["", reason]
+    assert len(list((tmp_path / "tmp").rglob("*.so"))) == copies
 
 
 def test_a_folder_of_ones_own_is_the_only_one(tmp_path: Path) -> None:

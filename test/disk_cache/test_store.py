@@ -17,7 +17,7 @@ from altbackend.disk_cache import eviction, folders, storage
 from altbackend.disk_cache.storage import Store
 from altbackend.errors import CacheFolderWarning
 from test import fresh
-from test.mounts import NAMESPACE, namespaces
+from test.mounts import namespaces
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)  # processes that import torch, on a busy machine
@@ -174,7 +174,6 @@ import os, sys, tempfile, warnings
 from pathlib import Path
 from altbackend.disk_cache import folders
 from altbackend.disk_cache.storage import Store
-from test.mounts import NAMESPACE, namespaces
 tempfile.tempdir = sys.argv[2]
 os.setgid(12345); os.setuid(12345)
 warnings.simplefilter("ignore")
@@ -270,15 +269,15 @@ print(*(getattr(w.message, "args", [""])[0].split(": ")[1].split("\\n")[0] for w
 
 
 def mounted(options: str) -> str:
-    """A shell line that mounts a small file system at $ALTBACKEND_CACHE_DIR and runs Python there."""
-    return f'mount -t tmpfs -o mode=700,{options} none "$ALTBACKEND_CACHE_DIR" && exec "$0" -c "$1"'
+    """Return the beginning of a program that mounts a small file system at $ALTBACKEND_CACHE_DIR."""
+    return f"from test import mounts; mounts.enter(); mounts.mount('mode=700,{options}')"
 
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Callable[..., list[str]]:
     """Return the output of a process that compiles a graph twice with a folder of its own."""
 
-    def run(shell: str = "", before: str = "") -> list[str]:
+    def run(before: str) -> list[str]:
         (tmp_path / "kept").mkdir()
         (tmp_path / "tmp").mkdir()
         environ = os.environ | {
@@ -286,12 +285,7 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
             "TMPDIR": str(tmp_path / "tmp"),
             "PYTHONPATH": str(ROOT),
         }
-        program = COMPILE.format(before=before)
-        if shell:
-            command = [*NAMESPACE, shell, sys.executable, program]
-            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=280)
-        else:
-            done = fresh.run(["-c", program], 280, env=environ)
+        done = fresh.run(["-c", COMPILE.format(before=before)], 280, env=environ)
         assert done.returncode == 0, done.stderr
         assert [p.name for p in (tmp_path / "tmp").iterdir() if p.name.startswith("altbackend-build")] == []
         return done.stdout.splitlines()
@@ -326,14 +320,13 @@ def limited(path, content):
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 altbackend.disk_cache.folders._write_atomically = limited
 """
-    assert compiled(before=before) == ["miss not stored miss not stored", ""]
+    assert compiled(before) == ["miss not stored miss not stored", ""]
 
 
 def test_a_folder_that_is_gone_at_every_step(compiled: Callable[..., list[str]]) -> None:
     before = """
 import shutil
 from altbackend.disk_cache.storage import Store
-from test.mounts import NAMESPACE, namespaces
 for name in ("read", "write"):
     def gone(self, *args, inner=getattr(Store, name)):
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -343,7 +336,7 @@ for name in ("read", "write"):
             shutil.rmtree(self.folder, ignore_errors=True)
     setattr(Store, name, gone)
 """
-    assert compiled(before=before) == ["miss miss", ""]
+    assert compiled(before) == ["miss miss", ""]
 
 
 def test_libraries_that_leave_before_they_are_opened_are_built_again(compiled: Callable[..., list[str]]) -> None:
@@ -357,4 +350,4 @@ class Removed(Library):
         super().__init__(path)
 cpp.Library = Removed
 """
-    assert compiled(before=before) == ["miss hit", ""]
+    assert compiled(before) == ["miss hit", ""]
