@@ -19,17 +19,19 @@ for case in table.CASES:
 """
 _OVERRIDE = """
 import torch, warnings
+def check():  # assert_close would add a number, which is a build
+    assert float((case.op(*args, **kwargs) - want).abs().max()) < 1e-6 * float(want.abs().max())
 case = next(c for c in table.CASES if c.name == "add.Tensor (alpha, broadcast)")
 args, kwargs = table._made(case)
 want = args[0] + 2.5 * args[1]
 table.eager.register([case.op])  # again, on top of itself
 for _ in range(3):
-    torch.testing.assert_close(case.op(*args, **kwargs), want)
+    check()
 warnings.simplefilter("ignore")
 with torch.library._scoped_library("aten", "IMPL") as own:
     own.impl("add.Tensor", lambda x, y, alpha: x - y, "CPU", allow_override=True)
     assert torch.equal(case.op(*args, **kwargs), args[0] - args[1])
-torch.testing.assert_close(case.op(*args, **kwargs), want)
+check()
 print("all equal")
 """
 
