@@ -8,15 +8,18 @@ triton stand inside functions for that reason.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -75,6 +78,17 @@ def launch(
     if grid:
         _module(source).kernel[(grid,)](*tensors, *symbols, **constexprs)
     return [pack(t) for t in tensors]
+
+
+_by_points: dict[str, tuple[Any, Callable[..., Any]]] = {}  # the interpreter's own functions, by name
+
+
+def launch_by_points(*job: Any) -> list[Array]:
+    """Return what `launch` does, with the interpreter's own reductions and scans, which go from point to point."""
+    with contextlib.ExitStack() as stack:
+        for name, (kind, function) in _by_points.items():
+            stack.enter_context(patch.object(kind, name, function))
+        return launch(*job)
 
 
 def compile_cubin(
@@ -173,7 +187,10 @@ _LIBDEVICE = (
 
 
 def _complete_interpreter() -> None:
-    """libdevice by torch's functions, and reductions by the project's combiners, which it would do point by point."""
+    """libdevice by torch's functions, and reductions by the project's combiners, which it would do point by point.
+
+    Each call of a function would replace the language's functions, which the call of the kernel has replaced.
+    """
     import triton.language
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
@@ -191,13 +208,21 @@ def _complete_interpreter() -> None:
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _patch_combiners(interpreter.ReduceOps, "apply_impl", _REDUCE)
     _patch_combiners(interpreter.ScanOps, "apply_impl", _ACCUMULATE)
+    for kind, name, way in (
+        (interpreter.ReduceOps, "generic_reduce", _reduce),
+        (interpreter.ScanOps, "generic_scan", _scan),
+    ):
+        _by_points[name] = (kind, getattr(kind, name))
+        setattr(kind, name, way)
+    interpreter._patch_builtin = _patched_builtins(interpreter._patch_attr)
+    interpreter._patch_lang = _patched_once(interpreter._patch_lang, interpreter._LangPatchScope)
 
 
-def _with_index(patch: Callable[..., None]) -> Callable[..., None]:
+def _with_index(patch_lang_tensor: Callable[..., None]) -> Callable[..., None]:
     """Bounds of a loop as numbers: Triton 3.6 asks numpy for more than new versions of it do."""
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
+        patch_lang_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     return patch_tensor
@@ -273,6 +298,78 @@ _ACCUMULATE: dict[str, Callable[..., Any]] = {
     "product": np.multiply.accumulate,
     "log_add_exp": np.logaddexp.accumulate,
 }
+
+
+def _combined(ops: Any, values: Any, axis: int) -> Iterator[list[Any]]:
+    """Yield what is combined so far of each value, from the first element along the axis to the last.
+
+    All elements beside each other are combined at once, each in the order in which the interpreter takes its points.
+    """
+    arrays, dtypes = [v.handle.data for v in values], [v.dtype for v in values]
+    total = [np.take(a, 0, axis) for a in arrays]
+    yield total
+    for k in range(1, arrays[0].shape[axis]):
+        item = [np.take(a, k, axis) for a in arrays]
+        tensors = [ops.to_tensor(x, dtype) for part in (total, item) for x, dtype in zip(part, dtypes, strict=True)]
+        result = ops.combine_fn.fn(*tensors)
+        outs = result if isinstance(result, tuple) else (result,)
+        data = [getattr(getattr(out, "handle", None), "data", out) for out in outs]
+        total = [np.asarray(d).astype(t.dtype).reshape(t.shape) for d, t in zip(data, total, strict=True)]
+        yield total
+
+
+def _reduce(self: Any, values: Any) -> list[Any]:
+    flat, axis = self.unravel(values, self.axis)
+    *_, total = _combined(self, flat, axis)
+    if self.keep_dims:
+        ranks = tuple(range(values[0].handle.data.ndim)) if self.axis is None else axis
+        total = [np.expand_dims(t, ranks) for t in total]
+    return [self.to_tensor(t, v.dtype) for t, v in zip(total, values, strict=True)]
+
+
+def _scan(self: Any, values: Any) -> list[Any]:
+    steps = list(_combined(self, values, self.axis))
+    results = (np.stack(along, self.axis) for along in zip(*steps, strict=True))
+    return [self.to_tensor(r, v.dtype) for r, v in zip(results, values, strict=True)]
+
+
+def _patched_builtins(patch_attr: Callable[..., None]) -> Callable[..., None]:
+    """Return the interpreter's function that replaces a module's built-in functions, whose names it looks up once."""
+    import triton.language as tl
+
+    @functools.cache
+    def names(module: Any) -> list[str]:
+        return [name for name, member in inspect.getmembers(module) if tl.core.is_builtin(member)]
+
+    def replace(module: Any, builder: Any, scope: Any) -> None:
+        for name in names(module):
+            member = getattr(module, name)
+            if tl.core.is_builtin(member):  # what an outer call has replaced is none
+                patch_attr(module, name, member, builder, scope)
+
+    return replace
+
+
+def _patched_once(patch_lang: Callable[[Any], Any], scope_type: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Return the interpreter's function that replaces what a function sees, once for all calls within a kernel."""
+    seen: set[int] = set()  # the globals of functions that have run in this kernel
+
+    def replace(fn: Any) -> Any:
+        if id(fn.__globals__) in seen:
+            return scope_type()
+        scope = patch_lang(fn)
+        if not seen:
+            restore = scope.restore
+
+            def end() -> None:
+                seen.clear()
+                restore()
+
+            scope.restore = end
+        seen.add(id(fn.__globals__))
+        return scope
+
+    return replace
 
 
 def _turned(ops: Any, data: Any) -> Any:
