@@ -1,7 +1,8 @@
 """Run a part of the cases of tests that have many alike.
 
 A module says `pytestmark = pytest.mark.sample(3)`: of every three cases of a test, one runs, and at least one of each
-test. The choice depends on the cases' names alone. `--all-cases` runs all of them.
+test. The choice depends on the cases' names alone. `sample(8, every_value=True)` is for tests with several parameters:
+each value of each of them occurs in a case that runs. `--all-cases` runs all of them.
 """
 
 from __future__ import annotations
@@ -33,4 +34,22 @@ def _outside(cases: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
     assert mark is not None
     (every,) = mark.args
     ordered = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
-    return ordered[-(-len(cases) // every) :]
+    showing = _showing_every_value(ordered) if mark.kwargs.get("every_value") else []
+    rest = [case for case in ordered if case not in showing]
+    return rest[max(0, -(-len(cases) // every) - len(showing)) :]
+
+
+def _showing_every_value(ordered: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return few cases in which each value of each parameter occurs: first those that show most that is new."""
+    values: dict[pytest.Item, set[tuple[str, int]]] = {case: _values(case) for case in ordered}
+    left, showing = set[tuple[str, int]]().union(*values.values()), list[pytest.Item]()
+    while left:
+        showing.append(max(ordered, key=lambda case: len(values[case] & left)))
+        left -= values[showing[-1]]
+    return showing
+
+
+def _values(case: pytest.Item) -> set[tuple[str, int]]:
+    """Return the values of a case's parameters, which need not be hashable, by their identity."""
+    assert isinstance(case, pytest.Function)
+    return {(name, id(value)) for name, value in case.callspec.params.items()}

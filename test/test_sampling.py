@@ -17,11 +17,30 @@ pytestmark = pytest.mark.sample(3)
 def test_many(n): pass
 def test_one(): pass
 """
+PARAMETERS = """
+import pytest
+@pytest.fixture(scope="session")
+def seen():
+    values = [set(), set(), set()]
+    yield values
+    assert [len(v) for v in values] == [5, 3, 2]
+@pytest.mark.sample(6, every_value=True)
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", ["x", "y", "z"])
+@pytest.mark.parametrize(("c", "d"), [(1, 2), (3, 4)])
+def test_many(seen, a, b, c, d):
+    for values, value in zip(seen, (a, b, c)):
+        values.add(value)
+"""
 
 
-@pytest.mark.parametrize(("options", "count"), [((), 5), (("--all-cases",), 11)], ids=["sample", "all"])
-def test_cases(options: tuple[str, ...], count: int, tmp_path: Path) -> None:
-    (tmp_path / "test_drawn.py").write_text(FILE)
+@pytest.mark.parametrize(
+    ("text", "options", "count"),
+    [(FILE, (), 5), (FILE, ("--all-cases",), 11), (PARAMETERS, (), 5)],
+    ids=["sample", "all", "every value"],
+)
+def test_cases(text: str, options: tuple[str, ...], count: int, tmp_path: Path) -> None:
+    (tmp_path / "test_drawn.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = sample\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "test.conftest", "-p", "no:cacheprovider", *options, "."]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

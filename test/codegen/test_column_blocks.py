@@ -32,7 +32,7 @@ def kernels(folder: Path) -> str:
     return "".join(p.read_text() for p in folder.glob("*/*kernels.cpp"))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 9, 2048), (3, 16, 576), (2, 5, 331), (40, 32, 784)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)

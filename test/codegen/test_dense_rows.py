@@ -26,6 +26,7 @@ PROGRAMS: dict[str, Callable[[T], T]] = {
 }
 
 
+@pytest.mark.sample(6, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64], ids=str)
 @pytest.mark.parametrize("shape", [(2, 16, 32, 32), (1, 37, 19, 19), (3, 5, 9, 9)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -35,7 +35,7 @@ PROGRAMS: dict[str, Callable[[T], object]] = {
 @pytest.mark.parametrize("length", [2, 5, 10, 16, 21, 31])
 @pytest.mark.parametrize("rows", [64, 67, 200])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16, every_value=True)
 def test_values(name: str, rows: int, length: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check(PROGRAMS[name], torch.randn(rows, length).to(dtype))

@@ -44,7 +44,7 @@ def few_rows_of_many_columns(x: T) -> T:
 @pytest.mark.parametrize(
     "sizes", [(3, 40, 121), (2, 75, 33), (1, 1000, 16), (2, 64, 1024), (2, 500, 1030), (3, 33, 700)], ids=str
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(8, every_value=True)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_values(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
     x = torch.randn(sizes) if dtype.is_floating_point else torch.randint(-9, 9, sizes)
@@ -88,6 +88,7 @@ def test_short_rows_are_turned_over_too(tmp_path: Path) -> None:
 WIDTHS = [torch.bool, torch.bfloat16, torch.float32, torch.float64]
 
 
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 64, 28), (3, 32, 10), (5, 24, 5), (2, 8, 17), (1, 130, 9), (2, 33, 31)], ids=str)
 def test_pointwise_kernels_between_layouts(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:

@@ -40,6 +40,7 @@ def over_classes(x: T, at: T) -> T:
     return F.cross_entropy(x.unflatten(1, (-1, 5)).transpose(1, 2), at[:, : x.shape[1] // 5] % 5, reduction="none")
 
 
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("columns", [10, 75, 1500])
 @pytest.mark.parametrize("fn", [exponentials, total, chained, over_classes])

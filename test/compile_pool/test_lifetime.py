@@ -186,6 +186,7 @@ def written(path: Path) -> int:
     return int(path.read_text())
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("place", ["thread", "main"])
 def test_no_compiler_outlives_its_parent(

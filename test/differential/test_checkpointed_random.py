@@ -38,6 +38,7 @@ def result_and_gradient(run: Callable[[T], T], x: T) -> tuple[T, T]:
     return y.detach(), torch.autograd.grad(y.sum(), x)[0]
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("eagers", [False, True], ids=["own numbers", "eager's numbers"])
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_backward_meets_the_numbers_of_the_forward(name: str, eagers: bool) -> None:

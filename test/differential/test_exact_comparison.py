@@ -24,6 +24,7 @@ def compiled(fn: Callable[..., R]) -> Callable[..., R]:
     return torch.compile(fn, backend="alt", options={"strict": True})
 
 
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dims", [(0, 2), (1,), (2,)])
 @pytest.mark.parametrize("extremum", [torch.amax, torch.amin])

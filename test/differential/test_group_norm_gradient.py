@@ -32,6 +32,7 @@ def in_float64(x: T, w: T, dy: T, groups: int) -> list[T]:
     return [dx.reshape(x.shape), (g * y.reshape(n, c, -1)).sum((0, 2)), g.sum((0, 2))]
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("groups", [2, CHANNELS])
 def test_error_is_that_of_eager(groups: int, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:

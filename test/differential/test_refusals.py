@@ -52,6 +52,7 @@ def outcome(fn: Callable[..., Any], *args: Any) -> Any:
         return cause
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, train: bool) -> None:

@@ -20,6 +20,7 @@ LOSSES: dict[str, Callable[[T, T], T]] = {
 }
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("from_product", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_only_logits_have_a_number_for_every_class(name: str, from_product: bool) -> None:

@@ -64,6 +64,7 @@ def check(model: nn.Module, x: T, folder: Path, tolerance: float) -> str:
     return decisions(folder)
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_operator(layer: str, bias: bool, tmp_path: Path) -> None:

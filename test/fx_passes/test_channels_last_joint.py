@@ -70,7 +70,7 @@ def test_layouts(name: str) -> None:
             assert all(x.is_contiguous(memory_format=LAST) for x in images) or not moves
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)

@@ -13,6 +13,7 @@ from test.compare import compiled
 from test.graphs import trace
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("integer", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("last_offset", [False, True], ids=["starts", "starts and end"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

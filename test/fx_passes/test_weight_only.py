@@ -123,6 +123,7 @@ def test_no_dequantised_weight_is_kept(tmp_path: Path) -> None:
     assert kernels.read_text().count("kernel:") == 1
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("fn", [cast_first, scaled_first, moved, grouped], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_few_rows_on_a_gpu(fn: Callable[..., T], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ def test_sizes_that_do_not_divide_take_two_passes() -> None:
 SHAPES = [(6, 5), (4, 5, 7), (4, 5, 6, 7), (2, 5, 3, 4, 4)]
 
 
+@pytest.mark.sample(3, every_value=True)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Callable[..., Any], T]] = {
 }
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("way", ["cpp", "triton"])
 def test_as_eager(name: str, way: str) -> None:

@@ -10,6 +10,7 @@ from altbackend.report import stats
 from test.compare import check, check_gradients
 
 
+@pytest.mark.sample(3, every_value=True)
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

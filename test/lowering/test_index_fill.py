@@ -29,6 +29,7 @@ def layouts() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.sample(3, every_value=True)
 @pytest.mark.parametrize("name", list(layouts()))
 @pytest.mark.parametrize("value", [2, 0.5, torch.tensor(7), torch.tensor(0.25, dtype=torch.float64)], ids=str)
 def test_values_and_layouts(name: str, value: Any) -> None:

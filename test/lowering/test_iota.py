@@ -37,6 +37,7 @@ def test_arange_of_numbers() -> None:
         check(fn, torch.rand(5), n, run=run)
 
 
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64], ids=str)
 @pytest.mark.parametrize("size", [(0,), (200,), (300,), (300, 500), (70_000, 2), (2, 70_000)], ids=str)
 def test_identity_matrices_of_any_size_run_as_kernels(size: tuple[int, ...], dtype: torch.dtype) -> None:

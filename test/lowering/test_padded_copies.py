@@ -94,7 +94,7 @@ def test_the_value_has_one_place(f: Callable[..., Any]) -> None:
     assert (not plain) == (f in ONCE)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6, every_value=True)
 @pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("f", [*ONCE, *OTHERS], ids=lambda f: f.__name__)

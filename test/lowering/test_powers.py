@@ -10,7 +10,7 @@ from test.compare import compiled
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-45, 1e38, -1e38, 1e-13, 3e-13]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("p", [4, 5, 7, 8, 9, -3, -4, -7, -8, 4.0, 2.5, -0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_powers(p: float, dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ from altbackend.report import stats
 from test.compare import check
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 8, 33])
 def test_bucketize(n: int, right: bool) -> None:

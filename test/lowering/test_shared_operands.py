@@ -77,7 +77,7 @@ def test_a_value_and_its_transpose_are_stored_once(f: Callable[..., Any]) -> Non
     assert sum(isinstance(n, Pointwise) for n in nodes) == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)

@@ -54,6 +54,7 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name if p else "no policy")
 @pytest.mark.parametrize("eagers", [False, True], ids=["own numbers", "eager's numbers"])
 def test_the_recomputed_mask_is_that_of_the_forward(policy: CheckpointPolicy | None, eagers: bool) -> None:

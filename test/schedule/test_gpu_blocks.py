@@ -262,6 +262,7 @@ SCANS: dict[str, tuple[Callable[[T], T], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SCANS)

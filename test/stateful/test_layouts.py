@@ -28,6 +28,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_api, "guards_layouts", lambda: False)
 
 
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.usefixtures("unguarded")
 @pytest.mark.parametrize("freezing", ["auto", True, False])
 @pytest.mark.parametrize("guarded", [True, False])
