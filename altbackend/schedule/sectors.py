@@ -31,23 +31,23 @@ class Access:
         """Return the sectors of a row if all elements of each sector are used."""
         return self.weight * self.itemsize / SECTOR
 
-    def sectors(self, row: Atom, tile_rows: int, index: Index) -> float:
-        """Return the sectors of a row in a tile of so many, with the access at `index`.
+    def sectors(self, row: Atom, tile_rows: int, index: Index, any_part: bool = False) -> float:
+        """Return the sectors of a row in a tile of so many, with the access at `index`; for `any_part` see `run`.
 
         Neighbouring rows that touch the same elements share their sectors.
         """
         alike = min(_rows_alike(index, row), tile_rows)
-        run = min(SECTOR, self.run(index, row, tile_rows) * self.itemsize) / self.itemsize
+        run = min(SECTOR, self.run(index, row, tile_rows, any_part) * self.itemsize) / self.itemsize
         if not any(_runs_along(index, v) for v in self.inner) and (step := self._short_step(index)) is not None:
             run = max(run, SECTOR / self.itemsize / step)
         return self.weight / run / alike
 
-    def run(self, index: Index, row: Atom, tile_rows: int) -> int:
+    def run(self, index: Index, row: Atom, tile_rows: int, any_part: bool) -> int:
         """Return how many neighbours in memory a tile of so many rows touches, in loops of a row and from row to row.
 
-        A loop whose stride is the length of the run so far extends the run. So do parts of the row's number. The
-        fastest parts count as far as the rows of the tile count them, others if a tile holds all their values. A tile
-        of rows (width, 3 channels) touches a run of the whole width for each channel.
+        A loop whose stride is the length of the run so far extends the run. So do the fastest parts of the row's
+        number, as far as the rows of the tile count them. `any_part`: so do other parts of which a tile holds all
+        values. A tile of rows (width, 3 channels) touches a run of the whole width for each channel.
         """
         run = next((estimate(ex.size_of(v)) for v in self.inner if _runs_along(index, v)), 1)
         parts = parts_of_row(index, row)
@@ -58,7 +58,7 @@ class Access:
                 run *= longer
                 continue
             part = next((p for p in parts if p.stride == run and p.size > 1), None)
-            if part is None or (part.fewer != rows and part.fewer * part.size > tile_rows):
+            if part is None or (part.fewer != rows and not (any_part and part.fewer * part.size <= tile_rows)):
                 return run
             counted = max(min(part.size, tile_rows // part.fewer), 1)
             run *= counted
@@ -97,10 +97,15 @@ def _constant(index: Index) -> int:
     return index if isinstance(index, int) else index.const
 
 
-def sectors_of(accesses: Sequence[Access], row: Atom, tile_rows: int, number: Index | None) -> float:
-    """Return the sectors of all accesses of a row with the rows numbered by `number`; None: as they are."""
+def sectors_of(
+    accesses: Sequence[Access], row: Atom, tile_rows: int, number: Index | None, any_part: bool = False
+) -> float:
+    """Return the sectors of all accesses of a row with the rows numbered by `number`; None: as they are.
+
+    `any_part`: see `Access.run`. Numbers of rows are compared without it: threads hold neighbouring rows.
+    """
     at = (a.index if number is None else ex.substitute(a.index, {row: number}) for a in accesses)
-    return sum(a.sectors(row, tile_rows, i) for a, i in zip(accesses, at, strict=True))
+    return sum(a.sectors(row, tile_rows, i, any_part) for a, i in zip(accesses, at, strict=True))
 
 
 def numberings(accesses: Sequence[Access], row: Atom) -> list[Index]:

@@ -299,7 +299,7 @@ def _stores_fragments(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool
     if not loops or row_stride == 1 or run * itemsize >= SECTOR:
         return False
     rows = _rows_of_tile(proposal) if run == 1 else 1
-    return Access(q.index, itemsize, q.inner, 1.0).run(q.index, q.row, rows) * itemsize < SECTOR
+    return Access(q.index, itemsize, q.inner, 1.0).run(q.index, q.row, rows, any_part=True) * itemsize < SECTOR
 
 
 def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:
@@ -344,7 +344,7 @@ def _rows_of_tile(proposal: Proposal) -> int:
 
 def _fewest_sectors(accesses: Sequence[Access], row: Atom, tile_rows: int) -> float:
     numbers: list[Index | None] = [None, *numberings(accesses, row)]
-    return min(sectors_of(accesses, row, tile_rows, number) for number in numbers)
+    return min(sectors_of(accesses, row, tile_rows, number, any_part=True) for number in numbers)
 
 
 def _whole_sectors(fusion: Fusion, proposal: Proposal) -> Refusal | None:
