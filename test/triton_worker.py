@@ -75,9 +75,36 @@ def launch(
 ) -> list[Array]:
     """The pointers' contents after the kernel ran in the interpreter."""
     tensors = [unpack(a) for a in pointers]
+    _memory[:] = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors]
     if grid:
         _module(source).kernel[(grid,)](*tensors, *symbols, **constexprs)
     return [pack(t) for t in tensors]
+
+
+_memory: list[tuple[int, int]] = []  # first byte and end of each tensor of the kernel that runs
+
+
+def _check_bounds(pointers: Any, mask: Any, itemsize: int) -> None:
+    """Raise IndexError if a kernel loads or stores outside its tensors where its mask holds."""
+    at = pointers[np.broadcast_to(mask, pointers.shape)].astype(np.int64)
+    inside = np.zeros(at.shape, dtype=bool)
+    for first, end in _memory:
+        inside |= (at >= first) & (at + itemsize <= end)
+    if not inside.all():
+        outside = at[~inside]
+        nearest = min(_memory, key=lambda m: abs(int(outside[0]) - m[0]))
+        raise IndexError(f"a kernel reaches byte {outside[0] - nearest[0]} of a tensor of {nearest[1] - nearest[0]}")
+
+
+def _with_bounds(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+    """Return a load or store of the interpreter that checks its positions. `mask_at`: the place of the mask."""
+
+    def checked(self: Any, pointers: Any, *rest: Any) -> Any:
+        size = pointers.get_element_ty().primitive_bitwidth
+        _check_bounds(pointers.data, rest[mask_at].data, max(size // 8, 1))
+        return access(self, pointers, *rest)
+
+    return checked
 
 
 _by_points: dict[str, tuple[Any, Callable[..., Any]]] = {}  # the interpreter's own functions, by name
@@ -200,6 +227,9 @@ def _complete_interpreter() -> None:
         setattr(libdevice, name, _elementwise(reference))
     libdevice.fmod = _elementwise(_fmod)
     triton.language.inline_asm_elementwise = _inline_asm
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = _with_bounds(builder.create_masked_load, 0)
+    builder.create_masked_store = _with_bounds(builder.create_masked_store, 1)
     interpreter.InterpreterBuilder.create_splat = _splat
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter.InterpreterBuilder.create_add = _add
