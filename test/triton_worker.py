@@ -99,10 +99,10 @@ def _check_bounds(pointers: Any, mask: Any, itemsize: int) -> None:
 def _with_bounds(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
     """Return a load or store of the interpreter that checks its positions. `mask_at`: the place of the mask."""
 
-    def checked(self: Any, pointers: Any, *rest: Any) -> Any:
+    def checked(self: Any, pointers: Any, *rest: Any, **hints: Any) -> Any:
         size = pointers.get_element_ty().primitive_bitwidth
         _check_bounds(pointers.data, rest[mask_at].data, max(size // 8, 1))
-        return access(self, pointers, *rest)
+        return access(self, pointers, *rest, **hints)
 
     return checked
 
