@@ -101,8 +101,8 @@ def _prefixed(cfg: Config) -> tuple[str, ...]:
 
 
 # A command has a session of its own, and Linux divides processors between sessions first (`man 7 sched`, autogroup).
-# The priority of a process counts within its session alone. At equal shares of two cores, steps of 50 ms took 4 s beside
-# a build, since threads of a team wait for each other.
+# The priority of a process counts within its session alone. At equal shares of two cores, steps of 50 ms took 4 s
+# beside a build, since threads of a team wait for each other.
 _LOW_PRIORITY = ("sh", "-c", '(echo 15 > /proc/self/autogroup) 2> /dev/null; exec nice -n 15 "$@"', "nice")
 
 
