@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,12 @@ def test_a_command_has_low_priority_and_its_arguments() -> None:
 
 @pytest.mark.skipif(not AUTOGROUP.exists() or shutil.which("nice") is None, reason="needs groups of sessions")
 def test_the_session_of_a_command_has_low_priority() -> None:
-    status, output = children.run([*libraries._LOW_PRIORITY, "cat", str(AUTOGROUP)], 30)
+    """Linux takes a change every 100 ms, and those of other tests count, unless root asks."""
+    for _ in range(20):
+        status, output = children.run([*libraries._LOW_PRIORITY, "cat", str(AUTOGROUP)], 30)
+        if output.endswith("nice 15"):
+            break
+        time.sleep(0.05)
     assert status == 0
     assert output.endswith("nice 15")
     assert not AUTOGROUP.read_text().strip().endswith("nice 15")
