@@ -1,8 +1,9 @@
 """Run a part of the cases of tests that have many alike.
 
 A module says `pytestmark = pytest.mark.sample(3)`: of every three cases of a test, one runs, and at least one of each
-test. The choice depends on the cases' names alone. `sample(8, every_value=True)` is for tests with several parameters:
-each value of each of them occurs in a case that runs. `--all-cases` runs all of them.
+test. The choice depends on the cases' names alone. `--all-cases` runs all of them.
+
+Tests with several parameters say `sample(8, every_value=True)`: each value of each parameter is in a case that runs.
 """
 
 from __future__ import annotations

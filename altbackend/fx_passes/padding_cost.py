@@ -27,8 +27,8 @@ COPY_START_US = 1.0
 COPY_LAUNCH_US = 12.0  # time of the processor for a copy: a call whose GPU waits for the processor takes so much longer
 LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
 ALIGNED = 16  # bytes that the rows of fast products are multiples of
-# Bytes that padded rows are multiples of: a sector. Over 13 products on an H100, 16-bit rows of whole sectors took 0.73
-# to 1.02 of the time of rows padded to 16 bytes.
+# Bytes that padded rows are multiples of: a sector. Over 13 products of bfloat16 on an H100, rows of whole sectors took
+# 0.73 to 1.02 of the time of rows padded to 16 bytes.
 SECTOR = 32
 
 

@@ -75,15 +75,16 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
 def _flat(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
     points = longest(lengths)
     of_thread, most_warps = _elements_of_window(p, k), WINDOW_WARPS
-    if not of_thread and not _divides_windows(k) and _reads_odd_rows(k):
+    divides = not of_thread and _divides_windows(k)
+    if not of_thread and not divides and _reads_odd_rows(k):
         of_thread, most_warps = ODD_ROW_ELEMENTS, ODD_ROW_WARPS
-    xblock = of_thread * WARP * most_warps or (FLAT_BLOCK // 4 if _divides_windows(k) else FLAT_BLOCK)
+    xblock = of_thread * WARP * most_warps or (FLAT_BLOCK // 4 if divides else FLAT_BLOCK)
     if isinstance(points, int):
         xblock = min(xblock, power_of_two(points))
         while xblock > 128 and points < xblock * device.parallelism // 4:
             xblock //= 2
     warps = max(xblock // (of_thread * WARP), 1) if of_thread else warps_of(xblock)
-    if not of_thread and _divides_windows(k):
+    if divides:
         warps = max(xblock // (2 * WARP), 1)
     elif len(loaded_buffers(k.nodes)) == 1 and not of_thread:
         warps = max(warps // 2, 1)  # each thread has two loads of 16 bytes under way instead of one
