@@ -290,6 +290,29 @@ def test_windows_beside_a_reduction_stay_in_the_cache(window: int, elements: int
     assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("side", [13, 56, 80, 130])
+def test_long_rows_of_windows_are_read_in_blocks(side: int) -> None:
+    def fn(x: T) -> T:
+        return F.avg_pool2d(x, 3, 1, 1).mean((2, 3)) + 1
+
+    (b,) = blocks_of(fn, torch.empty(16, 96, side, side))
+    assert elements_of_thread(b) == 2
+    assert b.warps <= 8
+    x = torch.randn(2, 3, side, side)
+    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("side", [56, 80, 130])
+def test_rows_of_windows_behind_statistics_fit_a_program(side: int) -> None:
+    def fn(x: T) -> T:
+        return F.instance_norm(F.avg_pool2d(x, 3, 1, 1))
+
+    (b,) = blocks_of(fn, torch.empty(16, 96, side, side))
+    assert b.warps * WARP <= H200.threads_per_sm // 2
+    x = torch.randn(2, 3, side, side)
+    assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
+
+
 def test_divisions_beside_wide_windows_have_registers() -> None:
     def fn(x: T) -> T:
         taps = [x[:, k : k + 1024] * float(k + 2) for k in range(0, 80, 4)]

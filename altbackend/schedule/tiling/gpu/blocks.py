@@ -64,6 +64,7 @@ class Blocks:
     def __post_init__(self) -> None:
         sizes = (self.warps, self.xblock, *self.rblocks.values())
         assert all(n > 0 and n & (n - 1) == 0 for n in sizes), f"Triton takes powers of two, not {sizes}"
+        assert self.warps <= MOST_WARPS, f"a program has at most {MOST_WARPS} warps, not {self.warps}"
 
     @property
     def columns(self) -> tuple[Atom, ...]:

@@ -185,10 +185,16 @@ def _row_blocks(r: _Rows) -> Blocks:
     limit = device.row_limit
     if r.columns and not r.persistent and _is_repeatable(r):
         limit = most if _windows_fit(r, long_lengths) else COLUMN_BLOCK
-    long = frozenset(n for n in long_lengths if is_long(n, device) or n > limit)  # type: ignore[operator]
     few = len(loaded_buffers(r.members)) <= 2
     unit = min(COLUMN_BLOCK if r.columns else LONG_BLOCK_OF_FEW if few else LONG_BLOCK, device.row_limit)
-    factor = 1 if r.columns or r.persistent or not long else _warp_factor(r, long, warps_of(unit))
+    of_thread = 0 if r.persistent else _shared_lines(r)
+    if of_thread and not r.columns:
+        unit = min(unit, of_thread * WARP * WINDOW_WARPS)
+        limit = unit if _is_one_pass(r) else limit
+    long = frozenset(n for n in long_lengths if is_long(n, device) or n > limit)  # type: ignore[operator]
+    of_thread = 0 if long and r.columns else of_thread
+    unit_warps = unit // (of_thread * WARP) if of_thread else warps_of(unit)
+    factor = 1 if r.columns or r.persistent or not long else _warp_factor(r, long, unit_warps)
     rblocks = {n: unit * factor if n in long else power_of_two(n) for n in long_lengths}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     if r.persistent and not r.columns and not long and widest <= max(PERSISTENT_TILES):
@@ -201,12 +207,11 @@ def _row_blocks(r: _Rows) -> Blocks:
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
-    of_thread = 0 if long or r.persistent else _shared_lines(r)
     while of_thread and xblock > 1 and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, xblock, widest)
-    warps = max(xblock * widest // (of_thread * WARP), 1) if of_thread else 1
+    warps = min(max(xblock * widest // (of_thread * WARP), 1), MOST_WARPS) if of_thread else 1
     if not of_thread and not scans:
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
@@ -443,6 +448,13 @@ def _is_repeatable(r: _Rows) -> bool:
     written = {q.node.out for q in r.members if r.program.buffers[q.node.out].kind != "temp"}
     read = {b for q in r.members for b, _ in va.loads(q.value)}
     return not written & read and all(q.kind is not Kind.SCAN for q in r.members)
+
+
+def _is_one_pass(r: _Rows) -> bool:
+    """Return whether no point of a row reads a total of the row, so that a loop over the row reads everything once."""
+    of_row = {q.node.out for q in r.members if q.kind is not Kind.POINT or q.points == 1}
+    read = {b for q in r.members if q.points != 1 for b, _ in va.loads(q.value)}
+    return _is_repeatable(r) and not of_row & read
 
 
 # --- long rows -------------------------------------------------------------------------------------------------------
