@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
 from ..compile_pool import libraries
-from ..compile_pool.libraries import Unit, kernel_units
+from ..compile_pool.libraries import EarlyUnit, Unit, kernel_units
 from ..config.options import Config
 from ..config.resolve import resolve
 from ..debug.trace import Trace
@@ -32,9 +33,10 @@ from . import machine_code, text, weights
 from .capture import Captured, capture
 from .machine_code import Architecture
 from .programs import Programs, print_programs
+from .weights import Block
 
 _numbers = itertools.count()
-_CONTAINER = "#include <altbackend/aot/c_interface.h>\n"
+_CONTAINER = Unit("container", "#include <altbackend/aot/c_interface.h>\n", False)
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,30 @@ def build(
     disabled = ",".join(filter(None, (asked.disabled_passes, *_RUN_PYTHON)))
     cfg = replace(asked, freezing=True, fallback_random=True, cudagraphs=False, disabled_passes=disabled)
     trace = Trace(f"library{next(_numbers)}", cfg)
-    with torch_api.without_gc():
-        captured = capture(gm, args, kwargs, cfg)
-        text.specs(captured)  # raises for a tree that has no text, before anything is compiled
-        programs = print_programs(captured, cfg, trace)
-    with trace.stage("build"):
-        library = _built(captured, programs, target, cfg, trace)
+    with libraries.compiled_early(_CONTAINER, target, cfg) as container, ThreadPoolExecutor(1) as beside:
+        with torch_api.without_gc():
+            captured = capture(gm, args, kwargs, cfg)
+            text.specs(captured)  # raises for a tree that has no text, before anything is compiled
+            block = beside.submit(weights.place, [w.tensor for w in captured.weights])  # hashing takes no lock
+            programs = print_programs(captured, cfg, trace)
+        with trace.stage("build"):
+            library = _built(_Parts(captured, programs, block.result(), container), target, cfg, trace)
     trace.finish()
     return library
 
 
-def _built(captured: Captured, programs: Programs, target: str, cfg: Config, trace: Trace) -> Library:
-    block = weights.place([w.tensor for w in captured.weights])
+@dataclass(frozen=True)
+class _Parts:
+    """Hold what a library is built from. `block`: its weights in their places."""
+
+    captured: Captured
+    programs: Programs
+    block: Block
+    container: EarlyUnit
+
+
+def _built(parts: _Parts, target: str, cfg: Config, trace: Trace) -> Library:
+    captured, programs, block = parts.captured, parts.programs, parts.block
     literals = weights.place(programs.literals)
     on_gpu = programs.device.type == "cuda"
     code = machine_code.NONE
@@ -108,7 +122,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
     )
     host = text.model_text(content)
     trace.artifact("library.cpp", lambda: host, "output_code")
-    units = [Unit("container", _CONTAINER, False), Unit("model", host, False)]
+    units = [Unit("model", host, False)]
     for name, program in (("main", programs.main), ("fold", programs.fold)):
         if program is not None and program.has_kernels:
             trace.artifact(f"kernels_{name}.cpp", functools.partial(getattr, program, "kernels"), "kernel_code")
@@ -121,7 +135,7 @@ def _built(captured: Captured, programs: Programs, target: str, cfg: Config, tra
                 for chunk in part.chunks():
                     file.write(chunk)
             file.write(code.block)
-        binary = libraries.build(units, (text.block_text("@"), embedded), target, cfg)
+        binary = libraries.build(units, parts.container, (text.block_text("@"), embedded), target, cfg)
     chunks = [binary]
     appended: Iterable[bytes] = ()
     if content.appended:

@@ -191,14 +191,14 @@ def _units_failure(units: int, text: Path, built: Path, cfg: Config) -> str:
 def failure(commands: Sequence[list[str]], cfg: Config) -> str:
     """Run compilers in the queue of all builds. Return why one failed, as soon as it has, or ""."""
     pool, batch = workers.pool_of(cfg), children.Batch()
-    reasons = [pool.submit(functools.partial(_compile, batch, command)) for command in commands]
+    reasons = [pool.submit(functools.partial(run_compiler, batch, command)) for command in commands]
     try:
         return next(filter(None, (r.result() for r in as_completed(reasons))), "")
     finally:
         batch.end()  # stop the others if one failed or this thread was interrupted
 
 
-def _compile(batch: children.Batch, command: list[str]) -> str:
+def run_compiler(batch: children.Batch, command: list[str]) -> str:
     """Run a compiler, and again if it was killed, for example for lack of memory. Return why it failed, or ""."""
     compiler, output_path = command[0], Path(command[command.index("-o") + 1])
     environment = {"TMPDIR": str(output_path.parent)}  # the compiler's own files go where there is room

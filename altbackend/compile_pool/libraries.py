@@ -7,7 +7,8 @@ import functools
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -18,9 +19,9 @@ from ..compat import stable_abi, torch_api
 from ..config.options import Config
 from ..disk_cache.folders import build_folder
 from ..disk_cache.storage import open_store
-from ..errors import CompilerFailed
+from ..errors import AltError, CompilerFailed
 from ..runtime import isa
-from . import cpp
+from . import children, cpp, workers
 
 # The host program only moves pointers, so the compiler need not work hard on it.
 _HOST = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
@@ -47,7 +48,36 @@ def kernel_units(name: str, text: str) -> list[Unit]:
     return [Unit(f"{name}{n}", text, True, (n, count)) for n in range(count)]
 
 
-def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Config) -> bytes:
+@dataclass(frozen=True)
+class EarlyUnit:
+    """A unit that is compiled into the store while others are printed. `ended`: with or without success."""
+
+    unit: Unit
+    ended: Future[None]
+
+
+@contextlib.contextmanager
+def compiled_early(unit: Unit, target: str, cfg: Config) -> Iterator[EarlyUnit]:
+    """Compile a unit into the store in the background; at the end of the block, stop a compiler that still runs."""
+    batch = children.Batch()
+    try:
+        task = functools.partial(_compile_into_store, unit, target, cfg, batch)
+        yield EarlyUnit(unit, workers.pool_of(cfg).submit(task))
+    finally:
+        batch.end()
+
+
+def _compile_into_store(unit: Unit, target: str, cfg: Config, batch: children.Batch) -> None:
+    """Compile a unit that the store lacks. If that fails, `build` compiles it again and raises the error."""
+    with contextlib.suppress(AltError, OSError):
+        store = open_store(cfg)
+        if store.find(_stored_name(unit, target, cfg)) is None:
+            with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=build_folder(store.folder)) as folder:
+                if not cpp.run_compiler(batch, _command(unit, Path(folder), target, cfg)):
+                    _keep_object(unit, Path(folder), target, cfg)
+
+
+def build(units: Sequence[Unit], early: EarlyUnit, block: tuple[str, Path], target: str, cfg: Config) -> bytes:
     """Return a library of the units and of a file that it embeds. `block`: assembler for a path `@`, and the file.
 
     It is a shared library or one object file, by the option `aot_format`.
@@ -56,30 +86,45 @@ def build(units: Sequence[Unit], block: tuple[str, Path], target: str, cfg: Conf
     compiler, store = cpp.find_compiler(cfg.cxx), open_store(cfg)
     with tempfile.TemporaryDirectory(prefix="altbackend-aot-", dir=build_folder(store.folder)) as name:
         folder = Path(name)
-        commands: dict[str, list[str]] = {}
-        objects: list[Path] = []
-        for unit in units:
-            objects.append(folder / f"{unit.name}.o")
-            stored = store.find(_stored_name(unit, target, cfg))
-            if stored is not None:
-                objects[-1].write_bytes(stored.content)
-                continue
-            source = folder / f"{unit.name}.cpp"
-            source.write_text(unit.text)
-            commands[unit.name] = [compiler, *_flags(unit, target, cfg), "-c", str(source), "-o", str(objects[-1])]
         assembler, content = block
         symbol = cfg.aot_prefix + BLOCK
         (folder / "block.S").write_text(assembler.replace(BLOCK, symbol).replace("@", str(content)))
-        objects.append(folder / "block.o")
-        commands["block"] = [compiler, "-c", str(folder / "block.S"), "-o", str(objects[-1])]
-        _run(list(commands.values()), cfg)
-        for unit in units:
-            if unit.name in commands:
-                with contextlib.suppress(OSError):
-                    store.write(_stored_name(unit, target, cfg), (folder / f"{unit.name}.o").read_bytes())
+        embedded = folder / "block.o"
+        objects = _objects(units, folder, target, cfg, [compiler, "-c", str(folder / "block.S"), "-o", str(embedded)])
+        early.ended.result()
+        objects += [embedded, *_objects([early.unit], folder, target, cfg)]
         built = folder / "library"
         _run([_link(compiler, objects, built, folder, cfg)], cfg)
         return built.read_bytes()
+
+
+def _objects(units: Sequence[Unit], folder: Path, target: str, cfg: Config, *others: list[str]) -> list[Path]:
+    """Return the objects of units, in a folder: from the store, or compiled. `others`: commands that run beside."""
+    commands: dict[str, list[str]] = {}
+    for unit in units:
+        stored = open_store(cfg).find(_stored_name(unit, target, cfg))
+        if stored is None:
+            commands[unit.name] = _command(unit, folder, target, cfg)
+        else:
+            (folder / f"{unit.name}.o").write_bytes(stored.content)
+    _run([*commands.values(), *others], cfg)
+    for unit in units:
+        if unit.name in commands:
+            _keep_object(unit, folder, target, cfg)
+    return [folder / f"{unit.name}.o" for unit in units]
+
+
+def _command(unit: Unit, folder: Path, target: str, cfg: Config) -> list[str]:
+    """Write the text of a unit into a folder and return the command that compiles it there."""
+    source = folder / f"{unit.name}.cpp"
+    source.write_text(unit.text)
+    flags = _flags(unit, target, cfg)
+    return [cpp.find_compiler(cfg.cxx), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+
+
+def _keep_object(unit: Unit, folder: Path, target: str, cfg: Config) -> None:
+    with contextlib.suppress(OSError):
+        open_store(cfg).write(_stored_name(unit, target, cfg), (folder / f"{unit.name}.o").read_bytes())
 
 
 def _link(compiler: str, objects: Sequence[Path], built: Path, folder: Path, cfg: Config) -> list[str]:

@@ -20,7 +20,7 @@ from altbackend.runtime import isa
 def folder(tmp_path: Path) -> Path:
     """A cache folder with nothing but the object that all libraries share, which takes seconds to compile."""
     cfg = resolve()
-    unit = libraries.Unit("container", compile_library._CONTAINER, False)
+    unit = compile_library._CONTAINER
     name = libraries._stored_name(unit, isa.detect(), cfg)
     if open_store(cfg).find(name) is None:
         altbackend.aot_compile(torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),)))

@@ -54,7 +54,11 @@ INPUTS = list(itertools.product((-7, 0, 3, 8), (-2, 1, 5), (-2.5, -0.5, 0.0, 1.5
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_every_expression_has_pythons_value(tmp_path: Path) -> None:
-    lines = ["#include <altbackend/aot/numbers.h>", "using namespace alt::aot;"]
+    lines = [
+        "#include <altbackend/aot/definitions.h>",
+        "#include <altbackend/aot/numbers.h>",
+        "using namespace alt::aot;",
+    ]
     kinds = []
     for k, e in enumerate(EXPRESSIONS):
         text, kind = translate(e, TYPES)
@@ -64,7 +68,8 @@ def test_every_expression_has_pythons_value(tmp_path: Path) -> None:
     source, library = tmp_path / "n.cpp", tmp_path / "n.so"
     source.write_text("\n".join(lines) + "\n")
     includes = [f"-I{isa.INCLUDE_DIR}", f"-I{stable_abi.INCLUDE}", stable_abi.TARGET_FLAG]
-    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *includes, str(source), "-o", str(library)], check=True)
+    linked = [str(source), "-o", str(library), f"-L{stable_abi.LIBRARIES}", "-ltorch_cpu"]
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *includes, *linked], check=True)
     dll = ctypes.CDLL(str(library))
     results = {"int": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
     for k, (e, kind) in enumerate(zip(EXPRESSIONS, kinds, strict=True)):

@@ -254,13 +254,13 @@ def test_inline_runs_compilers_in_the_calling_thread(
     cfg: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    reason = cpp._compile
+    reason = cpp.run_compiler
 
     def noted(*args: Any) -> str:
         threads.append(threading.get_ident())
         return reason(*args)
 
-    monkeypatch.setattr(cpp, "_compile", noted)
+    monkeypatch.setattr(cpp, "run_compiler", noted)
     assert cpp.load(CPP % 36, cfg("inline")).dll.answer() == 36
     cpp.load(long_text(3), cfg("inline"))
     assert threads == [threading.get_ident()] * 5

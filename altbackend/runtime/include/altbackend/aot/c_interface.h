@@ -1,5 +1,7 @@
 // The C interface of include/altbackend.h.
 #pragma once
+#include <torch/csrc/stable/c/shim.h>
+
 #include "interface.h"
 
 namespace alt::aot {

@@ -1,6 +1,6 @@
 // The container that loaders hold: two sets of weights, of which calls use the active one, and the pools of memory.
 #pragma once
-#include "checks.h"
+#include "definitions.h"
 #include "weights.h"
 
 namespace alt::aot {

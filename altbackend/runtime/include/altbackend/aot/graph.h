@@ -1,6 +1,6 @@
 // The host program of a graph under torch.compile as a function for Python: handles in, handles and numbers out.
 #pragma once
-#include "cuda.h"
+#include "definitions.h"
 
 // Functions of Python's stable interface; a library for one graph needs no header of Python.
 struct _object;

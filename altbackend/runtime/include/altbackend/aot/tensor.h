@@ -1,6 +1,6 @@
 // Tensor handles, errors and library calls of torch's stable C ABI, for generated host programs.
 #pragma once
-#include <torch/csrc/stable/c/shim.h>
+#include "torch_abi.h"
 
 #include "../index.h"
 #include "huge_pages.h"
@@ -26,24 +26,12 @@ struct Error {
   bool earlier = false;  // of an earlier call, so that repeating this one does not give it
 };
 
-[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
-  char text[2048];
-  va_list values;
-  va_start(values, format);
-  vsnprintf(text, sizeof text, format, values);
-  va_end(values);
-  throw Error{text};
-}
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 
 // Throws the error of a call of torch, with the name of the operator or function.
+[[noreturn]] void fail_call(const char* name);
 inline void check(int32_t status, const char* name) {
-  if (__builtin_expect(status == 0, 1)) return;
-  const char* what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  if (what && *what) {
-    const std::string text = what;  // without the frames of C++
-    throw Error{std::string(name) + ": " + text.substr(0, text.find("\nException raised from"))};
-  }
-  throw Error{std::string(name) + " failed; torch has printed the reason to standard error"};
+  if (__builtin_expect(status != 0, 0)) fail_call(name);
 }
 
 using Handle = AtenTensorHandle;
@@ -117,11 +105,7 @@ inline const DtypeRow& row(Dtype t) {
 inline int32_t code(Dtype t) { return row(t).code(); }
 
 // The name of a code of torch, for messages.
-inline const char* dtype_name(int32_t number) {
-  for (int k = 0; k <= int(Dtype::float8_e5m2fnuz); ++k)
-    if (row(Dtype(k)).code() == number) return row(Dtype(k)).name;
-  return "another dtype";
-}
+const char* dtype_name(int32_t number);
 
 // --- facts of a tensor -------------------------------------------------------------------------------------------
 
@@ -163,11 +147,7 @@ inline int32_t dtype_of(Handle t) {
   return n;
 }
 
-inline std::string text(const int64_t* values, int64_t count) {
-  std::string s = "(";
-  for (int64_t k = 0; k < count; ++k) s += (k ? ", " : "") + std::to_string(values[k]);
-  return s + (count == 1 ? ",)" : ")");
-}
+std::string text(const int64_t* values, int64_t count);
 
 // Whether strides are equal in all dimensions that have several elements.
 inline bool same_strides(const int64_t* sizes, const int64_t* a, const int64_t* b, int64_t rank) {
@@ -190,13 +170,7 @@ inline Tensor empty(Dtype t, Ints sizes, Ints strides) {
 }
 
 // A tensor that may be large: huge pages then take fewer faults.
-inline Tensor empty_large(Dtype t, Ints sizes, Ints strides) {
-  Tensor result = empty(t, sizes, strides);
-  int64_t bytes = 0;
-  check(aoti_torch_get_storage_size(result.get(), &bytes), "storage_size");
-  advise_huge_pages(data_of(result.get()), bytes);
-  return result;
-}
+Tensor empty_large(Dtype t, Ints sizes, Ints strides);
 
 // Another handle of the same tensor.
 inline Tensor share(Handle t) {
@@ -228,54 +202,17 @@ inline Tensor clone(Handle t) {
 inline void copy_into(Handle target, Handle source) { check(aoti_torch_copy_(target, source, 0), "copy_"); }
 
 // A copy with the given strides, on the same device.
-inline Tensor strided_copy(Handle t, int64_t rank, const int64_t* strides) {
-  Tensor result;
-  int32_t type = 0, index = 0;
-  check(aoti_torch_get_device_type(t, &type), "device_type");
-  check(aoti_torch_get_device_index(t, &index), "device_index");
-  check(aoti_torch_empty_strided(rank, sizes_of(t), strides, dtype_of(t), type, index, result.out()), "empty_strided");
-  copy_into(result.get(), t);
-  return result;
-}
+Tensor strided_copy(Handle t, int64_t rank, const int64_t* strides);
 inline Tensor strided_copy(Handle t, Ints strides) { return strided_copy(t, dim_of(t), strides.begin()); }
 
 // torch.as_strided; the offset counts from the first element of `t`, and the window must lie within its elements.
-inline Tensor as_strided(Handle t, Ints sizes, Ints strides, int64_t offset) {
-  const auto extent = [](const int64_t* n, const int64_t* s, int64_t rank) {
-    int64_t last = 1;
-    for (int64_t k = 0; k < rank; ++k) {
-      if (n[k] == 0) return int64_t(0);
-      last += (n[k] - 1) * s[k];
-    }
-    return last;
-  };
-  const int64_t whole = extent(sizes_of(t), strides_of(t), dim_of(t));
-  const int64_t window = extent(sizes.begin(), strides.begin(), int64_t(sizes.size()));
-  if (window && (offset < 0 || offset > whole - window))
-    fail("as_strided of %s from %" PRId64 " on is out of bounds of %" PRId64 " elements", text(sizes.begin(), int64_t(sizes.size())).c_str(), offset, whole);
-  return view(t, sizes, strides, offset);
-}
+Tensor as_strided(Handle t, Ints sizes, Ints strides, int64_t offset);
 
 // The result of a library call with the sizes that its fake kernel gave, and the strides that kernels were made for.
-inline Tensor with_strides(Tensor t, const char* name, Ints sizes, Ints strides) {
-  const int64_t rank = dim_of(t.get());
-  bool same = rank == int64_t(sizes.size());
-  for (int64_t k = 0; same && k < rank; ++k) same = sizes_of(t.get())[k] == sizes.begin()[k];
-  if (!same)
-    fail("%s gave a tensor of size %s but its fake kernel returned %s; correct the fake kernel of that operator", name,
-         text(sizes_of(t.get()), rank).c_str(), text(sizes.begin(), int64_t(sizes.size())).c_str());
-  const bool zero = numel_of(t.get()) > 0 && data_of(t.get()) == nullptr;  // a zero tensor without memory
-  if (same_strides(sizes.begin(), strides_of(t.get()), strides.begin(), rank) && !zero) return t;
-  return strided_copy(t.get(), strides);
-}
+Tensor with_strides(Tensor t, const char* name, Ints sizes, Ints strides);
 
 // The same for an operator that is not torch's own: its dtype is checked, too, and other strides are an error.
-inline Tensor promised(Tensor t, const char* name, Dtype dtype, Ints sizes, Ints strides) {
-  if (dtype_of(t.get()) != code(dtype))
-    fail("%s gave a tensor of %s but its fake kernel returned %s; correct the fake kernel of that operator", name,
-         dtype_name(dtype_of(t.get())), row(dtype).name);
-  return with_strides(std::move(t), name, sizes, strides);
-}
+Tensor promised(Tensor t, const char* name, Dtype dtype, Ints sizes, Ints strides);
 
 // The number in a tensor of one element.
 template <class T> T item(Handle t, int32_t (*read)(Handle, T*)) {
@@ -307,17 +244,6 @@ inline int threads() {
 }
 
 // Throws the error that a kernel has noted: {code, index, size}; `lines` are the user's lines.
-inline void check_kernel(int64_t* error, const char* lines) {
-  const int64_t code = error[0];
-  if (__builtin_expect(code == 0, 1)) return;
-  error[0] = 0;
-  if (code == 2) fail("ZeroDivisionError in %s", lines);
-  try {
-    fail("index %" PRId64 " is out of bounds for a dimension of size %" PRId64 " in %s", error[1], error[2], lines);
-  } catch (Error& e) {
-    e.kind = code == 1 ? Error::index : Error::runtime;
-    throw;
-  }
-}
+void check_kernel(int64_t* error, const char* lines);
 
 }  // namespace alt::aot
