@@ -15,6 +15,7 @@ from altbackend.fx_passes import permutations, simplify, small_products
 from altbackend.fx_passes.context import Context
 from test.compare import check_gradients, compiled, twin
 from test.graphs import trace
+from tools.translated import Backend, codes
 
 T = torch.Tensor
 
@@ -82,13 +83,13 @@ def test_one_column_and_its_gradients(rows: int, depth: int) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_other_products_stay(device: str) -> None:
-    for a, b in (((64, 3), (3, 4)), ((8192, 64), (64, 4)), ((3, 4), (4, 8192))):
+    for a, b in (((64, 3), (3, 4)), ((8192, 64), (64, 8)), ((3, 4), (4, 8192))):
         (gm,) = trace(torch.matmul, torch.randn(a), torch.randn(b))
         assert small_products.run(gm, context(device)) == 0
 
 
 def pooled_pixels(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.max_pool2d(x, 3, 1, 1).permute(0, 2, 3, 1).reshape(-1, 5) @ torch.ones(5, 4)
+    return torch.nn.functional.max_pool2d(x, 3, 1, 1).permute(0, 2, 3, 1).reshape(-1, 5) @ torch.ones(5, 8)
 
 
 def test_products_of_costly_operands_stay_on_a_gpu() -> None:
@@ -108,6 +109,40 @@ def test_many_rows_with_a_bias_on_a_gpu(dtype: torch.dtype) -> None:
     assert [small_products.run(gm, context("gpu")) for _ in range(2)] == [1, 0]
     gm.recompile()
     torch.testing.assert_close(gm(b, x, y)[0], torch.addmm(b, x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [None, (2,), (1,), (8192, 2), ()], ids=str)
+def test_few_columns_of_many_rows_on_a_gpu(bias: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(8192, 100).to(dtype), torch.randn(2, 100).to(dtype).t()
+    operands = (x, y) if bias is None else (torch.randn(bias).to(dtype), x, y)
+    product = torch.mm if bias is None else torch.addmm
+    (gm,) = trace(product, *operands)
+    assert [small_products.run(gm, context("gpu")) for _ in range(2)] == [1, 0]
+    gm.recompile()
+    (got,), want = gm(*operands), product(*(t.double() for t in operands))
+    assert (got.dtype, got.stride()) == (dtype, (2, 1))
+    assert (got - want).abs().max() <= 2 * torch.finfo(dtype).eps * want.abs().max()
+
+
+def test_a_kernel_reads_rows_once_for_all_columns() -> None:
+    weight, x = torch.randn(3, 64), torch.randn(8192, 64)
+
+    def call(backend: Backend) -> None:
+        with torch.no_grad():
+            torch.compile(lambda x, w: torch.sigmoid(x) @ w.t(), backend=backend)(x, weight)
+
+    (code,) = codes(call, "cuda", resolve())
+    (job,) = code.jobs
+    assert job.source.count("tl.load(in0") == 1
+
+
+@pytest.mark.parametrize("rows", [(8192, 2000), (100, 64), (64, 8192)], ids=str)
+def test_products_that_the_library_reads_well_stay_on_a_gpu(rows: tuple[int, int]) -> None:
+    x = torch.randn(rows)
+    (gm,) = trace(torch.matmul, x if rows[0] != 64 else x.t(), torch.randn(rows[1] if rows[0] != 64 else 64, 3))
+    assert small_products.run(gm, context("gpu")) == 0
 
 
 def test_outer_products_of_odd_values() -> None:
