@@ -128,12 +128,22 @@ def _addmm(bias: FakeTensor, a: FakeTensor, b: FakeTensor) -> tuple[int, ...] | 
 def _cat(parts: Sequence[FakeTensor], dim: int = 0) -> tuple[int, ...] | None:
     first, *rest = parts
     dim = dim % first.dim() if -first.dim() <= dim < first.dim() else -1
-    # four dimensions may be channels-last
-    plain = first.dim() < 4 and all(p.dim() == first.dim() and p.is_contiguous() for p in parts)
-    same = plain and all(p.shape[k] == n for p in rest for k, n in enumerate(first.shape) if k != dim)
+    dense = all(p.dim() == first.dim() for p in parts) and _common_format(parts) is not None
+    same = dense and all(p.shape[k] == n for p in rest for k, n in enumerate(first.shape) if k != dim)
     if not same or dim < 0:
         return None
     return (*first.shape[:dim], sum(p.shape[dim] for p in parts), *first.shape[dim + 1 :])
+
+
+def _common_format(parts: Sequence[FakeTensor]) -> torch.memory_format | None:
+    """Return the layout that all tensors of one rank have and that no size of 1 makes ambiguous; None without one."""
+    rank = parts[0].dim()
+    if rank < 4:
+        return torch.contiguous_format if all(p.is_contiguous() for p in parts) else None
+    if rank > 4 or any(n < 2 for p in parts for n in p.shape[1:]):
+        return None
+    formats = (torch.contiguous_format, torch.channels_last)
+    return next((f for f in formats if all(p.is_contiguous(memory_format=f) for p in parts)), None)
 
 
 def _convolution(x: FakeTensor, w: FakeTensor, bias: FakeTensor | None, *how: Any) -> tuple[int, ...] | None:
@@ -161,11 +171,13 @@ SIZES: Mapping[object, Callable[..., tuple[int, ...] | None]] = MappingProxyType
 )
 
 
-def of_call(target: object, args: Sequence[object]) -> FakeTensor | None:
+def of_call(target: object, args: Sequence[object]) -> FakeTensor | tuple[FakeTensor, ...] | None:
     """Return the fake value of a call; None if it has to be asked of the fake-tensor mode.
 
     Raise the RuntimeError of a view whose sizes do not fit.
     """
+    if target is BATCH_NORM:
+        return _batch_norm(*args)  # type: ignore[arg-type]
     if target not in VIEWS and target not in SIZES and target not in POINTWISE:
         return None
     tensors, rest = _sorted(args)
@@ -181,7 +193,7 @@ def of_call(target: object, args: Sequence[object]) -> FakeTensor | None:
     size = SIZES[target](*args) if target in SIZES else ()
     if size is None:
         return None
-    memory_format = _format_of_convolution(*args) if target is aten.convolution.default else torch.contiguous_format
+    memory_format = FORMATS[target](*args) if target in FORMATS else torch.contiguous_format
     mode = first.fake_mode
     # the manager also switches off a mode that is active; the Python dispatcher is on while a graph is compiled
     with torch.no_grad(), in_kernel_invocation_manager(mode), no_python_dispatcher():
@@ -197,6 +209,34 @@ def _format_of_convolution(x: Any, w: Any, *how: Any) -> torch.memory_format:
     with torch.no_grad(), x.fake_mode:  # tensors report the device, which decides on the kernel
         kernel = torch._C._select_conv_backend(x, w, *how)
         return torch._C._conv_determine_backend_memory_format(x, w, kernel)
+
+
+def _format_of_cat(parts: Any, dim: int = 0) -> torch.memory_format:
+    return _common_format(parts) or torch.contiguous_format
+
+
+FORMATS: Mapping[object, Callable[..., torch.memory_format]] = MappingProxyType(
+    {aten.cat.default: _format_of_cat, aten.convolution.default: _format_of_convolution}
+)
+BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+
+
+def _batch_norm(
+    x: FakeTensor, weight: FakeTensor | None, bias: FakeTensor | None, *rest: Any
+) -> tuple[FakeTensor, ...] | None:
+    """Return the fake results of a batch norm in inference: the image, and the statistics, which a CPU leaves empty."""
+    statistics = [weight, bias, *rest[:2]]
+    if type(x) is not FakeTensor or x.dim() < 2 or not x.dtype.is_floating_point or x.dtype is torch.float64:
+        return None
+    if not _alike(x, x) or not all(t is None or _alike(t, x) for t in statistics) or any(n < 2 for n in x.shape[1:]):
+        return None
+    if _pointwise([x]) is None:
+        return None
+    on_cpu = x.fake_device.type == "cpu"
+    size, dtype = ((0,), x.dtype) if on_cpu else (x.shape[1:2], torch.float32)
+    with torch.no_grad(), in_kernel_invocation_manager(x.fake_mode), no_python_dispatcher():
+        empty = [torch.empty(size, dtype=dtype, device="meta") for _ in range(2)]
+    return _like(x), *(FakeTensor(x.fake_mode, t, x.fake_device) for t in empty)
 
 
 def another(value: object, beside: Sequence[object]) -> FakeTensor | None:

@@ -51,6 +51,8 @@ def call_of(rng: random.Random) -> tuple[Any, tuple[Any, ...]]:
         (aten.cat.default, ([x, some(rng, [a, b, c])], dim)),
     ]
     formats = (torch.contiguous_format, torch.channels_last)
+    images = [torch.empty(a, n, b, c, memory_format=rng.choice(formats)) for n in (c, b)]
+    calls.append((aten.cat.default, (images, 1)))
     image = torch.empty(a, b, c, a, memory_format=rng.choice(formats))
     channels = torch.empty(1, b, 1, 1, memory_format=rng.choice(formats))
     scalars = ((aten.add.Scalar, (x, 0.5)), (aten.mul.Tensor, (x, 2)), (aten.clamp.default, (image, None, 6)))
@@ -120,6 +122,27 @@ def test_values_have_the_geometry_of_results(seed: int) -> None:
             assert shares_memory(known, args[0]) == is_view
             assert is_view or target is aten.reshape.default
     assert direct > 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batch_norms_have_the_values_of_the_mode(device: str, dtype: torch.dtype) -> None:
+    rng, mode, direct = random.Random(5), FakeTensorMode(allow_non_fake_inputs=True), 0
+    for _ in range(60):
+        sizes = [rng.randint(1, 4) for _ in range(rng.randint(2, 5))]
+        with mode:
+            x = torch.empty(sizes, dtype=dtype, device=device).permute(rng.sample(range(len(sizes)), len(sizes)))
+            channels = [torch.empty(x.shape[1], dtype=dtype, device=device) for _ in range(4)]
+            weight, bias = ((None, None), channels[:2])[rng.randint(0, 1)]
+            args = (x, weight, bias, *channels[2:], 0.1, 1e-5)
+            want = fake_values.BATCH_NORM(*args)
+        got = fake_values.of_call(fake_values.BATCH_NORM, args)
+        if got is not None:
+            direct += 1
+            assert isinstance(got, tuple)
+            facts = [[(t.shape, t.stride(), t.dtype, t.device.type) for t in results] for results in (got, want)]
+            assert facts[0] == facts[1]
+    assert direct > 10
 
 
 def test_other_values_are_left_to_the_mode() -> None:
