@@ -177,7 +177,7 @@ def of_call(target: object, args: Sequence[object]) -> FakeTensor | tuple[FakeTe
     Raise the RuntimeError of a view whose sizes do not fit.
     """
     if target is BATCH_NORM:
-        return _batch_norm(*args)  # type: ignore[arg-type]
+        return _batch_norm(args)
     if target not in VIEWS and target not in SIZES and target not in POINTWISE:
         return None
     tensors, rest = _sorted(args)
@@ -221,11 +221,9 @@ FORMATS: Mapping[object, Callable[..., torch.memory_format]] = MappingProxyType(
 BATCH_NORM = aten._native_batch_norm_legit_no_training.default
 
 
-def _batch_norm(
-    x: FakeTensor, weight: FakeTensor | None, bias: FakeTensor | None, *rest: Any
-) -> tuple[FakeTensor, ...] | None:
+def _batch_norm(args: Sequence[Any]) -> tuple[FakeTensor, ...] | None:
     """Return the fake results of a batch norm in inference: the image, and the statistics, which a CPU leaves empty."""
-    statistics = [weight, bias, *rest[:2]]
+    x, *statistics = args[:5]
     if type(x) is not FakeTensor or x.dim() < 2 or not x.dtype.is_floating_point or x.dtype is torch.float64:
         return None
     if not _alike(x, x) or not all(t is None or _alike(t, x) for t in statistics) or any(n < 2 for n in x.shape[1:]):

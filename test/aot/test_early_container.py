@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,11 +37,11 @@ def compiler(tmp_path: Path) -> Compiler:
     return make
 
 
-def build(compiler: Path, folder: Path, program: object = None) -> str:
+def build(compiler: Path, folder: Path, program: Any = None) -> str:
     options = {"cxx": str(compiler), "cache_dir": str(folder / "cache")}
     torch.manual_seed(0)
     linear = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    return altbackend.aot_compile(program or linear, options=options)  # type: ignore[arg-type]
+    return altbackend.aot_compile(program or linear, options=options)
 
 
 def test_it_is_compiled_once(compiler: Compiler, tmp_path: Path) -> None:
