@@ -26,6 +26,7 @@ from ...schedule.tiling.gpu.program_rows import PROGRAM, program_rows
 from ...schedule.tiling.gpu.sink_select import sink_selects
 from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, Param, name
+from .conditions import is_within, needed
 from .contiguity import hidden_run, is_along_x
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
@@ -183,8 +184,8 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         return v
     if not any(x.op in ("load", "wrap_index") for x in va.walk(v)):
         conds = ()
-    conds = _needed(v, conds)
-    if conds and v.op == "load" and _is_within(e, v):
+    conds = needed(v, conds)
+    if conds and v.op == "load" and is_within(e.program, v):
         conds = ()
     axes = frozenset().union(axes_of(e, v), *(axes_of(e, c) for c in conds))
     while scope.parent is not None and scope.axis not in axes:
@@ -194,53 +195,6 @@ def bind(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...] = ()) -> V
         bound = _define(e, scope, v, conds)
         scope.bound[v, conds] = bound
     return bound
-
-
-def _is_within(e: Emitter, load: Value) -> bool:
-    """Return whether a load is within its buffer at every position, whatever the conditions around it say."""
-    buffer, index = load.attr
-    (low, high), (least, _) = ex.bounds(index), ex.bounds(e.program.buffers[buffer].extent)
-    return not ex.lookups(index) and low >= 0 and high < least
-
-
-def _needed(v: Value, conds: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the conditions where alone `v` may be read.
-
-    What does not vary with the positions of a condition is read anyway, if the condition holds for some of them,
-    whatever the other conditions say.
-    """
-    return tuple(
-        c
-        for c in conds
-        if not (_holds_somewhere(c) and _is_independent(v, c) and all(d is c or _is_independent(d, c) for d in conds))
-    )
-
-
-def _is_independent(v: Value, cond: Value) -> bool:
-    """Return whether a value varies with no position of a condition; the program's number is a part of `x`."""
-    if not v.vars.isdisjoint(cond.vars):
-        return False
-    return all(a.key != "x" for a in cond.vars) or not any(_reads_program(x) for x in va.walk(v))
-
-
-def _reads_program(v: Value) -> bool:
-    index = v.attr[1] if v.op == "load" else v.attr if v.op == "index" else 0
-    return not ex.syms_of(PROGRAM).isdisjoint(ex.syms_of(index))
-
-
-def _holds_somewhere(cond: Value) -> bool:
-    """Return whether a comparison of positions surely holds for some of them.
-
-    One that depends on symbols, such as sizes or the number of the program, may hold nowhere.
-    """
-    if cond.op not in ("lt", "ge") or any(a.op not in ("index", "const") for a in cond.args):
-        return False
-    indices = [a.attr for a in cond.args if a.op == "index"]
-    sizes = [ex.size_of(v) for i in indices for v in ex.vars_of(i)]
-    if any(ex.syms_of(i) for i in indices) or not all(isinstance(n, int) for n in sizes):
-        return False
-    left, right = (ex.bounds(a.attr) if a.op == "index" else (a.attr, a.attr) for a in cond.args)
-    return left[0] < right[0] if cond.op == "lt" else left[1] >= right[1]
 
 
 def let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], prefix: str = "t") -> Value:
