@@ -80,6 +80,8 @@ def _compile_into_store(unit: Unit, target: str, cfg: Config, batch: children.Ba
 def build(units: Sequence[Unit], early: EarlyUnit, block: tuple[str, Path], target: str, cfg: Config) -> bytes:
     """Return a library of the units and of a file that it embeds. `block`: assembler for a path `@`, and the file.
 
+    `early`: one more unit, whose compilation has begun.
+
     It is a shared library or one object file, by the option `aot_format`.
     Raise CompilerMissing or CompilerFailed.
     """

@@ -7,8 +7,8 @@ times as long as a generated kernel. For one column, oneDNN with a packed weight
 100,000 rows, depths up to 1,024). With one row, a packed weight is as fast.
 
 On a GPU, memory bounds many rows, or many matrices, of little depth and width. A generated kernel reads them as fast as
-the library does, and fuses with its neighbours. So does a kernel of many rows and few columns: each column is the sum
-of a row times a vector, and one kernel reads a row for all of them.
+the library does, and fuses with its neighbours. A product of many rows and few columns is such a kernel, too. Each
+column is the sum of a row times a vector, and the kernel reads the row once for all of them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FEW = 16  # depth, and width of the results
 # in 16 bits. A generated kernel took 0.43 ms for 256 terms of float32, and 0.3 ms for 64 terms of bfloat16.
 MOST_TERMS, MOST_TERMS_OF_16_BITS = 64, 12
 
-# Columns of many rows, and the greatest depth for so many. On an H100, the library's kernels for widths of whole
+# The greatest depth by the most columns of many rows. On an H100, the library's kernels for widths of whole
 # vectors read memory once; for others they take 1.2 to 6 times as long (a million rows of 64 in bfloat16 and two
 # columns: 247 us for 48). With 4 columns of 256 float32 numbers both take the same time, and so they do with 6 of 256
 # in 16 bits.
-COLUMNS = {3: 1024, 6: 128}
+MOST_DEPTH = {3: 1024, 6: 128}
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -60,7 +60,7 @@ def _has_few_columns(n: Node) -> bool:
         return False
     if not all(isinstance(s, int) for s in (rows, depth, width)) or a.stride(1) != 1:
         return False
-    most = max((d for columns, d in COLUMNS.items() if width <= columns), default=0)
+    most = max((d for columns, d in MOST_DEPTH.items() if 0 < width <= columns), default=0)
     return bool(rows >= MANY and 0 < depth <= most)
 
 

@@ -140,6 +140,8 @@ def test_a_kernel_reads_rows_once_for_all_columns() -> None:
 
 @pytest.mark.parametrize("rows", [(8192, 2000), (100, 64), (64, 8192)], ids=str)
 def test_products_that_the_library_reads_well_stay_on_a_gpu(rows: tuple[int, int]) -> None:
+    (gm,) = trace(torch.matmul, torch.randn(8192, 64), torch.randn(64, 0))
+    assert small_products.run(gm, context("gpu")) == 0
     x = torch.randn(rows)
     (gm,) = trace(torch.matmul, x if rows[0] != 64 else x.t(), torch.randn(rows[1] if rows[0] != 64 else 64, 3))
     assert small_products.run(gm, context("gpu")) == 0
