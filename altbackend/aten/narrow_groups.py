@@ -16,8 +16,13 @@ import torch
 _FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
-_MOST_TERMS = 54  # two channels with windows of 3x3x3
+MOST_TERMS = 54  # two channels with windows of 3x3x3
 _WIDE_WINDOW, _WIDEST_GROUP = 49, 64  # taps from which the library's choice is poor, and channels for which it is
+# Channels of a group that a loop adds, by spatial dimensions, and taps of volumes for which the library uses tensor
+# cores. Loops add 3.5e12 products a second, the library adds 9e12 with tensor cores, and else 0.1e12 to 1e12.
+_WIDEST_LOOP, _SMALL_VOLUME = {1: 0, 2: 8, 3: 16}, 27
+# Products of an image's result that a loop adds, and channels of 16 bits up to which it is faster than the library.
+_MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 
 
@@ -53,6 +58,14 @@ def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype
     are not meant: they have a lowering of their own for channels-last images, and the library takes plain ones.
     """
     is_depthwise = groups == channels == weight[0] and len(weight) == 4
-    taps = math.prod(weight[2:])
-    is_short = dtype in _DTYPES and weight[1] * taps <= _MOST_TERMS
-    return groups > 1 and not is_depthwise and is_short and not runs_fast(channels, groups, taps, dtype)
+    if groups == 1 or is_depthwise or dtype not in _DTYPES:
+        return False
+    rank, width, taps = len(weight) - 2, weight[1], math.prod(weight[2:])
+    if width * taps <= MOST_TERMS:
+        return not runs_fast(channels, groups, taps, dtype)
+    if width > _WIDEST_LOOP[rank]:
+        return False
+    if rank == 3:
+        return not (width in _FAST_GROUPS and taps <= _SMALL_VOLUME)
+    loops = width * taps <= _MOST_LOOPED and (dtype == torch.float32 or channels <= _FEW_CHANNELS)
+    return loops and not runs_fast(channels, groups, taps, dtype)

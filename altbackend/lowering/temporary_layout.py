@@ -13,6 +13,7 @@ import torch
 
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
+from ..aten.view import is_view
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -48,6 +49,12 @@ def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> t
 def is_computed(n: torch.fx.Node) -> bool:
     """Return whether a kernel computes a node from its operands element by element, whatever their layouts."""
     return is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
+
+
+def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:
+    """Return whether kernels alone read a node, perhaps through views, so that its value may lie in any layout."""
+    readers_take_any = all(is_computed(u) or (is_view(u) and is_temporary(ctx, u)) for u in n.users)
+    return readers_take_any and not ctx.returned[n]
 
 
 def _orders(t: Tensor) -> Iterator[list[int]]:

@@ -71,6 +71,12 @@ def some_rows_are_neighbours(members: Sequence[MappedNode], stored: frozenset[st
     return _contiguous_accesses(members, stored)[1] > 0
 
 
+def is_turned(q: MappedNode, stored: frozenset[str]) -> bool:
+    """Return whether a node that is stored accesses memory along its rows and from row to row."""
+    along, across = _contiguous_accesses([q], stored)
+    return q.node.out in stored and along > 0 and across > 0
+
+
 def _contiguous_accesses(members: Sequence[MappedNode], stored: frozenset[str] | None) -> tuple[int, int]:
     """Count the accesses to memory that are contiguous along a row, and those contiguous from row to row.
 

@@ -9,7 +9,8 @@ and our milliseconds, TorchInductor's over ours, and peak memory. Errors are tho
 TF32; a line names each program whose error is much larger than eager's own and TorchInductor's. `--out` keeps all rows
 as JSON lines. The first calls of other programs disturb a measurement. `--again` therefore measures what is far from 1,
 on both sides, once more in few processes. The later figures count. `--errors-only` times nothing. It calls each program
-twice, without TF32, in memory full of NaN, so that a value which no kernel wrote shows.
+twice, without TF32, in memory full of NaN, so that a value which no kernel wrote shows. `--dynamo` adds eager's kernels
+behind Dynamo's guards, where every backend begins. The summary then tells how many programs are slower than those.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -49,12 +50,12 @@ class Pool:
     device: str
     lock: str
     seconds: float
-    errors_only: bool = False
+    options: dict[str, bool] = field(default_factory=dict)
 
     def measure(self, text: str) -> dict[str, Any]:
         worker = self.idle.get()
         try:
-            request = {"text": text, "device": self.device, "lock": self.lock, "errors_only": self.errors_only}
+            request = {"text": text, "device": self.device, "lock": self.lock, **self.options}
             answer = worker.ask(request, self.seconds)
         finally:
             self.idle.put(worker)
@@ -115,10 +116,13 @@ def _summary(name: str, compared: Sequence[tuple[float, dict[str, Any]]]) -> str
         if r["peak_bytes"]["alt"] and r["peak_bytes"]["inductor"]
     ]
     first = geomean(r["first_seconds"]["inductor"] / r["first_seconds"]["alt"] for _, r in compared)
+    behind_dynamo = [r for r in slower if r["milliseconds"]["alt"] > 1.05 * r["milliseconds"].get("dynamo", 0.0)]
+    known = all("dynamo" in r["milliseconds"] for _, r in compared)
+    of_them = f" ({len(behind_dynamo)} than eager behind Dynamo)" if known else ""
     below = ", ".join(f"{sum(s < b for s in ratios)} below {b}" for b in (0.95, BEHIND, 0.7, 0.5))
     return (
         f"{name}: {len(ratios)} compared, geometric mean {geomean(ratios):.3f}, {below}, "
-        f"{len(slower)} over 5% slower than eager, memory {geomean(memory) or 0:.2f}, first call {first:.1f}"
+        f"{len(slower)} over 5% slower than eager{of_them}, memory {geomean(memory) or 0:.2f}, first call {first:.1f}"
     )
 
 
@@ -163,6 +167,7 @@ def main() -> None:
     parser.add_argument("--shrink", type=int, default=0, help="how many of the worst to shrink")
     parser.add_argument("--again", action="store_true", help="measure programs that are far behind or ahead once more")
     parser.add_argument("--errors-only", action="store_true", help="compare results with eager's; time nothing")
+    parser.add_argument("--dynamo", action="store_true", help="time eager's kernels behind Dynamo's guards too")
     parser.add_argument("--out", help="a file for all rows, a line of JSON each")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +180,8 @@ def _search(args: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     count = min(args.processes, len(texts))
     threads_each = str(max((os.cpu_count() or 2) // count, 1))
     environment = {"OMP_NUM_THREADS": threads_each, "TORCHINDUCTOR_COMPILE_THREADS": threads_each, **os.environ}
-    pool = Pool(SimpleQueue(), args.device, f"{folder}/measure.lock", args.timeout, args.errors_only)
+    options = {"errors_only": args.errors_only, "dynamo": args.dynamo}
+    pool = Pool(SimpleQueue(), args.device, f"{folder}/measure.lock", args.timeout, options)
     workers = [Worker([sys.executable, "-m", "benchmarks.rivals.measure"], environment) for _ in range(count)]
     for worker in workers:
         pool.idle.put(worker)

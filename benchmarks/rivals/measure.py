@@ -21,6 +21,7 @@ from benchmarks.workers import ANSWER
 ROUNDS, MOST_ROUNDS, SECONDS = 7, 60, 0.4  # of alternating calls
 WARM_UPS = 3
 BACKENDS: dict[str, Any] = {"inductor": "inductor", "alt": alt}
+DYNAMO: dict[str, Any] = {"dynamo": "eager"}  # eager's kernels behind Dynamo's guards: no backend is faster to start
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Result:
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of the program `request["text"]`; `request["lock"]` is the file that one measurement holds.
 
-    With `request["errors_only"]`, only errors are figures, and nothing is timed.
+    With `request["errors_only"]`, only errors are figures, and nothing is timed. With `request["dynamo"]`, eager's
+    kernels behind Dynamo are timed too.
     """
     torch._dynamo.reset()
     gc.collect()
@@ -49,13 +51,13 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("errors_only"):
         result.errors = errors(result.text, device)
         return asdict(result)
-    calls = _calls(device, result)
+    calls = _calls(device, result, BACKENDS | DYNAMO if request.get("dynamo") else BACKENDS)
     with FileLock(request["lock"]):
         _time(calls, device, result)
     return asdict(result)
 
 
-def _calls(device: torch.device, result: Result) -> dict[str, Call]:
+def _calls(device: torch.device, result: Result, backends: dict[str, Any]) -> dict[str, Call]:
     """Return eager and the compiled programs that ran once; their first calls and errors go into `result`."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     subject = prepare(result.text, device)
@@ -64,7 +66,7 @@ def _calls(device: torch.device, result: Result) -> dict[str, Call]:
     calls = {"eager": subject.call(model)}
     expected = subject.reference()
     result.errors["eager"] = largest_error(calls["eager"](), expected)
-    for name, backend in BACKENDS.items():
+    for name, backend in backends.items():
         call = subject.call(torch.compile(model, backend=backend, dynamic=False))
         for b, value in before.items():
             model.get_buffer(b).copy_(value)

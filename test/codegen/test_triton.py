@@ -458,7 +458,7 @@ def test_a_scan_of_columns_is_read_at_its_points() -> None:
 
 
 def test_without_fusion_every_operation_is_a_kernel() -> None:
-    verify(norm_chain, [r(5, 10), r(10), r(10)], 32, cfg=resolve(None, {"fuse": False}))
+    verify(norm_chain, [r(5, 10), r(10), r(10)], 28, cfg=resolve(None, {"fuse": False}))
 
 
 def test_a_small_device_splits_nothing() -> None:

@@ -12,7 +12,8 @@ import torch
 from altbackend.compat import torch_api
 from altbackend.fx_passes.attention import gates
 from altbackend.fx_passes.attention.operators import value_of
-from test.fx_passes.test_attention import captured
+from altbackend.fx_passes.attention.tiled_kernel import attention_in_tf32
+from test.fx_passes.test_attention import CASES, IDS, Case, Fuse, captured, same
 
 T = torch.Tensor
 HALF = torch.bfloat16
@@ -77,3 +78,39 @@ def test_large_scores_are_not_stored_in_inference() -> None:
     with patch.object(torch_api, "allows_tf32", lambda: True):
         backend = captured(plain, inputs, on="cuda", attention="auto")
     assert backend.fused == 1, backend.kept()
+
+
+def tiled(backend: Fuse) -> int:
+    """Return the number of calls of the generated kernel for TF32."""
+    graphs = (gm.graph for gm in backend.graph.modules() if isinstance(gm, torch.fx.GraphModule))
+    return sum(n.target is attention_in_tf32 for graph in graphs for n in graph.nodes)
+
+
+@pytest.mark.parametrize(("dtype", "keys", "features", "trains", "tf32", "calls"), [
+    (torch.float32, 512, 64, False, True, 1),
+    (torch.float32, 512, 64, False, False, 0),  # float32 stays exact
+    (torch.float32, 512, 128, False, True, 0),  # more features than registers hold
+    (torch.float32, 512, 64, True, True, 0),
+    (torch.float32, 128, 64, False, True, 0),
+    (HALF, 512, 64, False, True, 0),
+])  # fmt: skip
+def test_tiles_of_tf32(dtype: torch.dtype, keys: int, features: int, trains: bool, tf32: bool, calls: int) -> None:
+    inputs = [torch.randn(1, 2, keys, features).to(dtype) for _ in range(3)]
+    with (
+        patch.object(torch_api, "allows_tf32", lambda: tf32),
+        patch.object(gates, "value_of", lambda n: WithGradient(value_of(n), trains)),
+    ):
+        assert tiled(captured(relative, inputs, on="cuda", attention="auto")) == calls
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_tiles_of_tf32_compute_every_form(case: Case) -> None:
+    """The operator of the generated kernel runs on a CPU too: each form of an attention gives eager's results."""
+    torch.manual_seed(0)
+    inputs = [x.float() if x.is_floating_point() else x for x in case.inputs()]
+    with patch.object(gates, "takes_tiles_of_tf32", lambda form: not form.dropout and form.sink is None):
+        backend = captured(case.fn, inputs)
+    assert backend.fused == 1, backend.kept()
+    with torch.no_grad():
+        same(backend.result, case.fn(*inputs))

@@ -21,6 +21,7 @@ from .form import Form, form_of
 from .obstacles import obstacle
 from .operators import PRODUCTS, aten, dtype_of, read, shape_of, value_of
 from .sink_kernels import attention_with_sink
+from .tiled_kernel import attention_in_tf32
 from .writes import read_results
 
 _FUSED = torch.nn.functional.scaled_dot_product_attention
@@ -204,6 +205,10 @@ def attend(build: Builder, form: Form, operands: Operands, mask: masks.Mask, sin
         query = build.call(aten.div.Tensor if divides else aten.mul.Tensor, query, factor)
     fake = value_of(query)
     result = fake.new_empty((*fake.shape[:-1], value_of(value).shape[-1]))
+    if gates.takes_tiles_of_tf32(form):
+        return build.with_value(
+            result, attention_in_tf32, query, key, value, mask.node, causal=mask.causal, scale=mask.scale
+        )
     if sink is not None:
         given = (mask.node, mask.causal, mask.scale)
         return build.with_value(result, attention_with_sink, query, key, value, sink, given)

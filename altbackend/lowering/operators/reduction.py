@@ -17,9 +17,9 @@ from ...ir.loops import COMBINE, MOST_WRITTEN_OUT, Reduction, Scan, written_out
 from ...ir.ops import LOW_PRECISION, compute_dtype
 from ...ir.value import Value
 from .. import scalar as s
-from ..context import Ctx, memory_order
+from ..context import Ctx, dense_strides, memory_order
 from ..registry import FallBack, lowers
-from ..temporary_layout import reduced_strides
+from ..temporary_layout import is_temporary, reduced_strides
 from ..tensor import Dims, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
 from .pointwise import finish
@@ -157,22 +157,16 @@ def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype, like: torch.Tensor | None = 
     return ctx.realize(Tensor(x.sizes, dtype, va.cast(va.cast(x.value, x.dtype), dtype)), like)
 
 
-def as_result_lies(ctx: Ctx, x: Tensor, dims: tuple[int, ...], like: torch.Tensor | None) -> Tensor:
-    """Return `x` for an operation on rows along `dims` whose result has the sizes of `x`.
+def crosses_three_dims(ctx: Ctx, x: Tensor, dim: int) -> bool:
+    """Return whether a scan of `x` along `dim` reads along one dimension and stores along another, on a GPU.
 
-    On a GPU, an operand whose neighbours in memory lie along another dimension than those of the result is copied. If
-    rows lie along a third dimension, no tile of them reads and stores whole sectors. A softmax over the height of a
-    channels-last image took three times as long as a transposing copy and a softmax. `like`: a fake tensor whose order
-    of strides the result takes.
+    The scan's result lies plain. If rows lie along a third dimension, no tile of them reads and stores whole sectors.
     """
     long = [k for k, n in enumerate(x.sizes) if n != 1]
     if not ctx.gpu or len(long) < 3 or not all(isinstance(n, int) for n in x.sizes):
-        return x
+        return False
     read = next(k for k in reversed(slowest_first(x, x.value)) if k in long)
-    stored = next(k for k in reversed(memory_order(ctx.strides_like(x.sizes, like), x.sizes)) if k in long)
-    if read == stored or not {read, stored}.isdisjoint(dims):
-        return x
-    return ctx.realize(x.rounded(), like, fresh=True)
+    return read != long[-1] and dim not in (read, long[-1])
 
 
 def shared_of_groups(ctx: Ctx, x: Tensor, groups: Groups, dtype: torch.dtype) -> Tensor:
@@ -348,10 +342,10 @@ def softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, as_result_lies(ctx, x, reduced_dims, out), acc, out)
+    x = shared_as_read(ctx, x, acc) if ctx.gpu else shared(ctx, x, acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     e = Tensor(x.sizes, acc, s.unary("exp", s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)))
-    e = ctx.realize(e, out)
+    e = e if ctx.gpu else ctx.realize(e, out)
     total = reduce(ctx, "sum", e, reduced_dims, acc, acc)
     return finish(ctx, x.sizes, out.dtype, s.div(e.value, expand(total, x.sizes).value))
 
@@ -362,7 +356,7 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     out = result_of(ctx)
     acc = compute_dtype(out.dtype)
     reduced_dims = norm_dims(dim, len(x.sizes))
-    x = shared(ctx, as_result_lies(ctx, x, reduced_dims, out), acc, out)
+    x = shared_as_read(ctx, x, acc) if ctx.gpu else shared(ctx, x, acc, out)
     top = reduce(ctx, "max", x, reduced_dims, acc, acc)
     shifted = s.sub(va.cast(x.value, acc), expand(top, x.sizes).value)
     total = reduce(ctx, "sum", Tensor(x.sizes, acc, s.unary("exp", shifted)), reduced_dims, acc, acc)
@@ -370,17 +364,35 @@ def log_softmax(ctx: Ctx, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return finish(ctx, x.sizes, out.dtype, s.sub(shifted, expand(log, x.sizes).value))
 
 
-def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype) -> Tensor:
-    """Emit an inclusive scan of `x` along `dim` and return its result, in a buffer of dtype `acc`."""
+def running(ctx: Ctx, op: str, x: Tensor, dim: int, acc: torch.dtype, order: Sequence[int] | None = None) -> Tensor:
+    """Emit an inclusive scan of `x` along `dim` and return its result, in a buffer of dtype `acc`.
+
+    `order`: the dimensions of the buffer from slowest to fastest, row-major by default.
+    """
     value = va.cast(va.cast(x.value, x.dtype), acc)
     if not x.sizes or x.sizes[dim] == 1:
         return Tensor(x.sizes, acc, value)
-    buffer = ctx.new_buffer(acc, x.sizes, ctx.strides_like(x.sizes, None))
+    strides = ctx.strides_like(x.sizes, None) if order is None else dense_strides(order, x.sizes)
+    buffer = ctx.new_buffer(acc, x.sizes, strides)
     ax = axes(x.sizes)
     index = ex.add(0, *(ex.mul(st, ex.ix(a)) for st, a in zip(buffer.strides, ax, strict=True)))
     parallel = tuple(a for k, a in enumerate(ax) if k != dim and x.sizes[k] != 1)
+    if order is not None:
+        parallel = tuple(ax[k] for k in order if ax[k] in parallel)
     ctx.emit(Scan(buffer.name, parallel, (ax[dim],), index, op, value, ctx.origins()))
     return of_buffer(buffer)
+
+
+def _scanned(ctx: Ctx, x: Tensor, dim: int) -> tuple[Tensor, list[int] | None]:
+    """Return `x` as a scan along `dim` reads it, and the order of the result's dimensions in memory (None: row-major).
+
+    Rows that cross two other dimensions are scanned as they lie if kernels alone read the result, and else copied.
+    """
+    if not crosses_three_dims(ctx, x, dim):
+        return x, None
+    if not is_temporary(ctx, ctx.node):
+        return ctx.realize(x.rounded(), fresh=True), None
+    return x, slowest_first(x, x.value)
 
 
 def _scan(op: str) -> Callable[..., Tensor]:
@@ -389,10 +401,12 @@ def _scan(op: str) -> Callable[..., Tensor]:
         # the input is converted to the result's dtype before it is scanned
         x = Tensor(x.sizes, out.dtype, va.cast(va.cast(x.value, x.dtype), out.dtype)) if x.dtype != out.dtype else x
         dim %= max(len(x.sizes), 1)
-        reduced = running(ctx, op, as_result_lies(ctx, x, (dim,), None), dim, compute_dtype(out.dtype))
+        x, order = _scanned(ctx, x, dim)
+        reduced = running(ctx, op, x, dim, compute_dtype(out.dtype), order)
         result = finish(ctx, x.sizes, out.dtype, reduced.value)
         # readers take half the bytes of the running result, which then stays in registers
-        return ctx.realize(result) if out.dtype in LOW_PRECISION else result
+        strides = None if order is None else dense_strides(order, x.sizes)
+        return ctx.realize(result, strides=strides) if out.dtype in LOW_PRECISION else result
 
     return lower
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
-from ....ir.loops import Extern, Node, Reduction, Scan
+from ....ir.loops import Extern, Reduction, Scan
 from ....ir.value import Value
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode, Refusal, has_columns, ordered_vars, rdims
@@ -66,13 +66,11 @@ def _build_time(fusion: Fusion, group: Group) -> Refusal | None:
 
 
 def _window(fusion: Fusion, group: Group) -> Refusal | None:
-    if any(isinstance(n, Reduction) for n in group.nodes) and _widest_window(group.nodes) > WIDEST_WINDOW:
+    windows = [n for n in group.nodes if not isinstance(n, Extern) and _most_reads(n.value) > WIDEST_WINDOW]
+    reductions = [n for n in group.nodes if isinstance(n, Reduction)]
+    if windows and reductions and not windows == reductions[:1] == reductions:
         return Refusal(f"a window of more than {WIDEST_WINDOW} elements beside a reduction takes too many registers")
     return None
-
-
-def _widest_window(nodes: Sequence[Node]) -> int:
-    return max((_most_reads(n.value) for n in nodes if not isinstance(n, Extern)), default=0)
 
 
 @functools.lru_cache(CACHED_COUNTS)
