@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 import torch
@@ -186,11 +187,38 @@ def _rearrange_input(gm: GraphModule, n: Node, region: set[Node]) -> bool:
         return False
     readers = {n, *(u for u in x.users if u in region or (region and _gives_rows_of_points(u)))}
     first = next(m for m in gm.graph.nodes if m in readers)
-    moved = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": FORMATS[val(x).dim()]})
+    source = _points_read(gm, n) if len(readers) == 1 else x
+    moved = insert(gm.graph, first, aten.clone.default, (source,), {"memory_format": FORMATS[val(x).dim()]})
     for u in readers:
         u.replace_input_with(x, moved)
     propagate(gm, [moved])
     return True
+
+
+def _points_read(gm: GraphModule, n: Node) -> Node:
+    """Return the points of an image that a convolution with strided windows of one element reads; it then has no steps.
+
+    The copy to another layout then leaves out the others.
+    """
+    x, stride = n.args[0], n.args[3]
+    assert isinstance(x, Node)
+    if _read_share(n) == 1:
+        return x
+    assert isinstance(stride, (list, tuple))
+    for dim, step in enumerate(stride, 2):
+        x = insert(gm.graph, n, aten.slice.Tensor, (x, dim, 0, val(x).shape[dim], step))
+    n.update_arg(3, [1] * len(stride))
+    return x
+
+
+def _read_share(n: Node) -> float:
+    """Return the share of an image's points that a convolution reads, which strided windows of one element lessen."""
+    stride, padding = _integers(n.args[3]), _integers(n.args[4])
+    sizes = (*val(n.args[0]).shape, *val(n.args[1]).shape)
+    is_plain = not n.args[6] and len(stride) == len(padding) == val(n).dim() - 2 and not any(padding)
+    if not is_plain or not all(isinstance(s, int) for s in sizes) or any(s != 1 for s in val(n.args[1]).shape[2:]):
+        return 1
+    return 1 / math.prod(stride)
 
 
 def _gives_rows_of_points(n: Node) -> bool:
@@ -295,16 +323,18 @@ def _saved_bytes(convolutions: Iterable[Node], constant: set[Node], device: str)
     """
     saved = 0.0
     for n in convolutions:
-        saved += (_gain_on_gpu(n) if device == "gpu" else _gain_on_cpu(n)) * (_bytes(val(n.args[0])) + _bytes(val(n)))
+        moved = _bytes(val(n.args[0])) * _read_share(n) + _bytes(val(n))
+        saved += (_gain_on_gpu(n) if device == "gpu" else _gain_on_cpu(n)) * moved
         saved += _bytes(val(n.args[1])) * (n.args[1] in constant)
     return saved
 
 
-def _copied_bytes(region: list[Node], convolutions: Collection[Node]) -> int:
+def _copied_bytes(region: list[Node], convolutions: Collection[Node]) -> float:
     """Return the bytes of the images that are copied when they enter or leave a region."""
     inside = set(region)
-    entering = {n.args[0] for n in convolutions if n.args[0] not in inside}
-    copied = sum(_bytes(val(x)) for x in entering if not is_channels_last(val(x)))
+    entering = Counter(n.args[0] for n in convolutions if n.args[0] not in inside)
+    shares = {n.args[0]: _read_share(n) if entering[n.args[0]] == 1 else 1 for n in convolutions}
+    copied = sum(_bytes(val(x)) * shares[x] for x in entering if not is_channels_last(val(x)))
     for n in region:
         if isinstance(val(n), torch.Tensor) and _is_copied(n, inside, n in convolutions):
             copied += _bytes(val(n))

@@ -38,6 +38,7 @@ from . import (
     statistics,
     strided_gradients,
     user,
+    volume_gradients,
     wide_products,
     write_backs,
 )
@@ -155,6 +156,10 @@ PASSES: tuple[Pass, ...] = (
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
     ),
     Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
+    Pass(
+        "volume gradients", P.JOINT, GPU, FAST, volume_gradients.run,
+        decision=(DecisionKind.LAYOUT, "volume gradients", "convolved", "{} of volumes in narrow groups"),
+    ),
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),

@@ -1,7 +1,7 @@
 """Search for programs that are slower than with TorchInductor, on this machine.
 
     python -m benchmarks.rivals --count 200 --seed 1 --device cuda --dtypes float32,bfloat16 --modes inference
-    python -m benchmarks.rivals --programs FILE --device cuda          # a program a line, from the first column
+    python -m benchmarks.rivals --programs benchmarks/rivals/reported.txt --device cuda     # a program a line
     python -m benchmarks.rivals --count 60 --device cpu --shrink 3     # the three worst, with fewer steps
 
 Programs compile in several processes side by side; a lock lets one measure at a time. A row: eager's, TorchInductor's

@@ -365,3 +365,12 @@ def test_windows_of_long_columns_are_read_in_blocks() -> None:
     assert elements_of_thread(b) <= 8
     x = torch.randn(2, 90, 12)
     assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
+
+
+def test_rows_that_are_read_across_and_stored_along_are_blocks() -> None:
+    """A plain result of channels-last images and of totals of parts takes squares, not whole planes."""
+    parts = torch.randn(40, 328, 192)
+    x = torch.randn(328, 192, 32, 32).contiguous(memory_format=torch.channels_last)
+    (b,) = blocks_of(lambda x: (x - parts.sum(0)[:, :, None, None]).contiguous(), x)
+    assert b.long == {1024}
+    assert (b.xblock, b.rblocks[1024]) == (64, 64)

@@ -43,6 +43,7 @@ MOST_READS = 16  # positions of one tensor that eight points of a thread read be
 PERSISTENT_BLOCK = 4096
 SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines for loads and stores
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
+NEAR = 4  # elements of a step, at most, for which the sectors that a tile reads still hold several of its elements
 COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
 VECTOR = 16  # bytes of the widest load
 VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
@@ -168,7 +169,7 @@ def transposed_sides(k: Kernel) -> Sides | None:
     for q in k.nodes:
         stored = _contiguous_loop(q.index, loops)
         for _, index in va.loads(q.value):
-            read = _contiguous_loop(index, loops)
+            read = _contiguous_loop(index, loops) or _near_loop(index, loops)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
             sides = _grown(Sides((read,), (stored,)), loops, index, q.index)
@@ -271,6 +272,11 @@ def _flops_per_row(k: Kernel, column: Atom) -> int:
     """Return the float additions that every program computes for its row before it computes elements."""
     values = {v for q in k.nodes for v in va.walk(q.value) if column not in v.vars}
     return sum(OPS[v.op].flops for v in values if v.op in OPS)
+
+
+def _near_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
+    """Return the loop whose steps are a few elements, as those of strided windows; None without one."""
+    return next((v for v in loops if isinstance(c := ex.coefficient(index, v), int) and 1 < c <= NEAR), None)
 
 
 # --- matrix products -------------------------------------------------------------------------------------------------

@@ -68,8 +68,9 @@ FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
 # for 167 with 64 points, where a copy takes 97. Short rows fill the warp: four rows of 5 points took 1,564 us for 579.
 SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE = 512, 4, 256, 1024
-# Warps of columns that begin anywhere: a norm over 16 channels of 11x11 took 397 us for 452, in bfloat16 205 for 253.
-UNALIGNED_WARPS = 8
+# Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
+# 452 with two, in bfloat16 205 for 253.
+UNALIGNED_ELEMENTS = 8
 # Elements of a tile whose loads run along rows and whose stores run across them, or the other way: a log-softmax
 # of channels-last images of 11x11 took 345 us with 8,192 elements and 505 with 2,048; 512 channels of 7x7 took 205 and
 # 462.
@@ -334,7 +335,7 @@ def _row_warps(r: _Rows, tile: int, long: bool) -> int:
         if long:
             return 16
         if r.reads_single_elements and tile <= ROW_TILE:
-            return UNALIGNED_WARPS
+            return max(tile // (WARP * UNALIGNED_ELEMENTS), 1)
         # totals of a column that several warps share meet in shared memory
         most = 2 if all(n <= SHORT_COLUMN for n in r.lengths if isinstance(n, int)) else 4
         return min(warps_of(tile), most) if tile <= 8192 else warps_of(tile)
