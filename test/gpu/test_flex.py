@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,19 @@ def test_position_out_of_range() -> None:
             compiled(*(r(1, 2, 70, 16) for _ in range(3)))
 
 
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize("masked", ["", "causal", "bias"])
 @pytest.mark.parametrize("sizes", [(2, 4, 384, 64), (3, 2, 1000, 24)], ids=str)
-def test_written_attention_in_tf32(sizes: tuple[int, ...], masked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("tf32")
+def test_written_attention_in_tf32(sizes: tuple[int, ...], masked: str) -> None:
     """Products, a mask and a softmax become one kernel, whose errors are those of products in TF32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     q, k, v = (r(*sizes) for _ in range(3))
     hidden, bias = torch.ones(sizes[-2], sizes[-2], device="cuda").triu(1).bool(), r(sizes[1], 1, sizes[-2])
 

@@ -68,7 +68,8 @@ def _build_time(fusion: Fusion, group: Group) -> Refusal | None:
 def _window(fusion: Fusion, group: Group) -> Refusal | None:
     windows = [n for n in group.nodes if not isinstance(n, Extern) and _most_reads(n.value) > WIDEST_WINDOW]
     reductions = [n for n in group.nodes if isinstance(n, Reduction)]
-    if windows and reductions and not windows == reductions[:1] == reductions:
+    sums_windows = len(reductions) == 1 and windows == reductions  # one term after the other, as of a convolution
+    if windows and reductions and not sums_windows:
         return Refusal(f"a window of more than {WIDEST_WINDOW} elements beside a reduction takes too many registers")
     return None
 

@@ -134,7 +134,7 @@ class _Rows:
         others = {q.points for q in self.members if q.kind is not Kind.POINT}
         pointwise = [q for q in self.members if isinstance(q.points, int) and q.points > COLUMN_BLOCK]
         turned = {q.points for q in pointwise if q.inner and is_turned(q, self.kernel.stored)}
-        return frozenset(turned - others)
+        return frozenset(turned - others) if _is_repeatable(self) else frozenset()
 
     def _is_longer(self, most: int) -> bool:
         return all(n == 1 or not isinstance(n, int) or n > most for n in self.lengths)
@@ -232,7 +232,8 @@ def _row_blocks(r: _Rows) -> Blocks:
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
-    while of_thread and xblock > 1 and xblock * widest > of_thread * WARP * WINDOW_WARPS:
+    least = min(_rows_of_sector(r), xblock) if r.columns else 1  # a single column would be one element of each sector
+    while of_thread and xblock > least and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, xblock, widest)
