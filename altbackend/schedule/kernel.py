@@ -21,7 +21,7 @@ from .products.matmul import Matmul
 from .scan_terms import runs_one_by_one
 from .tiling.cpu.index_ranges import split_ranges
 from .tiling.cpu.row_counters import with_row_counters
-from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed
+from .tiling.cpu.transpose import merge_all, spread_rows, tile_transposed, turn_rows
 from .tiling.gpu.row_numbers import number_rows
 from .tiling.gpu.row_order import order_rows
 
@@ -84,7 +84,8 @@ def build(p: Program, deps: Deps, g: Group, device: Device) -> Kernel:
     """Build the kernel of a fused group. On a GPU its tiles are chosen later (`tiling.gpu`)."""
     tail_bounds: dict[Atom, Index] = {}
     if isinstance(device, Cpu):
-        mapped, tail_bounds = tile_transposed(_common_loops(spread_rows(g.mapped), apart=True), device)
+        spread = _common_loops(spread_rows(g.mapped), apart=True)
+        mapped, tail_bounds = tile_transposed(turn_rows(spread), device)
     else:
         stored = _stored(deps, g)
         ordered = order_rows(p, _common_loops(g.mapped, apart=False), stored, device)

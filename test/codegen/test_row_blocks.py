@@ -131,3 +131,38 @@ def test_no_kernel_of_two_orders_runs_on_one_thread(tmp_path: Path) -> None:
     check(fn, x)
     compiled(fn, debug_dir=str(tmp_path), cache_graphs=False)(x)
     assert "const int threads = 1;" not in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+
+
+ORDERS = [
+    ((52, 8, 128), (2, 1, 0)),
+    ((30, 5, 33), (2, 1, 0)),
+    ((32, 6, 5, 48), (3, 1, 2, 0)),
+    ((17, 4, 3, 19), (3, 2, 1, 0)),
+]
+
+
+@pytest.mark.sample(4, every_value=True)
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize(("sizes", "order"), ORDERS, ids=str)
+def test_the_first_and_the_last_dimension_exchanged(
+    sizes: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randn(sizes).mul(3).to(dtype)
+    y, small = x.permute(order).contiguous().flip(0), x[..., :1].permute(order)
+    check(lambda x: x.permute(order).contiguous(), x)
+    check(lambda x, y: torch.where(x.permute(order) == y, x.permute(order), y), x, y)
+    check(lambda x, y, z: (x.permute(order).ne(y).logical_or(z), y.permute(order).contiguous()), x, y, small)
+
+
+def test_rows_of_exchanged_dimensions_are_turned_over(tmp_path: Path) -> None:
+    """Loads along the last dimension lie along rows whose neighbours are neighbours in memory."""
+    run = compiled(lambda x: x.permute(2, 1, 0).contiguous(), debug_dir=str(tmp_path), cache_graphs=False)
+    run(torch.randn(64, 6, 48))
+    assert "alt::transpose(" in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))
+
+
+def test_exchanged_dimensions_of_symbolic_sizes() -> None:
+    run = compiled(lambda x: (x * 2).permute(2, 1, 0).contiguous(), dynamic=True, cache_graphs=False)
+    for sizes in ((40, 7, 50), (64, 3, 64), (9, 12, 130), (33, 2, 5)):
+        x = torch.randn(sizes)
+        assert torch.equal(run(x), (x * 2).permute(2, 1, 0))

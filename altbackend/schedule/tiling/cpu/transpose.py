@@ -9,10 +9,10 @@ from dataclasses import replace
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
-from ....ir.loops import Reduction
+from ....ir.loops import Pointwise, Reduction
 from ...access import outside_row, same_point
 from ...device import Cpu
-from ...loop_mapping import Kind, MappedNode, Refusal, fit
+from ...loop_mapping import Kind, MappedNode, Refusal, cut_points, fit
 from ...loop_refinement import common_refinement, mergeable, merged, with_loops_of
 
 CACHED = 1024  # a kernel's loops are merged to find its rows, and then on those rows
@@ -80,6 +80,38 @@ def _reads_own_row(writers: Sequence[MappedNode], reader: MappedNode) -> bool:
         for w in writers
         if w.node.out == b
     )
+
+
+def turn_rows(mapped: list[MappedNode]) -> list[MappedNode]:
+    """Make a loop along which loads are contiguous the fastest of the rows' loops, where columns lie apart in memory.
+
+    Neighbouring rows then read the same cache lines, and `tile_transposed` finds squares. A copy of 256x64x256 numbers
+    with the first and the last dimension exchanged took 11.4 ms for 0.7.
+    """
+    if any(len(q.inner) != 1 or not isinstance(q.node, Pointwise) for q in mapped):
+        return mapped
+    nodes = [q.node for q in mapped if isinstance(q.node, Pointwise)]
+    rows, columns = ex.size_of(mapped[0].row), ex.size_of(mapped[0].inner[0])
+    if len({tuple(map(ex.size_of, n.dims)) for n in nodes}) > 1 or ex.size_of(nodes[0].dims[-1]) != columns:
+        return mapped
+    places = (k for n in nodes for _, index in va.loads(n.value) if (k := _contiguous_row(index, n.dims)) is not None)
+    if (place := next(places, None)) is None:
+        return mapped
+    orders = ([*n.dims[:place], *n.dims[place + 1 : -1], n.dims[place], n.dims[-1]] for n in nodes)
+    turned = [cut_points(n, order, rows) for n, order in zip(nodes, orders, strict=True)]
+    fitting = [q for q in turned if isinstance(q, MappedNode) and len(q.inner) == 1]
+    return fitting if len(fitting) == len(mapped) else mapped
+
+
+def _contiguous_row(index: Index, loops: Sequence[Atom]) -> int | None:
+    """Return the place of the loop along which a load is contiguous, if it is none of the two fastest; else None.
+
+    A load of fewer elements than the loops have points comes from the cache.
+    """
+    is_whole = {v for v in loops if ex.size_of(v) != 1} <= ex.vars_of(index)
+    if not is_whole or ex.coefficient(index, loops[-1]) in (None, 1):
+        return None
+    return next((k for k, v in enumerate(loops[:-2]) if ex.coefficient(index, v) == 1), None)
 
 
 def tile_transposed(mapped: list[MappedNode], device: Cpu) -> tuple[list[MappedNode], dict[Atom, Index]]:
