@@ -171,7 +171,7 @@ def _reads_as_much(ctx: Ctx, x: Tensor) -> bool:
     """Return whether the operands of `x` are as many bytes as `x`, and little computes it from them.
 
     Storing it for several kernels would only add a copy. An example is a bias of channels. The parts of a concatenation
-    are not: a kernel of statistics that read three of them took 2.7 times as long, for want of registers.
+    are not: a kernel of statistics that read three of them took longer by the time of the copy.
     """
     every = {a for a in axes(x.sizes) if ex.size_of(a) != 1}
     large = [(b, index) for b, index in va.loads(x.value) if every <= ex.vars_of(index)]
