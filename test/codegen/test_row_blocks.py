@@ -166,3 +166,11 @@ def test_exchanged_dimensions_of_symbolic_sizes() -> None:
     for sizes in ((40, 7, 50), (64, 3, 64), (9, 12, 130), (33, 2, 5)):
         x = torch.randn(sizes)
         assert torch.equal(run(x), (x * 2).permute(2, 1, 0))
+
+
+def test_columns_of_less_than_a_cache_line_keep_their_rows(tmp_path: Path) -> None:
+    """Rows in another order would write parts of cache lines that lie far apart."""
+    run = compiled(lambda x: x.permute(2, 1, 0).contiguous(), debug_dir=str(tmp_path), cache_graphs=False)
+    x = torch.randn(12, 6, 48)
+    assert torch.equal(run(x), x.permute(2, 1, 0))
+    assert "alt::transpose(" not in "".join(p.read_text() for p in tmp_path.glob("*/*kernels.cpp"))

@@ -18,7 +18,8 @@ _WHOLE = 1 << 30  # positions of the one block that no mask cuts
 def attention_in_tf32(query: T, key: T, value: T, mask: T | None, causal: bool, scale: float) -> T:
     """Return softmax(query key^T * scale + mask) value, without gradients.
 
-    The operands have four dimensions: (batch, heads, positions, features). `mask` has up to four, which are broadcast.
+    The operands are float32 of four dimensions: (batch, heads, positions, features). `mask`, added to the scores
+    (batch, heads, positions of queries, positions of keys), has up to four, which are broadcast.
     `causal`: hide the keys behind each query's position, in place of a mask.
     """
     captured: tuple[T, ...] = ()

@@ -182,7 +182,7 @@ def _reads_as_much(ctx: Ctx, x: Tensor) -> bool:
     return in_place and ctx.buffers[buffer].dtype.itemsize <= x.dtype.itemsize
 
 
-def crosses_three_dims(ctx: Ctx, x: Tensor, dim: int) -> bool:
+def _crosses_three_dims(ctx: Ctx, x: Tensor, dim: int) -> bool:
     """Return whether a scan of `x` along `dim` reads along one dimension and stores along another, on a GPU.
 
     The scan's result lies plain. If rows lie along a third dimension, no tile of them reads and stores whole sectors.
@@ -415,7 +415,7 @@ def _scanned(ctx: Ctx, x: Tensor, dim: int) -> tuple[Tensor, list[int] | None]:
 
     Rows that cross two other dimensions are scanned as they lie if kernels alone read the result, and else copied.
     """
-    if not crosses_three_dims(ctx, x, dim):
+    if not _crosses_three_dims(ctx, x, dim):
         return x, None
     if not is_temporary(ctx, ctx.node):
         return ctx.realize(x.rounded(), fresh=True), None
