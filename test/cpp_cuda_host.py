@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,8 @@ from altbackend.disk_cache.storage import open_store
 from altbackend.ir import expr as ex
 from altbackend.ir.expr import Index
 from altbackend.ir.loops import Program
+from altbackend.runtime import cuda
+from altbackend.runtime.boxed import boxed
 from altbackend.runtime.cpp_host import CppHost, HostForm, bound
 from test.cuda_host import launched
 from test.graphs import Scheduled
@@ -60,7 +63,16 @@ def build(s: Scheduled, steps: Sequence[Any], launch: Callable[..., None], **opt
     count = len(planned.launches)
     with torch_api.real_tensors():
         host.use_gpu(address, [(k + 1, 128, 0) for k in range(count)], torch.zeros(1, dtype=torch.int32), 0)
-    return printed.text, bound(host, form, _no_python, lambda: STREAM)
+    call = bound(host, form, _no_python, device=0)
+
+    @boxed
+    def run(args: list[Any]) -> Any:
+        with patch.multiple(
+            cuda, get_device=lambda: 0, raw_stream=lambda device: STREAM, thread=SimpleNamespace(bound=True)
+        ):
+            return call(args)
+
+    return printed.text, run
 
 
 def _no_python(args: list[Any]) -> Any:

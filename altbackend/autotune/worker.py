@@ -65,7 +65,7 @@ def _launch(s: StepData, buffers: dict[str, torch.Tensor], device: torch.device)
     launch = load(Cubin(base64.b64decode(s["cubin"]), s["shared"], s["warps"], s["name"]), "a candidate")
     names = s["buffers"]
     fixed = {k: buffers[b] for k, b in enumerate(names)}
-    table = Tables(len(names), 0, [[("p", k) for k in range(len(names))]], fixed).take()
+    table = Tables(len(names), 0, [[("p", k) for k in range(len(names))]], fixed).make()
     alive = (table, fixed)  # the launch reads its arguments from the table's memory
 
     def run() -> None:

@@ -48,12 +48,26 @@ def untraced(fn: Callable[..., Result]) -> Callable[..., Result]:
     return disable(fn, reason="altbackend: compilers and what they return are not traced")
 
 
-def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., object]:
+def unseen(fn: Callable[..., Result]) -> Callable[..., Result]:
+    """Return `fn` itself, such that Dynamo neither traces it nor what it calls. A call takes no longer.
+
+    Only for functions of this package that C++ calls: the mark is on the code, which all functions of one definition
+    share.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
+    vars(fn)["_torchdynamo_disable"] = True
+    vars(fn)["_torchdynamo_disable_msg"] = "altbackend: compiled graphs are not traced"
+    return fn
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., tuple[object, ...]]:
     """Return `function.apply` for calls outside of the transforms of torch.func.
 
     `apply` itself asks each input whether a transform that has ended wrapped it, which takes 0.5 us an input.
     """
-    apply: Callable[..., object] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply: Callable[..., tuple[object, ...]] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 

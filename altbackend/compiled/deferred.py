@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 from altbackend.lazy_dataclass import dataclass
 
-from ..runtime.boxed import BoxedCall, Values, boxed
+from ..runtime.boxed import BoxedCall, Values
+from ..runtime.successor import Successor
 
 Built = TypeVar("Built")
 
@@ -44,15 +45,14 @@ class DeferredBuild(Generic[Built]):
 
 def build_at_first_call(deferred: DeferredBuild[Built]) -> BoxedCall:
     """Return a callable that waits for the build in its first call. Dynamo and AOTAutograd go on meanwhile."""
-    lock, waiting, ready = threading.Lock(), [deferred], list[BoxedCall]()
+    lock, waiting = threading.Lock(), [deferred]
 
-    @boxed
-    def run(args: list[object]) -> Values:
-        if not ready:
-            with lock:
-                if waiting:  # another thread may have been faster
-                    ready.append(waiting[0].wait(args))
-                    waiting.clear()
-        return ready[0](args)
+    def first(args: list[object]) -> Values:
+        with lock:
+            if waiting:  # another thread may have been faster
+                successor.become(waiting[0].wait(args))
+                waiting.clear()
+        return successor.current(args)
 
-    return run
+    successor = Successor(first)
+    return successor.call()

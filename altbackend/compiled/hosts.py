@@ -19,9 +19,10 @@ from ..debug.trace import DecisionKind, Trace
 from ..disk_cache.storage import open_store
 from ..errors import AltError, FallbackWarning
 from ..runtime import cuda
-from ..runtime.boxed import Args, BoxedCall, Values, boxed
+from ..runtime.boxed import Args, BoxedCall, Values
 from ..runtime.cpp_host import CppHost, bound
 from ..runtime.host import Library
+from ..runtime.successor import Successor
 from .artifact import Code, HostText
 
 MIN_STEPS = 4  # fewer launches and library calls take less time than handing tensors to C++
@@ -81,8 +82,7 @@ def on_gpu(
         host = CppHost(path, text.form, kernels, [], code.constants, 0)
         flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         host.use_gpu(cuda.launch_address(), [vars(k)["kernel"] for k in kernels], flag, device)
-        call = bound(host, text.form, python, lambda: int(torch._C._cuda_getCurrentRawStream(device)))
-        return boxed(cuda.on_device(call, device))
+        return bound(host, text.form, python, device)
 
     return python if text is None or cfg.cudagraphs else _chosen(text, open_, python, cfg, trace)
 
@@ -116,28 +116,22 @@ def _switching(loader: HostLoader, python: BoxedCall) -> BoxedCall:
     """Return a call in Python that asks for the C++ program after some calls, and takes it once it is built."""
     calls = 0
 
-    @boxed
     def counted(args: Args) -> Values:
         nonlocal calls
         calls += 1
         if calls == CALLS_BEFORE_BUILD:
-            current[0] = python
+            successor.current = python
             _builder.submit(loader, use)
         return python(args)
 
     def use(call: BoxedCall) -> None:
-        current[0] = call
+        successor.become(call)
         release = vars(python).get("release")
         if release is not None:  # the memory of intermediates, which the C++ program allocates itself
             release()
 
-    current: list[BoxedCall] = [counted]
-
-    @boxed
-    def run(args: Args) -> Values:
-        return current[0](args)
-
-    return run
+    successor = Successor(counted)
+    return successor.call()
 
 
 class _Builder:

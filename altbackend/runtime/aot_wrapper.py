@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
-from ..compat.torch_api import unannotated, untraced
+from ..compat.torch_api import unannotated, unseen
 from .boxed import Args, BoxedCall, Function, Values
-from .gradients import are_batched, one_by_one, plain
+from .gradients import are_batched, is_batched, one_by_one, plain
+from .successor import follow
 from .views import Step, replay
 
 Mark = Callable[[object, set[int]], None]
+Otherwise = Callable[[Values], Callable[..., Values] | None]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
 
@@ -110,10 +113,12 @@ class _Hidden:
 
 def inference(call: BoxedCall, plan: Plan, calling: Calling) -> Function:
     """Return the callable of a graph without a backward."""
-    compute, finish, behind = _without_grad(call, calling), _finish(plan, calling.mark), _behind(plan)
-    lifted = calling.lifted
-    if finish is None and not plan.written:
-        return lambda *args: compute([*lifted, *args])
+    finish, behind, lifted = _finish(plan, calling.mark), _behind(plan), calling.lifted
+    if finish is None and not plan.written and not calling.autocast:
+        return _direct(call, lifted)
+    if _needs_no_graph(call, plan):
+        return _of_inputs(plan, lifted)
+    compute = _without_grad(call, calling)
 
     def run(*args: object) -> Values:
         inputs: Args = [*lifted, *args]
@@ -125,18 +130,90 @@ def inference(call: BoxedCall, plan: Plan, calling: Calling) -> Function:
     return run
 
 
+def _direct(call: BoxedCall, lifted: Sequence[object]) -> Function:
+    """Return the callable of a graph whose results go to the user as they are.
+
+    Its attribute `beside` returns it with a check for transforms of torch.func (`variants.transformed`). One function
+    does all, since a call of a Python function costs 2 to 4 us where its memory is in no cache.
+    """
+    recording, record = torch.is_grad_enabled, torch_api.record_gradients
+
+    def beside(transforms: Callable[[], object], otherwise: Otherwise) -> Function:
+        compute = call
+
+        def run(*args: object) -> Values:
+            if forward_ad._current_level >= 0 or transforms() is not None:
+                other = otherwise(args)
+                if other is not None:
+                    return other(*args)
+            if not recording():
+                return compute([*lifted, *args])
+            record(False)
+            try:
+                return compute([*lifted, *args])
+            finally:
+                record(True)
+
+        def use(successor: BoxedCall) -> None:
+            nonlocal compute
+            compute = successor
+
+        follow(call, use)
+        return run
+
+    run = beside(lambda: None, lambda args: None)
+    vars(run)["beside"] = beside
+    return run
+
+
+def _needs_no_graph(call: BoxedCall, plan: Plan) -> bool:
+    """Return whether all results are inputs or views of them, and the graph does nothing else."""
+    of_inputs = {k for k, _ in _behind(plan)} == {*range(len(plan.same))}
+    replayed = all(v.steps is not None for v in plan.views)
+    return (
+        of_inputs and replayed and not plan.written and not any(plan.dynamic) and getattr(call, "does_nothing", False)
+    )
+
+
+def _of_inputs(plan: Plan, lifted: Sequence[object]) -> Function:
+    """Return the callable of a graph whose results are inputs and views of them, which calls no graph."""
+    viewers = {view.result: _viewer(view) for view in plan.views}
+    makers = [(viewers.get(k), n) for k, n in sorted(_behind(plan))]
+
+    def beside(transforms: Callable[[], object], otherwise: Otherwise) -> Function:
+        def run(*args: object) -> Values:
+            if forward_ad._current_level >= 0 or transforms() is not None:
+                other = otherwise(args)
+                if other is not None:
+                    return other(*args)
+            inputs: Args = [*lifted, *args]
+            return [inputs[n] if make is None else make(inputs[n], None) for make, n in makers]
+
+        return run
+
+    run = beside(lambda: None, lambda args: None)
+    vars(run)["beside"] = beside
+    return run
+
+
 def training(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calling) -> Function:
     """Return the callable of a forward and its backward."""
-    apply = _with_grad(torch_api.plain_apply(_function(forward, backward, plan, calling)))
+    apply = torch_api.plain_apply(_function(forward, backward, plan, calling))
     finish, behind, lifted = _finish(plan, calling.mark), _behind(plan), calling.lifted
+    recording, written, detached = torch.is_grad_enabled, plan.written, plan.detached
 
     def run(*args: object) -> Values:
         inputs: Args = [*lifted, *args]
-        _advance(inputs, plan)
-        bases = {k: inputs[n] for k, n in behind}
-        for k in plan.detached:
+        if written:
+            _advance(inputs, plan)
+        bases = {} if finish is None else {k: inputs[n] for k, n in behind}
+        for k in detached:
             inputs[k] = inputs[k].detach()
-        results: Values = apply(*inputs)
+        if recording():
+            results = apply(*inputs)
+        else:
+            with torch.enable_grad():
+                results = apply(*inputs)
         return results if finish is None else finish(list(results), bases)
 
     return run
@@ -147,11 +224,11 @@ class _Context(Protocol):
 
     sizes: Sequence[object]
     unchecked: Sequence[torch.Tensor]
+    to_save: Sequence[torch.Tensor]
     saved_tensors: tuple[torch.Tensor, ...]
     _materialize_non_diff_grads: bool
     _autograd_function_id: int
 
-    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None: ...
     def maybe_clear_saved_tensors(self) -> None: ...
 
@@ -159,7 +236,8 @@ class _Context(Protocol):
 def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calling) -> type[torch.autograd.Function]:
     compute, count = _without_autocast(forward, calling), len(plan.same)
     same = [k for k, number in enumerate(plan.same) if number >= 0]
-    run_backward, load_operators = untraced(_compiled_backward(backward, plan, calling)), backward.operators
+    run_backward, load_operators = unseen(_compiled_backward(backward, plan, calling)), backward.operators
+    sizes, unchecked, unviewed, views, fixed = plan.sizes, plan.unchecked, plan.unviewed, plan.views, plan.fixed
 
     class Compiled(torch.autograd.Function):
         """One compiled forward and its backward."""
@@ -169,20 +247,30 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calli
         @staticmethod
         def forward(ctx: _Context, *args: object) -> object:
             values = list(compute(list(args)))
-            end = len(values) - plan.sizes
-            results, ctx.sizes = values[:count], values[end:]
-            saved = [t.detach() if t._is_view() else t for t in values[count:end]]
-            checked = len(saved) - plan.unchecked
-            ctx.save_for_backward(*saved[:checked])
-            ctx.unchecked = saved[checked:]
-            for k in plan.unviewed:
-                results[k] = torch.ops.aten._unsafe_view(results[k], results[k].shape)
+            if sizes:
+                ctx.sizes = values[-sizes:]
+                del values[-sizes:]
+            else:
+                ctx.sizes = ()
+            results, saved = values[:count], values[count:]
+            for k, t in enumerate(saved):
+                if t._is_view():
+                    saved[k] = t.detach()
+            if unchecked:
+                ctx.unchecked = saved[-unchecked:]
+                del saved[-unchecked:]
+            else:
+                ctx.unchecked = ()
+            ctx.to_save = tuple(saved)  # what `save_for_backward` does
+            for k in unviewed:
+                if results[k]._is_view():
+                    results[k] = torch.ops.aten._unsafe_view.default(results[k], results[k].shape)
             for k in same:
                 results[k] = None  # autograd must not see an input come back
-            for view in plan.views:
+            for view in views:
                 results[view.result] = _Hidden(results[view.result])
-            if plan.fixed:
-                ctx.mark_non_differentiable(*(results[k] for k in plan.fixed if isinstance(results[k], torch.Tensor)))
+            if fixed:
+                ctx.mark_non_differentiable(*(results[k] for k in fixed if isinstance(results[k], torch.Tensor)))
             ctx._materialize_non_diff_grads = False
             return tuple(results)
 
@@ -200,6 +288,12 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calli
                 Compiled.operators = staticmethod(load_operators())
             return (ctx._autograd_function_id, *ctx.sizes)
 
+    def use(successor: BoxedCall) -> None:
+        nonlocal compute
+        compute = successor
+
+    if not calling.autocast:
+        follow(forward, use)
     return Compiled
 
 
@@ -219,25 +313,35 @@ class _Once(torch.autograd.Function):
 
 
 def _compiled_backward(backward: Backward, plan: Plan, calling: Calling) -> Callable[[_Context, Values], object]:
-    def run_laid_out(inputs: Args) -> Values:
-        for k, t in enumerate(plan.tangents, len(inputs) - len(plan.tangents)):
-            inputs[k] = _with_layout(inputs[k], t)
-        return backward.call(inputs)
-
-    compute = _without_grad(run_laid_out, calling)
+    graph, tangents, deterministic = backward.call, plan.tangents, backward.deterministic
+    transforms, is_deterministic = torch._C._functorch.peek_interpreter_stack, torch._C._get_deterministic_algorithms
+    recording = torch.is_grad_enabled
 
     def run(ctx: _Context, gradients: Values) -> object:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if transforms() is not None:
             raise RuntimeError("a compiled backward was called under vmap, grad or vjp; compile all of it instead")
-        if torch.are_deterministic_algorithms_enabled() and not backward.deterministic:
+        if not deterministic and is_deterministic():
             raise RuntimeError(
                 "torch.use_deterministic_algorithms(True) was set between a compiled forward and its backward; "
                 "set it before the forward"
             )
         args = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked]
-        first = len(args)
-        args += [gradients[t.result] for t in plan.tangents]
+        args += [gradients[t.result] for t in tangents]
         del gradients
+        if recording() or calling.autocast or not _lay_out(args, tangents):
+            return seldom(ctx, args)
+        ctx.maybe_clear_saved_tensors()
+        return tuple(graph(args))
+
+    def run_laid_out(inputs: Args) -> Values:
+        _lay_out(inputs, tangents)
+        return graph(inputs)
+
+    compute = _without_grad(run_laid_out, calling)
+
+    def seldom(ctx: _Context, args: Args) -> object:
+        """Compute gradients that are batched, that need gradients, or under autocast."""
+        first = len(args) - len(tangents)
 
         def computed() -> object:
             ctx.maybe_clear_saved_tensors()
@@ -245,23 +349,38 @@ def _compiled_backward(backward: Backward, plan: Plan, calling: Calling) -> Call
                 return one_by_one(compute, args, range(first, len(args)))
             return tuple(compute(args))
 
-        if torch.is_grad_enabled():
+        if recording():
             return unannotated(_Once.apply)(computed, torch.empty(0, requires_grad=True))
         return computed()
 
+    def use(successor: BoxedCall) -> None:
+        nonlocal graph
+        graph = successor
+
+    follow(graph, use)
     return run
 
 
-def _with_layout(gradient: object, tangent: Tangent) -> object:
-    """Return a gradient in the layout that the backward was compiled for. Raise RuntimeError for a tensor subclass."""
-    if not isinstance(gradient, torch.Tensor):
-        return gradient
-    if type(gradient) not in (torch.Tensor, torch.nn.Parameter):
-        raise RuntimeError(
-            f"the gradient of result {tangent.result} of a compiled graph is a {type(gradient).__name__}, but a plain "
-            "tensor was expected; compile the loss together with its inputs"
-        )
-    return _relaid(plain(gradient), tangent)
+def _lay_out(args: Args, tangents: Sequence[Tangent]) -> bool:
+    """Put the gradients, the last of `args`, into the layouts that the backward was compiled for.
+
+    Return False if one is batched, which then stays as it is. Raise RuntimeError for a tensor subclass.
+    """
+    for k, t in enumerate(tangents, len(args) - len(tangents)):
+        g = args[k]
+        if type(g) not in (torch.Tensor, torch.nn.Parameter):
+            if isinstance(g, torch.Tensor):
+                raise RuntimeError(
+                    f"the gradient of result {t.result} of a compiled graph is a {type(g).__name__}, but a plain "
+                    "tensor was expected; compile the loss together with its inputs"
+                )
+        elif is_batched(g):
+            return False
+        elif g.is_neg() or g.is_conj() or g._is_zerotensor():  # `plain`, without a call
+            args[k] = _relaid(plain(g), t)
+        elif t.format or g.stride() != t.stride or g.shape != t.size:
+            args[k] = _relaid(g, t)
+    return True
 
 
 def _relaid(gradient: torch.Tensor, tangent: Tangent) -> torch.Tensor:
@@ -301,19 +420,6 @@ def _without_grad(call: BoxedCall, calling: Calling) -> BoxedCall:
     return run
 
 
-def _with_grad(function: Function) -> Function:
-    """Return `function`, which runs with gradients recorded."""
-    recording = torch.is_grad_enabled
-
-    def run(*args: object) -> object:
-        if recording():
-            return function(*args)
-        with torch.enable_grad():
-            return function(*args)
-
-    return run
-
-
 def _advance(args: Values, plan: Plan) -> None:
     if plan.written:
         torch.autograd.graph.increment_version(tuple(args[k] for k in plan.written))
@@ -330,14 +436,14 @@ def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, torch.T
 
     Return None if results need neither.
     """
-    views = [(view.result, _viewer(view), view.requires_grad) for view in plan.views]
+    views = [(view.result, _viewer(view)) for view in plan.views]
     dynamic = [(k, set(dims)) for k, dims in enumerate(plan.dynamic) if dims]
     if not dynamic and not _behind(plan):
         return None
 
     def finished(results: list[object], inputs: dict[int, torch.Tensor]) -> list[object]:
-        for k, view, requires_grad in views:
-            inputs[k] = _with_gradient(inputs[k], view(inputs[k], results[k]), requires_grad)
+        for k, view in views:
+            inputs[k] = view(inputs[k], results[k])
         for k, base in inputs.items():
             results[k] = base
         for k, dims in dynamic:
@@ -349,18 +455,18 @@ def _finish(plan: Plan, mark: Mark) -> Callable[[list[object], dict[int, torch.T
 
 def _viewer(view: Alias) -> Callable[[torch.Tensor, object], torch.Tensor]:
     """Return the function that makes a result of its base input and of the value that the graph returned for it."""
-    if view.steps is None:
-        return _restrided
-    rebuild = replay(view.steps)
-    return lambda base, _: rebuild(base)
+    rebuild = None if view.steps is None else replay(view.steps)
+    requires_grad = view.requires_grad
+
+    def make(base: torch.Tensor, result: object) -> torch.Tensor:
+        rebuilt = _restrided(base, result) if rebuild is None else rebuild(base)
+        if base.requires_grad == requires_grad:
+            return rebuilt
+        return rebuilt.requires_grad_() if requires_grad else rebuilt.detach()
+
+    return make
 
 
 def _restrided(base: torch.Tensor, result: Any) -> torch.Tensor:
     like = result.tensor if isinstance(result, _Hidden) else result
     return base.as_strided(like.shape, like.stride(), like.storage_offset())
-
-
-def _with_gradient(base: torch.Tensor, view: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    if base.requires_grad and not requires_grad:
-        return view.detach()
-    return view.requires_grad_() if requires_grad and not base.requires_grad else view

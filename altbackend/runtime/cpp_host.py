@@ -11,6 +11,7 @@ import torch
 
 from altbackend.lazy_dataclass import dataclass
 
+from . import cuda
 from .boxed import Args, BoxedCall, Values, boxed
 from .donated import owned
 from .host import close_with
@@ -82,10 +83,8 @@ class CppHost:
         self.dll.alt_graph_gpu(self.state, *pointers, device)
 
 
-def bound(
-    host: CppHost, form: HostForm, python: BoxedCall, stream: Callable[[], int | None] | None = None
-) -> BoxedCall:
-    """Return the call of a host program in C++. `stream`: returns the stream of a GPU on which it runs.
+def bound(host: CppHost, form: HostForm, python: BoxedCall, device: int = -1) -> BoxedCall:
+    """Return the call of a host program in C++. `device`: the number of the GPU on whose current stream it runs, or -1.
 
     `python` is the same program in Python. It runs calls under a dispatch mode, and calls that C++ gave up before they
     had an effect: it raises their errors.
@@ -95,10 +94,15 @@ def bound(
     tensors = [k for k, t in enumerate(is_tensor) if t]
     numbers = [k for k, kind in enumerate(form.inputs) if kind == "n"]
     only_tensors = all(is_tensor)
-    finish, donated = _results(form), form.donated
+    finish, donated, on_gpu = _results(form), form.donated, device >= 0
 
     @boxed
     def call(args: Args) -> Values:
+        stream = 0
+        if on_gpu:
+            if cuda.get_device() != device or not getattr(cuda.thread, "bound", False):
+                return elsewhere(args)
+            stream = cuda.raw_stream(device)
         if _modes():
             return python(args)
         own = [int(owned(args, donated))] if donated else nothing
@@ -109,12 +113,13 @@ def bound(
         rest = nothing if only_tensors else [None if t else x for t, x in zip(is_tensor, args, strict=True)]
         args.clear()
         given = [rest[k] for k in numbers] + own if numbers else own
-        out = run(host.state, handles, given, stream() if stream else None)
+        out = run(host.state, handles, given, stream)
         if out is not None:
             return finish(out)
         tensors_left = iter(tensors_of(handles))
         return python([next(tensors_left) if t else rest[k] for k, t in enumerate(is_tensor)])
 
+    elsewhere = cuda.on_device(call, device) if on_gpu else call
     return call
 
 
@@ -127,4 +132,4 @@ def _results(form: HostForm) -> Callable[[list[Any]], Values]:
             out[k] = t
         return tuple(out)
 
-    return mixed if len(where) < len(form.outputs) else lambda out: tuple(tensors_of(out))
+    return mixed if len(where) < len(form.outputs) else tensors_of

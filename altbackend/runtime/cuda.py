@@ -51,7 +51,11 @@ def _check(status: int, what: str) -> None:
         raise RuntimeError(f"CUDA error {status} in {what}: {(text.value or b'?').decode()}")
 
 
-_thread = threading.local()
+thread = threading.local()
+"""`bound`: whether this thread has the context of a device. Host programs ask before each call."""
+
+get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 def bind_context(device: int) -> None:
@@ -59,14 +63,14 @@ def bind_context(device: int) -> None:
 
     autograd's threads, which run backwards, start without a context. Raise RuntimeError if the driver refuses.
     """
-    if getattr(_thread, "bound", False):
+    if getattr(thread, "bound", False):
         return
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "reading the context")
     if not context.value:
         _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "making a context")
         _check(driver.cuCtxSetCurrent(context), "binding a context")
-    _thread.bound = True
+    thread.bound = True
 
 
 def load(cubin: Cubin, name: str) -> Callable[[int, ctypes.c_void_p, ctypes.Array[ctypes.c_void_p]], None]:
@@ -119,20 +123,10 @@ class Tables:
         self, slots: int, sizes: int, launches: Sequence[Sequence[Argument]], fixed: Mapping[int, torch.Tensor]
     ) -> None:
         self.slots, self.sizes, self.launches, self.fixed = slots, sizes, launches, fixed
-        self.idle: list[Table] = []
-        self.lock = threading.Lock()
+        self.idle: list[Table] = []  # calls take one with `pop` and return it with `append`, which need no lock
 
-    def take(self) -> Table:
-        with self.lock:
-            if self.idle:
-                return self.idle.pop()
-        return self._make()
-
-    def give(self, t: Table) -> None:
-        with self.lock:
-            self.idle.append(t)
-
-    def _make(self) -> Table:
+    def make(self) -> Table:
+        """Return a new table."""
         pointers = (ctypes.c_void_p * max(self.slots, 1))()
         sizes = (ctypes.c_int64 * max(self.sizes, 1))()
         nothing = ctypes.c_void_p()
@@ -148,7 +142,7 @@ class Tables:
 
 def stream(device: int) -> ctypes.c_void_p:
     """Return the current stream of `device` in the driver's type."""
-    return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device))
+    return ctypes.c_void_p(raw_stream(device))
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
@@ -162,11 +156,10 @@ def aligned(t: torch.Tensor) -> torch.Tensor:
 
 def on_device(call: BoxedCall, device: int) -> BoxedCall:
     """Return `call` with `device` made current, for allocation and launches. Its attribute `check` is copied."""
-    current, guard = torch._C._cuda_getDevice, torch.cuda.device(device)
+    guard = torch.cuda.device(device)
 
     def run(args: Args) -> Values:
-        if current() == device:
-            bind_context(device)
+        if get_device() == device and getattr(thread, "bound", False):
             return call(args)
         with guard:
             bind_context(device)

@@ -7,6 +7,7 @@ A parameter becomes a `DiscardedTensor` in place. It keeps its sizes but has no 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from weakref import WeakSet
 
 import torch
 
@@ -15,6 +16,7 @@ from ..errors import DiscardedParameter
 from .boxed import Function
 
 _HOLDER = "_altbackend_originals"
+_holders: WeakSet[Originals] = WeakSet()
 
 
 class DiscardedTensor(torch.Tensor):
@@ -45,6 +47,7 @@ class Originals:
 
     def __init__(self, call: Function, tensors: Mapping[int, torch.Tensor]) -> None:
         self.call, self.tensors = call, dict(tensors)
+        _holders.add(self)
         for t in tensors.values():
             setattr(t, _HOLDER, self)
 
@@ -62,7 +65,7 @@ class Originals:
 
 def are_originals(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether nobody but compiled code is to read or write these tensors."""
-    return all(hasattr(t, _HOLDER) for t in tensors)
+    return bool(_holders) and all(hasattr(t, _HOLDER) for t in tensors)
 
 
 def release(unread: Sequence[torch.Tensor]) -> None:

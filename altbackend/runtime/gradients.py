@@ -8,7 +8,7 @@ import torch
 
 from .boxed import Args, BoxedCall, Values, boxed
 
-_is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def plain(gradient: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def accepting_any_gradient(
         for k in range(first, end):
             g = args[k]
             if isinstance(g, torch.Tensor):
-                if _is_batched(g):
+                if is_batched(g):
                     return one_by_one(run, args, range(first, end), _levels())
                 args[k] = torch._neg_view(plain(g).neg()) if k in negative else plain(g)
         return backward(args)
@@ -43,7 +43,7 @@ def accepting_any_gradient(
 
 def are_batched(gradients: Sequence[object]) -> bool:
     """Return whether autograd asks for the gradients of several cotangents at once."""
-    return any(isinstance(g, torch.Tensor) and _is_batched(g) for g in gradients)
+    return any(isinstance(g, torch.Tensor) and is_batched(g) for g in gradients)
 
 
 def one_by_one(backward: BoxedCall, args: Args, batched: Sequence[int], level: int | None = None) -> Values:

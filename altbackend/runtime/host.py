@@ -40,6 +40,9 @@ class Workspace:
     scalars: object
 
 
+MOST_SPARE = 4  # workspaces of one layout that wait for a call
+
+
 class Workspaces:
     """The workspaces of one graph. Each running call takes its own, so that concurrent calls never share one.
 
@@ -54,6 +57,7 @@ class Workspaces:
         self.others = others
         self.layout, self.slots, self.fixed, self.reuse, self.keep = layout, slots, fixed, reuse, keep
         self.idle: dict[tuple[int, ...], list[Workspace]] = {}
+        self.spare = list[Workspace]()  # those of a graph without sizes, which its program takes without a call
         self.lock = threading.Lock()
         self.constants: dict[str, object] = {}
 
@@ -61,7 +65,7 @@ class Workspaces:
         try:
             return self.idle[symbols].pop()
         except (KeyError, IndexError):
-            return self._make(symbols)
+            return self.make(*symbols)
 
     def give(self, ws: Workspace, *symbols: int) -> None:
         if not self.keep:
@@ -70,10 +74,16 @@ class Workspaces:
             if symbols not in self.idle and len(self.idle) >= 8:
                 self.idle.pop(next(iter(self.idle)))
             waiting = self.idle.setdefault(symbols, [])
-            if len(waiting) < 4:
+            if len(waiting) < MOST_SPARE:
                 waiting.append(ws)
 
-    def _make(self, symbols: tuple[int, ...]) -> Workspace:
+    def release(self) -> None:
+        """Free the workspaces that no call uses."""
+        self.idle.clear()
+        self.spare.clear()
+
+    def make(self, *symbols: int) -> Workspace:
+        """Return a new workspace for these sizes."""
         blocks, windows = self.layout(*symbols)
         offsets, total = plan([b[1:] for b in blocks], self.reuse)
         arena = torch.empty(total + 64, dtype=torch.uint8)

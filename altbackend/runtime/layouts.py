@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .boxed import Args, BoxedCall, Values, boxed
+from .successor import follow
 
 Layouts = tuple[tuple[int, tuple[int, ...], bool], ...]  # input, its strides, whether the graph writes it
 
@@ -16,14 +17,20 @@ def with_traced_strides(call: BoxedCall, layouts: Layouts) -> BoxedCall:
     """
     if not layouts:
         return call
+    compute = call
 
     @boxed
     def run(args: Args) -> Values:
         for k, strides, written in layouts:
             if args[k].stride() != strides:
                 args[k] = _restrided(args[k], strides, k, written)
-        return call(args)
+        return compute(args)
 
+    def use(successor: BoxedCall) -> None:
+        nonlocal compute
+        compute = successor
+
+    follow(call, use)
     return run
 
 

@@ -129,18 +129,29 @@ def transformed(call: Call, variants: Variants) -> Call:
     Compiled code supports neither. The check costs an eighth of a microsecond per call. Dynamo does not trace the
     result; it removes the mark that says so where it calls the result itself, so that nothing below needs a mark.
     """
-    stack = torch._C._functorch.peek_interpreter_stack
+    transforms = torch._C._functorch.peek_interpreter_stack
 
-    def run(*args: object) -> object:
+    def otherwise(args: Values) -> Call | None:
         if forward_ad._current_level >= 0 and _has_tangent(args):
             what, todo = "inputs of a compiled graph have forward-mode tangents", "compile what makes them dual as well"
-            return variants.by_operators(what, todo)(*args)
-        if stack() is not None:
+            return variants.by_operators(what, todo)
+        if transforms() is not None:
             what, todo = (
                 "a compiled graph is called under a transform of torch.func",
                 "compile the transformed function",
             )
-            return variants.by_operators(what, todo)(*args)
+            return variants.by_operators(what, todo)
+        return None
+
+    beside: Callable[..., Call] | None = getattr(call, "beside", None)
+    if beside is not None:
+        return untraced(beside(transforms, otherwise))
+
+    def run(*args: object) -> object:
+        if forward_ad._current_level >= 0 or transforms() is not None:
+            other = otherwise(args)
+            if other is not None:
+                return other(*args)
         return call(*args)
 
     return untraced(run)

@@ -40,6 +40,21 @@ OPERATORS: dict[str, Function] = {
     "view_as_real": _aten.view_as_real.default,
     "view_dtype": _aten.view.dtype,
 }
+# Methods and functions of torch whose parser takes the same arguments. They take a fifth of the time of an operator.
+_FUNCTIONS: dict[str, Function] = {
+    "as_strided": torch.as_strided,
+    "diagonal": torch.diagonal,
+    "permute": torch.permute,
+    "select_int": torch.select,
+    "squeeze": torch.squeeze,
+    "squeeze_dim": torch.squeeze,
+    "squeeze_dims": torch.squeeze,
+    "t": torch.t,
+    "transpose_int": torch.transpose,
+    "unfold": torch.Tensor.unfold,
+    "unsqueeze": torch.unsqueeze,
+    "view": torch.Tensor.view,
+}
 _IMPLICIT = {"expand": ("implicit",)}  # arguments that are keyword-only
 
 
@@ -58,6 +73,8 @@ class Step:
 def replay(steps: Sequence[Step]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function that applies the steps to a tensor. Raise KeyError for an unknown operator."""
     calls = [_call(s) for s in steps]
+    if len(calls) == 1:
+        return calls[0]
 
     def apply(base: torch.Tensor) -> torch.Tensor:
         for call in calls:
@@ -68,10 +85,12 @@ def replay(steps: Sequence[Step]) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _call(s: Step) -> Callable[[torch.Tensor], torch.Tensor]:
-    op = OPERATORS[s.name]
+    op = _FUNCTIONS.get(s.name, OPERATORS[s.name])
     args = [getattr(torch, a) if isinstance(a, str) else a for a in s.args]
     names = _IMPLICIT.get(s.name, ())
     keywords = {name: args.pop() for name in names}
     if s.part >= 0:
         return lambda base: op(base, *args, **keywords)[s.part]
-    return lambda base: op(base, *args, **keywords)
+    if keywords:
+        return lambda base: op(base, *args, **keywords)
+    return lambda base: op(base, *args)

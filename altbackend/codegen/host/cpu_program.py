@@ -9,6 +9,7 @@ from altbackend.lazy_dataclass import dataclass
 from ...aten.name import is_foreign
 from ...config.options import Config
 from ...ir.loops import Extern, Program, results_text, unbacked_symbols
+from ...runtime.host import MOST_SPARE
 from .debug_file import file_text
 from .launch_plan import Launch, LaunchPlan, Locations, cpp_text, full_view
 from .python_text import (
@@ -53,7 +54,7 @@ def build(planned: LaunchPlan, cfg: Config, any_strides: bool = False) -> Host:
 
 def _body(planned: LaunchPlan, cfg: Config, any_strides: bool) -> HostLines:
     w, p, locations = HostLines(), planned.program, planned.locations
-    _prologue(w, p, locations, any_strides, cfg.size_asserts)
+    _prologue(w, planned, any_strides, cfg.size_asserts)
     drops = planned.drops()
     segment_of = {numbers[0]: (n, numbers) for n, numbers in enumerate(planned.segments)}
     for k, s in enumerate(planned.steps):
@@ -68,22 +69,42 @@ def _body(planned: LaunchPlan, cfg: Config, any_strides: bool) -> HostLines:
         for j in last:
             if j in drops:
                 w.add(f"del {', '.join(drops[j])}")
-    w.add(f"spaces.give({', '.join(['ws', *locations.layout])})")
+    if locations.layout:
+        w.add(f"spaces.give({', '.join(['ws', *locations.layout])})")
+    elif cfg.persistent_workspace and _has_workspace(planned):
+        w.add(f"if len(spare) < {MOST_SPARE}:")
+        w.add("    spare.append(ws)")
     w.add(return_line(p))
     return w
 
 
-def _prologue(w: HostLines, p: Program, locations: Locations, any_strides: bool, checked: bool) -> None:
+def _has_workspace(planned: LaunchPlan) -> bool:
+    """Return whether calls need memory besides their results and those of library calls."""
+    locations = planned.locations
+    return bool(planned.segments or locations.arena or locations.windows or locations.symbols or locations.slots)
+
+
+def _prologue(w: HostLines, planned: LaunchPlan, any_strides: bool, checked: bool) -> None:
+    p, locations = planned.program, planned.locations
     open_call(w, p, locations.takes)
     bind_sizes(w, p, any_strides, checked and not any_strides)
     bind_numbers(w, p)
-    w.add(f"ws = spaces.take({', '.join(locations.layout)})")
+    if not _has_workspace(planned):
+        return
+    if locations.layout:
+        w.add(f"ws = spaces.take({', '.join(locations.layout)})")
+    else:
+        w.add("try:")
+        w.add("    ws = spare.pop()")
+        w.add("except IndexError:")
+        w.add("    ws = spaces.make()")
     w.add("P, S, V, E = ws.pointers, ws.scalars, ws.views, ws.error_pointer")
     unbacked = unbacked_symbols(p)
     for k, s in enumerate(locations.symbols):
         if k >= locations.layout_symbols and s not in unbacked:
             w.add(f"S[{k}] = {s}")
-    w.add("threads = num_threads()")
+    if planned.segments:
+        w.add("threads = num_threads()")
     for b in p.inputs:
         if b in locations.slots:
             _set_pointer(w, locations, b)

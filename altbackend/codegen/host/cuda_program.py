@@ -36,10 +36,16 @@ from .python_text import (
     promise_imports,
     provenance,
     return_line,
+    tuple_text,
 )
 from .take_over import Uses, Writes, take_overs
 
 # Many other operators return their argument where nothing is to be done, and few schemas say so.
+_RUNTIME = (
+    *("ErrorFlag", "Tables", "aligned", "empty_cuda", "ensure_strides"),
+    *("get_device", "on_device", "raw_stream", "thread", "view"),
+)
+ALIGNMENT = 16  # bytes that kernels assume a tensor's address to be a multiple of
 _RETURNS_NEW = words("mm addmm bmm baddbmm convolution convolution_backward")
 
 
@@ -247,20 +253,29 @@ def _body(planned: CudaPlan, any_strides: bool, checked: bool) -> HostLines:
             _extern(w, planned, s)
         if k in last:
             w.add(f"del {', '.join(last[k])}")
-    w.add("tables.give(t)")
+    if planned.launches:
+        w.add("idle.append(t)")
     w.add(return_line(p))
     return w
 
 
 def _prologue(w: HostLines, planned: CudaPlan, any_strides: bool, checked: bool) -> None:
     p, locations = planned.program, planned.locations
+    w.add("if get_device() != DEVICE or not getattr(thread, 'bound', False):")
+    w.add("    return elsewhere(args)")
     open_call(w, p, locations.takes)
     if planned.flagged:
         w.add("flag.check()")
     bind_sizes(w, p, any_strides, checked)
     bind_numbers(w, p)
-    w.add("t = tables.take()")
-    w.add("P, S, L, stream = t.pointers, t.sizes, t.launches, current_stream(DEVICE)")
+    if not planned.launches:
+        return
+    w.add("try:")
+    w.add("    t = idle.pop()")
+    w.add("except IndexError:")
+    w.add("    t = tables.make()")
+    sizes = ("S, ", "t.sizes, ") if locations.symbols else ("", "")
+    w.add(f"P, {sizes[0]}L, stream = t.pointers, {sizes[1]}t.launches, c_void_p(raw_stream(DEVICE))")
     unbacked = unbacked_symbols(p)
     for k, s in enumerate(locations.symbols):
         if s not in unbacked:
@@ -269,11 +284,15 @@ def _prologue(w: HostLines, planned: CudaPlan, any_strides: bool, checked: bool)
         if p.buffers[b].device.type == "cpu":
             _copy_to_gpu(w, planned, b)
             continue
-        tensor = b
-        if b not in planned.written:
-            tensor = f"{b}_near" if b in planned.viewed else b
-            w.add(f"{tensor} = aligned({b})")
-        w.add(f"P[{locations.slots[b]}] = {tensor}.data_ptr()")
+        if b in planned.written:
+            w.add(f"P[{locations.slots[b]}] = {b}.data_ptr()")
+            continue
+        near = f"{b}_near" if b in planned.viewed else b
+        w.add(f"at = {b}.data_ptr()")
+        w.add(f"if at % {ALIGNMENT}:")
+        w.add(f"    {near} = aligned({b})")
+        w.add(f"    at = {near}.data_ptr()")
+        w.add(f"P[{locations.slots[b]}] = at")
 
 
 def _copy_to_gpu(w: HostLines, planned: CudaPlan, b: str) -> None:
@@ -314,9 +333,24 @@ def _extern(w: HostLines, planned: CudaPlan, s: Extern) -> None:
                 _copy_to_gpu(w, planned, o)
             continue
         if (b.sizes or o in locations.slots) and not s.aliases:  # a view must stay a view, at any address
-            w.add(f"{o} = ensure_strides({o}, {geometry_text(p, o)})")
+            _check_geometry(w, planned, s, o)
         if o in locations.slots:
             w.add(f"P[{locations.slots[o]}] = {o}.data_ptr()")
+
+
+def _check_geometry(w: HostLines, planned: CudaPlan, s: Extern, o: str) -> None:
+    """Print the check that a library result has the traced strides, without a function call where it most often has."""
+    p = planned.program
+    sizes, strides = tuple_text(p.buffers[o].sizes), tuple_text(p.buffers[o].strides)
+    line = f"{o} = ensure_strides({o}, {sizes}, {strides})"
+    if operator_name(s.target) not in _RETURNS_NEW:  # others may return a zero tensor without memory
+        w.add(line)
+        return
+    conditions = [f"{o}.stride() != {strides}", f"{o}.shape != {sizes}"]
+    if o in planned.locations.slots:
+        conditions.append(f"{o}.data_ptr() % {ALIGNMENT}")
+    w.add(f"if {' or '.join(conditions)}:")
+    w.add(f"    {line}")
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -345,8 +379,8 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
     lines = [
         *number_imports(p),
         "import torch",
-        "from altbackend.runtime.cuda import ErrorFlag, Tables, aligned, empty_cuda, ensure_strides, on_device, view",
-        "from altbackend.runtime.cuda import stream as current_stream",
+        "from ctypes import c_void_p",
+        f"from altbackend.runtime.cuda import {', '.join(_RUNTIME)}",
         *(f"from altbackend.runtime.host import {name}" for name in optional_functions(w)),
         *promise_imports(p),
         *owned_import(p, locations.takes),
@@ -359,6 +393,7 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
         *(f"        {text},  # SOURCE{n}" for text, n in zip(arguments, numbers, strict=True)),
         "    ]",
         f"    tables = Tables({flag + 1}, {len(locations.symbols)}, launches, {{{fixed_text}}})",
+        "    idle = tables.idle",
         *([f"    {', '.join(f'kernel{n}' for n in range(len(launched)))}, = kernels"] if launched else []),
         *(f"    {k[3:]} = {v}" for k, v in w.targets.items() if k.startswith("fn ")),
         "",
@@ -366,7 +401,8 @@ def _file(planned: CudaPlan, w: HostLines) -> str:
         *w.body,
         "",
         *(["    call.check = flag.check"] if planned.flagged else []),
-        "    return on_device(call, DEVICE)",
+        "    elsewhere = on_device(call, DEVICE)",
+        "    return call",
         "",
         "",
         *sources,
