@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+import torch
 from torch.fx import GraphModule, Node
 
 from altbackend.lazy_dataclass import dataclass
 
+from ..compat import torch_api
 from ..config.options import Config
 from ..debug.trace import DecisionKind, Trace
 from .constants import constant_nodes
@@ -43,6 +45,14 @@ class Context:
     def mode(self) -> str:
         """Return the option `numerics`: "fast" or "eager"."""
         return self.config.numerics
+
+    def product_may_replace_convolution(self, dtype: torch.dtype) -> bool:
+        """Return whether torch's settings let a product round its operands just as a convolution does.
+
+        torch has a setting for each. By default, convolutions of float32 on a GPU round to TF32 and products do not.
+        """
+        same_setting = torch_api.allows_tf32() == torch_api.allows_tf32_convolutions()
+        return self.device != "gpu" or dtype != torch.float32 or same_setting
 
     @property
     def freezes(self) -> bool:

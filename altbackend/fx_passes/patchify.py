@@ -16,7 +16,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Rewrite such convolutions of static 4-D float tensors; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten.convolution.default) and _suits(n):
+        if is_call(n, aten.convolution.default) and _suits(n) and ctx.product_may_replace_convolution(val(n).dtype):
             _rewrite(gm, n)
             count += 1
     return count

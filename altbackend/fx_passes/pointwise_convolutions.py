@@ -25,11 +25,15 @@ def run(gm: GraphModule, ctx: Context) -> int:
     count, changed = 0, set[Node]()
     for n in list(gm.graph.nodes):
         update(n, changed)  # in the same walk: one through the graph for each product takes quadratic time
-        if is_call(n, aten.convolution.default) and _suits(n) and (ctx.device == "gpu" or _gains_on_cpu(n)):
+        if is_call(n, aten.convolution.default) and _suits(n) and _gains(n, ctx):
             if (result := _rewrite(gm, n)) is not None:
                 changed.add(result)
             count += 1
     return count
+
+
+def _gains(n: Node, ctx: Context) -> bool:
+    return _gains_on_cpu(n) if ctx.device == "cpu" else ctx.product_may_replace_convolution(val(n).dtype)
 
 
 def _gains_on_cpu(n: Node) -> bool:

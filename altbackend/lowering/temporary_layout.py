@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..aten.name import operator_name
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view
@@ -48,7 +49,8 @@ def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> t
 
 def is_computed(n: torch.fx.Node) -> bool:
     """Return whether a kernel computes a node from its operands element by element, whatever their layouts."""
-    return is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
+    by_statistics = operator_name(n.target) == "_native_batch_norm_legit_no_training"  # whose statistics are inputs
+    return by_statistics or is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
 
 
 def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from altbackend import decomp
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import batch_linears, inference, onednn, pointwise_convolutions
+from altbackend.fx_passes import batch_linears, inference, onednn, patchify, pointwise_convolutions
 from altbackend.fx_passes.constants import constant_nodes
 from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.graph import stable_sort
@@ -36,6 +37,41 @@ def context(device: str, static: tuple[int, ...] = (), **options: Any) -> Contex
 
 def result(gm: torch.fx.GraphModule) -> Any:
     return gm.graph.output_node().args[0].meta["val"]
+
+
+@pytest.fixture(autouse=True)
+def tf32() -> Iterator[None]:
+    """Let products of float32 round as convolutions do, so that they may replace them."""
+    with precisions("high", convolutions=True):
+        yield
+
+
+@contextlib.contextmanager
+def precisions(products: str, convolutions: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("products", "convolutions"), [("highest", True), ("high", False), ("highest", False)])
+@pytest.mark.parametrize(("rewrite", "window"), [(pointwise_convolutions.run, 1), (patchify.run, 2)])
+def test_a_product_replaces_a_convolution_if_both_round_alike(
+    rewrite: Callable[..., int], window: int, products: str, convolutions: bool, dtype: torch.dtype
+) -> None:
+    x = torch.randn(2, 6, 4, 8).to(dtype, memory_format=torch.channels_last)
+    w = torch.randn(4, 6, window, window).to(dtype, memory_format=torch.channels_last)
+    with precisions(products, convolutions):
+        for device in ("gpu", "cpu"):
+            gm = traced(lambda x, w: F.conv2d(x, w, stride=window), x, w)
+            differ = device == "gpu" and dtype == torch.float32 and (products == "high") != convolutions
+            with patch.object(onednn, "computes", lambda dtype: True):
+                assert rewrite(gm, context(device)) == (not differ)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from ...aten.name import operator_name
-from ...aten.pointwise import is_tagged
-from ...aten.reduction import is_normalisation, is_reduction
 from ...aten.view import passes_storage_on, storage_owner
 from ...compat import torch_api
 from ...errors import Unsupported
@@ -21,6 +19,7 @@ from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
+from ..temporary_layout import is_computed
 from ..tensor import Size, Tensor, as_view, expand, full, of_view, permuted, points, with_dim
 
 
@@ -375,7 +374,7 @@ def _reads_each_element_once(user: torch.fx.Node) -> bool:
     if passes_storage_on(user):
         return bool(user.users) and all(_reads_each_element_once(u) for u in user.users)
     converts = operator_name(user.target) == "_to_copy"
-    return converts or is_tagged(user.target) or is_reduction(user.target) or is_normalisation(user.target)
+    return converts or is_computed(user)
 
 
 def _is_plain(part: Tensor, computed: set[str]) -> bool:
