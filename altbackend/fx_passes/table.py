@@ -15,6 +15,7 @@ from . import (
     conv_bias,
     conv_bn,
     depthwise,
+    disjoint_windows,
     effects,
     embedding_bags,
     few_keys,
@@ -214,6 +215,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
+    ),
+    Pass(
+        "disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run,
+        decision=(DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride, no padding"),
     ),
     Pass(
         "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,

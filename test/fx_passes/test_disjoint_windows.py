@@ -1,0 +1,93 @@
+"""Transposed convolutions whose windows tile the result are matmuls on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule
+
+from altbackend.config.resolve import resolve
+from altbackend.debug.trace import Trace
+from altbackend.fx_passes import disjoint_windows
+from altbackend.fx_passes.context import Context
+from altbackend.fx_passes.mixed_layouts import is_channels_last
+from test import triton_run
+from test.compare import difference
+from test.graphs import trace
+
+T = torch.Tensor
+GRAPHS: dict[str, Any] = {
+    "alone": lambda x, w, b: F.conv_transpose2d(x, w, None, w.shape[2:]),
+    "with a bias and a ReLU": lambda x, w, b: F.conv_transpose2d(x, w, b, w.shape[2:]).relu(),
+    "before a convolution": lambda x, w, b: F.conv2d(F.conv_transpose2d(x, w, b, w.shape[2:]).relu(), w[:2, :, :1, :1]),
+    "after a convolution": lambda x, w, b: F.conv_transpose2d(F.conv2d(x, w[:, :5, :1, :1]).tanh(), w, b, w.shape[2:]),
+    "normalised": lambda x, w, b: F.group_norm(F.conv_transpose2d(x, w, b, w.shape[2:]), 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def equal_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither products nor convolutions round to TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def rewritten(gm: GraphModule, **options: Any) -> int:
+    cfg = resolve(options=options)
+    return disjoint_windows.run(gm, Context(cfg, Trace("test", cfg), (), "gpu"))
+
+
+def inputs(window: tuple[int, int], last: bool) -> tuple[T, T, T]:
+    x, w = torch.randn(2, 5, 3, 4), torch.randn(5, 6, *window)
+    return (x.to(memory_format=torch.channels_last) if last else x), w, torch.randn(6)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4)], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_results(name: str, window: tuple[int, int], last: bool) -> None:
+    args = inputs(window, last)
+    (gm,) = trace(GRAPHS[name], *args)
+    assert rewritten(gm) == 1
+    expected = GRAPHS[name](*(a.double() for a in args)).float()
+    assert not difference(triton_run.compiled(GRAPHS[name])(*args), expected, strides=False, tolerance=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "expected"),
+    [
+        ("alone", False, False),
+        ("alone", True, True),
+        ("normalised", False, False),
+        ("before a convolution", False, True),
+        ("after a convolution", False, True),
+    ],
+)
+def test_the_layout_is_that_of_its_surroundings(name: str, last: bool, expected: bool) -> None:
+    (gm,) = trace(GRAPHS[name], *inputs((2, 2), last))
+    assert rewritten(gm) == 1
+    values = [n.meta["val"] for n in gm.graph.nodes if n.op == "call_function"]
+    image = next(v for v in values if isinstance(v, T) and v.shape == (2, 6, 6, 8))
+    assert is_channels_last(image) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stride": 1}, {"padding": 1}, {"output_padding": 1}, {"dilation": 2}, {"groups": 5}],
+    ids=str,
+)
+def test_others_stay_with_the_library(options: dict[str, Any]) -> None:
+    x, w, _ = inputs((2, 2), False)
+    (gm,) = trace(lambda x, w: F.conv_transpose2d(x, w, **{"stride": 2, **options}), x, w)
+    assert rewritten(gm) == 0
+
+
+def test_16_bits_and_other_settings_stay_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, b = inputs((2, 2), False)
+    (gm,) = trace(GRAPHS["alone"], x.bfloat16(), w.bfloat16(), b.bfloat16())
+    assert rewritten(gm) == 0
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    (gm,) = trace(GRAPHS["alone"], x, w, b)
+    assert rewritten(gm) == 0
