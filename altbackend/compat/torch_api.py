@@ -51,15 +51,19 @@ def untraced(fn: Callable[..., Result]) -> Callable[..., Result]:
 def unseen(fn: Callable[..., Result]) -> Callable[..., Result]:
     """Return `fn` itself, such that Dynamo neither traces it nor what it calls. A call takes no longer.
 
-    Only for functions of this package that C++ calls: the mark is on the code, which all functions of one definition
-    share.
+    Only for functions of this package: the mark is on the code, which all functions of one definition share.
     """
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
+    skip_frames(fn)
     vars(fn)["_torchdynamo_disable"] = True
     vars(fn)["_torchdynamo_disable_msg"] = "altbackend: compiled graphs are not traced"
     return fn
+
+
+def skip_frames(fn: Callable[..., object]) -> None:
+    """Keep Dynamo from tracing `fn` and what it calls where C++ calls it. Dynamo still traces calls in traced code."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., tuple[object, ...]]:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from altbackend.lazy_dataclass import dataclass
 
 from ..compat import torch_api
-from ..compat.torch_api import unannotated, unseen
+from ..compat.torch_api import skip_frames, unannotated, unseen
 from .boxed import Args, BoxedCall, Function, Values
 from .gradients import are_batched, is_batched, one_by_one, plain
 from .successor import follow
@@ -294,6 +294,7 @@ def _function(forward: BoxedCall, backward: Backward, plan: Plan, calling: Calli
 
     if not calling.autocast:
         follow(forward, use)
+    skip_frames(Compiled.backward)  # autograd calls it, perhaps while Dynamo traces what the user's function calls
     return Compiled
 
 

@@ -11,6 +11,7 @@ as JSON lines. The first calls of other programs disturb a measurement. `--again
 on both sides, once more in few processes. The later figures count. `--errors-only` times nothing. It calls each program
 twice, without TF32, in memory full of NaN, so that a value which no kernel wrote shows. `--dynamo` adds eager's kernels
 behind Dynamo's guards, where every backend begins. The summary then tells how many programs are slower than those.
+`--tf32 convolutions` measures float32 under torch's own settings, and `--tf32 none` without TF32.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from benchmarks.rivals.grammar import checked, draw, parse
+from benchmarks.rivals.measure import TF32
 from benchmarks.table import geomean
 from benchmarks.workers import Ended, Worker
 
@@ -50,7 +52,7 @@ class Pool:
     device: str
     lock: str
     seconds: float
-    options: dict[str, bool] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def measure(self, text: str) -> dict[str, Any]:
         worker = self.idle.get()
@@ -168,6 +170,9 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure programs that are far behind or ahead once more")
     parser.add_argument("--errors-only", action="store_true", help="compare results with eager's; time nothing")
     parser.add_argument("--dynamo", action="store_true", help="time eager's kernels behind Dynamo's guards too")
+    parser.add_argument(
+        "--tf32", default="all", choices=TF32, help="what may round float32 to TF32; torch's default: convolutions"
+    )
     parser.add_argument("--out", help="a file for all rows, a line of JSON each")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +185,7 @@ def _search(args: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     count = min(args.processes, len(texts))
     threads_each = str(max((os.cpu_count() or 2) // count, 1))
     environment = {"OMP_NUM_THREADS": threads_each, "TORCHINDUCTOR_COMPILE_THREADS": threads_each, **os.environ}
-    options = {"errors_only": args.errors_only, "dynamo": args.dynamo}
+    options = {"errors_only": args.errors_only, "dynamo": args.dynamo, "tf32": args.tf32}
     pool = Pool(SimpleQueue(), args.device, f"{folder}/measure.lock", args.timeout, options)
     workers = [Worker([sys.executable, "-m", "benchmarks.rivals.measure"], environment) for _ in range(count)]
     for worker in workers:

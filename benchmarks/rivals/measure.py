@@ -21,6 +21,8 @@ from benchmarks.workers import ANSWER
 ROUNDS, MOST_ROUNDS, SECONDS = 7, 60, 0.4  # of alternating calls
 WARM_UPS = 3
 BACKENDS: dict[str, Any] = {"inductor": "inductor", "alt": alt}
+# whether float32 products, and convolutions, may round to TF32; torch's own setting is "convolutions"
+TF32 = {"all": (True, True), "convolutions": (False, True), "none": (False, False)}
 DYNAMO: dict[str, Any] = {"dynamo": "eager"}  # eager's kernels behind Dynamo's guards: no backend is faster to start
 
 
@@ -40,7 +42,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of the program `request["text"]`; `request["lock"]` is the file that one measurement holds.
 
     With `request["errors_only"]`, only errors are figures, and nothing is timed. With `request["dynamo"]`, eager's
-    kernels behind Dynamo are timed too.
+    kernels behind Dynamo are timed too. `request["tf32"]` names one of `TF32`.
     """
     torch._dynamo.reset()
     gc.collect()
@@ -51,6 +53,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("errors_only"):
         result.errors = errors(result.text, device)
         return asdict(result)
+    products, convolutions = TF32[request.get("tf32", "all")]
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
     calls = _calls(device, result, BACKENDS | DYNAMO if request.get("dynamo") else BACKENDS)
     with FileLock(request["lock"]):
         _time(calls, device, result)
@@ -59,7 +63,6 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 
 def _calls(device: torch.device, result: Result, backends: dict[str, Any]) -> dict[str, Call]:
     """Return eager and the compiled programs that ran once; their first calls and errors go into `result`."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     subject = prepare(result.text, device)
     model = subject.model
     before = {name: b.clone() for name, b in model.named_buffers()}

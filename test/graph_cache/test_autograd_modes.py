@@ -75,3 +75,44 @@ def test_forward_mode_tangents_are_kept(forms: Any, needs_grad: bool) -> None:
                 results = forward_ad.unpack_dual(compiled(dual))
             torch.testing.assert_close(results, want)
             assert not forward_ad.unpack_dual(compiled(x.clone().requires_grad_(needs_grad))).tangent
+
+
+def test_dynamo_does_not_trace_a_backward_that_runs_in_a_traced_function(forms: Any) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def noting(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def outer(y: T, x: T) -> T:
+        y.sum().backward()
+        assert x.grad is not None
+        return x.grad * 2
+
+    for compiled in forms(fn, strict=True):
+        x = torch.randn(4, requires_grad=True)
+        compiled(x).sum().backward()  # the backward is compiled by now
+        x.grad = None
+        y = compiled(x)
+        got = torch.compile(outer, backend=noting)(y, x)
+        torch.testing.assert_close(got, 2 * torch.autograd.grad(fn(x).sum(), x)[0])
+        files = [str(n.meta.get("stack_trace")) for gm in graphs for n in gm.graph.nodes]
+        assert not [f for f in files if "altbackend" in f.replace("test_autograd_modes", "")]
+
+
+def test_whole_training_steps(forms: Any) -> None:
+    """The backward of a compiled step runs while Dynamo is active, from the second call on by our own wrapper."""
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def step(x: T) -> T:
+        loss = torch.tanh(x @ weight).square().sum()
+        loss.backward()
+        return loss * 2
+
+    for compiled in forms(step):
+        for _ in range(3):
+            x, weight.grad = torch.randn(3, 4), None
+            loss = compiled(x)
+            got, weight.grad = weight.grad, None
+            torch.testing.assert_close(loss, step(x))
+            torch.testing.assert_close(got, weight.grad)
