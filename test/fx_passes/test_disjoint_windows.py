@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 
+from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import disjoint_windows
@@ -31,7 +32,7 @@ GRAPHS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def equal_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither products nor convolutions round to TF32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch_api, "allows_tf32_convolutions", lambda: False)
 
 
 def rewritten(gm: GraphModule, **options: Any) -> int:
@@ -88,6 +89,6 @@ def test_16_bits_and_other_settings_stay_with_the_library(monkeypatch: pytest.Mo
     x, w, b = inputs((2, 2), False)
     (gm,) = trace(GRAPHS["alone"], x.bfloat16(), w.bfloat16(), b.bfloat16())
     assert rewritten(gm) == 0
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch_api, "allows_tf32_convolutions", lambda: True)
     (gm,) = trace(GRAPHS["alone"], x, w, b)
     assert rewritten(gm) == 0

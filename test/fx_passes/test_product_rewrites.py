@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from altbackend import decomp
+from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import batch_linears, inference, onednn, patchify, pointwise_convolutions
@@ -40,36 +41,32 @@ def result(gm: torch.fx.GraphModule) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def tf32() -> Iterator[None]:
+def equal_settings() -> Iterator[None]:
     """Let products of float32 round as convolutions do, so that they may replace them."""
-    with precisions("high", convolutions=True):
+    with tf32(products=False, convolutions=False):
         yield
 
 
 @contextlib.contextmanager
-def precisions(products: str, convolutions: bool) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision(products)
-    torch.backends.cudnn.allow_tf32 = convolutions
-    try:
+def tf32(products: bool, convolutions: bool) -> Iterator[None]:
+    """Set what torch's settings allow. Other tests forbid to set those of cuDNN themselves."""
+    answers = {"allows_tf32": lambda: products, "allows_tf32_convolutions": lambda: convolutions}
+    with patch.multiple(torch_api, **answers):
         yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("products", "convolutions"), [("highest", True), ("high", False), ("highest", False)])
+@pytest.mark.parametrize(("products", "convolutions"), [(False, True), (True, False), (False, False)])
 @pytest.mark.parametrize(("rewrite", "window"), [(pointwise_convolutions.run, 1), (patchify.run, 2)])
 def test_a_product_replaces_a_convolution_if_both_round_alike(
-    rewrite: Callable[..., int], window: int, products: str, convolutions: bool, dtype: torch.dtype
+    rewrite: Callable[..., int], window: int, products: bool, convolutions: bool, dtype: torch.dtype
 ) -> None:
     x = torch.randn(2, 6, 4, 8).to(dtype, memory_format=torch.channels_last)
     w = torch.randn(4, 6, window, window).to(dtype, memory_format=torch.channels_last)
-    with precisions(products, convolutions):
+    with tf32(products, convolutions):
         for device in ("gpu", "cpu"):
             gm = traced(lambda x, w: F.conv2d(x, w, stride=window), x, w)
-            differ = device == "gpu" and dtype == torch.float32 and (products == "high") != convolutions
+            differ = device == "gpu" and dtype == torch.float32 and products != convolutions
             with patch.object(onednn, "computes", lambda dtype: True):
                 assert rewrite(gm, context(device)) == (not differ)
 
