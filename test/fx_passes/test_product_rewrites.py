@@ -50,7 +50,10 @@ def equal_settings() -> Iterator[None]:
 @contextlib.contextmanager
 def tf32(products: bool, convolutions: bool) -> Iterator[None]:
     """Set what torch's settings allow. Other tests forbid to set those of cuDNN themselves."""
-    answers = {"allows_tf32": lambda: products, "allows_tf32_convolutions": lambda: convolutions}
+    answers: dict[str, Any] = {
+        "allows_tf32": lambda: products,
+        "allows_tf32_convolutions": lambda: convolutions,
+    }
     with patch.multiple(torch_api, **answers):
         yield
 
