@@ -67,7 +67,7 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
     key = (op, value, x.sizes, dims, out)
     if key in ctx.stored:
         return ctx.stored[key]
-    order = slowest_first(x, value)
+    order = loop_order(x, value) if ctx.gpu else slowest_first(x, value)
     fresh = {k: ex.dim(j, x.sizes[k]) for j, k in enumerate(order)}
     env = {a: ex.ix(fresh[k]) for k, a in enumerate(axes(x.sizes))}
     read = value.substitute({a: e for a, e in env.items() if e is not ex.ix(a)})
@@ -108,17 +108,50 @@ _FAR = 1 << 40  # elements: slower than the stride of any tensor
 
 def slowest_first(x: Tensor, value: Value) -> list[int]:
     """Return the dimensions from slowest to fastest in the memory of the operand that has the most of them."""
-    best: list[Index] | None = None
+    steps = _steps_of_main_operand(x, value)
+    return memory_order([c if c != 0 else 1 << 50 for c in steps], x.sizes) if steps else list(range(len(x.sizes)))
+
+
+def _steps_of_main_operand(x: Tensor, value: Value) -> list[Index]:
+    """Return the strides, by dimension, of the operand that has the most of them; [] without operands."""
+    best: list[Index] = []
     best_terms = -1
     for _, index in va.loads(value):
         # an index that is not linear in a dimension jumps in memory, so the dimension counts as slower than any stride
-        steps = [_FAR if (c := ex.coefficient(index, a)) is None else c for a in axes(x.sizes)]
+        steps = [_FAR if (c := _step(index, a)) is None else c for a in axes(x.sizes)]
         used = sum(c != 0 for c in steps)
         if used > best_terms:
             best, best_terms = steps, used
-    if best is None:
-        return list(range(len(x.sizes)))
-    return memory_order([c if c != 0 else 1 << 50 for c in best], x.sizes)
+    return best
+
+
+def _step(index: Index, a: ex.Atom) -> Index | None:
+    """Return the stride of a dimension in a position; that of a rolled dimension as if it did not jump back."""
+    c = ex.coefficient(index, a)
+    if c is not None or isinstance(index, int):
+        return c
+    terms = [(m, k) for m, k in index.terms if any(a in atom.vars for atom in m)]
+    if len(terms) != 1 or len(terms[0][0]) != 1:
+        return None
+    ((atom,), stride) = terms[0]
+    rolled = isinstance(atom, ex.Mod) and ex.coefficient(atom.dividend, a) in (1, -1)
+    return stride if rolled else None
+
+
+def loop_order(x: Tensor, value: Value) -> list[int]:
+    """Return the dimensions from slowest to fastest for the loops of a reduction on a GPU.
+
+    A dimension that the main operand lacks follows those that stand before it, such as j in sum_k a[i, k] b[k, j].
+    Rows then lie as results do, and neighbouring rows read the same elements of the main operand. In the slowest loop,
+    it would have the whole operand read once for each of its points.
+    """
+    order = slowest_first(x, value)
+    steps = _steps_of_main_operand(x, value)
+    absent = [k for k, c in enumerate(steps) if c == 0 and x.sizes[k] != 1]
+    order = [k for k in order if k not in absent]
+    for k in absent:
+        order.insert(max((order.index(j) + 1 for j in range(k) if j in order and x.sizes[j] != 1), default=0), k)
+    return order
 
 
 def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
