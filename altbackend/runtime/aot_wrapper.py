@@ -23,7 +23,8 @@ from .successor import follow
 from .views import Step, replay
 
 Mark = Callable[[object, set[int]], None]
-Otherwise = Callable[[Values], Callable[..., Values] | None]
+# returns the callable that runs these inputs in place of a compiled graph, or None if the graph may run them
+Alternative = Callable[[Values], Callable[..., Values] | None]
 _FORMATS = {str(f).removeprefix("torch."): f for f in (torch.contiguous_format, torch.channels_last)}
 _FORMATS["channels_last_3d"] = torch.channels_last_3d
 
@@ -133,12 +134,12 @@ def inference(call: BoxedCall, plan: Plan, calling: Calling) -> Function:
 def _direct(call: BoxedCall, lifted: Sequence[object]) -> Function:
     """Return the callable of a graph whose results go to the user as they are.
 
-    Its attribute `beside` returns it with a check for transforms of torch.func (`variants.transformed`). One function
-    does all, since a call of a Python function costs 2 to 4 us where its memory is in no cache.
+    Its attribute `with_check` returns it with a check for transforms of torch.func (`variants.transformed`). One
+    function does all, since each function on the way costs microseconds where its memory is in no cache.
     """
     recording, record = torch.is_grad_enabled, torch_api.record_gradients
 
-    def beside(transforms: Callable[[], object], otherwise: Otherwise) -> Function:
+    def with_check(transforms: Callable[[], object], otherwise: Alternative) -> Function:
         compute = call
 
         def run(*args: object) -> Values:
@@ -161,8 +162,8 @@ def _direct(call: BoxedCall, lifted: Sequence[object]) -> Function:
         follow(call, use)
         return run
 
-    run = beside(lambda: None, lambda args: None)
-    vars(run)["beside"] = beside
+    run = with_check(lambda: None, lambda args: None)
+    vars(run)["with_check"] = with_check
     return run
 
 
@@ -180,7 +181,7 @@ def _of_inputs(plan: Plan, lifted: Sequence[object]) -> Function:
     viewers = {view.result: _viewer(view) for view in plan.views}
     makers = [(viewers.get(k), n) for k, n in sorted(_behind(plan))]
 
-    def beside(transforms: Callable[[], object], otherwise: Otherwise) -> Function:
+    def with_check(transforms: Callable[[], object], otherwise: Alternative) -> Function:
         def run(*args: object) -> Values:
             if forward_ad._current_level >= 0 or transforms() is not None:
                 other = otherwise(args)
@@ -191,8 +192,8 @@ def _of_inputs(plan: Plan, lifted: Sequence[object]) -> Function:
 
         return run
 
-    run = beside(lambda: None, lambda args: None)
-    vars(run)["beside"] = beside
+    run = with_check(lambda: None, lambda args: None)
+    vars(run)["with_check"] = with_check
     return run
 
 
@@ -377,7 +378,7 @@ def _lay_out(args: Args, tangents: Sequence[Tangent]) -> bool:
                 )
         elif is_batched(g):
             return False
-        elif g.is_neg() or g.is_conj() or g._is_zerotensor():  # `plain`, without a call
+        elif g.is_neg() or g.is_conj() or g._is_zerotensor():  # the condition of `plain`
             args[k] = _relaid(plain(g), t)
         elif t.format or g.stride() != t.stride or g.shape != t.size:
             args[k] = _relaid(g, t)

@@ -25,7 +25,7 @@ empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda"
 
 _SHARED_LIMIT = 48 << 10  # bytes of shared memory that a kernel may use without setting an attribute
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_ALIGNMENT = 16
+ALIGNMENT = 16  # bytes: kernels take addresses of tensors to be multiples of it
 _EXTRA = 2  # Triton's kernels end with two pointers to scratch memory, null here
 
 
@@ -51,8 +51,7 @@ def _check(status: int, what: str) -> None:
         raise RuntimeError(f"CUDA error {status} in {what}: {(text.value or b'?').decode()}")
 
 
-thread = threading.local()
-"""`bound`: whether this thread has the context of a device. Host programs ask before each call."""
+thread = threading.local()  # `bound`: whether this thread has the context of a device; host programs ask in each call
 
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -147,7 +146,7 @@ def stream(device: int) -> ctypes.c_void_p:
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
     """Return `t`, or a copy with its strides at an address that is a multiple of 16, as kernels assume."""
-    if t.data_ptr() % _ALIGNMENT == 0:
+    if t.data_ptr() % ALIGNMENT == 0:
         return t
     if t.is_neg():  # kernels read memory without the negative bit
         t = torch._neg_view(t)
@@ -203,6 +202,6 @@ def ensure_strides(t: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, 
     equal_strides = t.stride() == strides or all(
         n <= 1 or a == b for n, a, b in zip(sizes, t.stride(), strides, strict=True)
     )
-    if equal_strides and not t._is_zerotensor() and t.data_ptr() % _ALIGNMENT == 0:
+    if equal_strides and not t._is_zerotensor() and t.data_ptr() % ALIGNMENT == 0:
         return t
     return torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device).copy_(t)

@@ -143,9 +143,9 @@ def transformed(call: Call, variants: Variants) -> Call:
             return variants.by_operators(what, todo)
         return None
 
-    beside: Callable[..., Call] | None = getattr(call, "beside", None)
-    if beside is not None:
-        return untraced(beside(transforms, otherwise))
+    with_check: Callable[..., Call] | None = getattr(call, "with_check", None)
+    if with_check is not None:
+        return untraced(with_check(transforms, otherwise))
 
     def run(*args: object) -> object:
         if forward_ad._current_level >= 0 or transforms() is not None:

@@ -17,6 +17,7 @@ from ...aten.collective import is_start
 from ...aten.name import is_foreign, operator_name, words
 from ...ir import expr as ex
 from ...ir.loops import Buffer, Extern, Origin, Program, View, reads, results_text, unbacked_symbols, writes
+from ...runtime.cuda import ALIGNMENT
 from ..cpp.ast import Param
 from ..triton.print_triton import TritonKernel
 from .debug_file import describe, optional_functions
@@ -40,12 +41,11 @@ from .python_text import (
 )
 from .take_over import Uses, Writes, take_overs
 
-# Many other operators return their argument where nothing is to be done, and few schemas say so.
 _RUNTIME = (
     *("ErrorFlag", "Tables", "aligned", "empty_cuda", "ensure_strides"),
     *("get_device", "on_device", "raw_stream", "thread", "view"),
 )
-ALIGNMENT = 16  # bytes that kernels assume a tensor's address to be a multiple of
+# Many other operators return their argument where nothing is to be done, and few schemas say so.
 _RETURNS_NEW = words("mm addmm bmm baddbmm convolution convolution_backward")
 
 

@@ -145,10 +145,8 @@ def loop_order(x: Tensor, value: Value) -> list[int]:
     Rows then lie as results do, and neighbouring rows read the same elements of the main operand. In the slowest loop,
     it would have the whole operand read once for each of its points.
     """
-    order = slowest_first(x, value)
-    steps = _steps_of_main_operand(x, value)
-    absent = [k for k, c in enumerate(steps) if c == 0 and x.sizes[k] != 1]
-    order = [k for k in order if k not in absent]
+    absent = [k for k, c in enumerate(_steps_of_main_operand(x, value)) if c == 0 and x.sizes[k] != 1]
+    order = [k for k in slowest_first(x, value) if k not in absent]
     for k in absent:
         order.insert(max((order.index(j) + 1 for j in range(k) if j in order and x.sizes[j] != 1), default=0), k)
     return order

@@ -35,11 +35,11 @@ namespace detail {
 struct Sum {
   template <class V> ALT_FN V combined(V a, V b) { return a + b; }
 };
-struct Max {
-  template <class V> ALT_FN V combined(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
+struct Larger {
+  template <class V> ALT_FN V combined(V a, V b) { return a > b ? a : b; }
 };
-struct Min {
-  template <class V> ALT_FN V combined(V a, V b) { return ((a < b) | (a != a)) ? a : b; }
+struct Smaller {
+  template <class V> ALT_FN V combined(V a, V b) { return a < b ? a : b; }
 };
 template <class F, class T> ALT_FN T row_total(const T* row, int64_t n, T identity) {
   constexpr int width = 32 / sizeof(T);
@@ -60,46 +60,28 @@ template <class F, class T> ALT_FN T row_total(const T* row, int64_t n, T identi
   for (; k < n; ++k) rest = F::combined(rest, row[k]);
   return F::combined(lanes[0], rest);
 }
-// Extremes of rows of floats. NaN is noted beside the totals: a comparison that keeps it would take three times as long.
-struct Larger {
-  template <class V> ALT_FN V combined(V a, V b) { return a > b ? a : b; }
-};
-struct Smaller {
-  template <class V> ALT_FN V combined(V a, V b) { return a < b ? a : b; }
-};
-template <class F, class T> ALT_FN T row_extreme(const T* row, int64_t n, T identity) {
+// A pass of its own: an extreme that keeps NaN takes three operations, each of which waits for the one before.
+template <class T> ALT_FN bool has_nan(const T* row, int64_t n) {
   constexpr int width = 32 / sizeof(T);
   typedef T Vector __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
-  const Vector start = Vector{} + identity;
-  Vector total[4] = {start, start, start, start};
-  auto unordered = start != start;
+  auto unordered = Vector{} != Vector{};
   int64_t k = 0;
-  const auto take = [&](Vector& t, int64_t at) {
-    const Vector x = *reinterpret_cast<const Vector*>(row + at);
-    t = F::combined(t, x);
+  for (; k + width <= n; k += width) {
+    const Vector x = *reinterpret_cast<const Vector*>(row + k);
     unordered |= x != x;
-  };
-  for (; k + 4 * width <= n; k += 4 * width)
-    for (int j = 0; j < 4; ++j) take(total[j], k + j * width);
-  for (; k + width <= n; k += width) take(total[0], k);
-  const Vector all = F::combined(F::combined(total[0], total[1]), F::combined(total[2], total[3]));
-  T lanes[width];
-  for (int j = 0; j < width; ++j) lanes[j] = all[j];
-  for (int half = width / 2; half > 0; half /= 2)
-    for (int j = 0; j < half; ++j) lanes[j] = F::combined(lanes[j], lanes[j + half]);
-  bool is_nan = false;
-  for (int j = 0; j < width; ++j) is_nan |= unordered[j] != 0;
-  T rest = identity;
-  for (; k < n; ++k) {
-    rest = F::combined(rest, row[k]);
-    is_nan |= row[k] != row[k];
   }
-  return is_nan ? T(__builtin_nanf("")) : F::combined(lanes[0], rest);
+  bool found = false;
+  for (int j = 0; j < width; ++j) found |= unordered[j] != 0;
+  for (; k < n; ++k) found |= row[k] != row[k];
+  return found;
+}
+template <class F, class T> ALT_FN T row_extreme(const T* row, int64_t n, T identity) {
+  return has_nan(row, n) ? T(__builtin_nanf("")) : row_total<F>(row, n, identity);
 }
 }  // namespace detail
 template <class T> ALT_FN T row_sum(const T* row, int64_t n) { return detail::row_total<detail::Sum>(row, n, T(0)); }
-ALT_INTEGERS(T) ALT_FN T row_max(const T* row, int64_t n) { return detail::row_total<detail::Max>(row, n, alt::lowest_of<T>()); }
-ALT_INTEGERS(T) ALT_FN T row_min(const T* row, int64_t n) { return detail::row_total<detail::Min>(row, n, alt::highest_of<T>()); }
+ALT_INTEGERS(T) ALT_FN T row_max(const T* row, int64_t n) { return detail::row_total<detail::Larger>(row, n, alt::lowest_of<T>()); }
+ALT_INTEGERS(T) ALT_FN T row_min(const T* row, int64_t n) { return detail::row_total<detail::Smaller>(row, n, alt::highest_of<T>()); }
 ALT_FLOATS(T) ALT_FN T row_max(const T* row, int64_t n) { return detail::row_extreme<detail::Larger>(row, n, alt::lowest_of<T>()); }
 ALT_FLOATS(T) ALT_FN T row_min(const T* row, int64_t n) { return detail::row_extreme<detail::Smaller>(row, n, alt::highest_of<T>()); }
 
