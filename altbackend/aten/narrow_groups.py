@@ -24,6 +24,9 @@ _WIDEST_LOOP, _SMALL_VOLUME = {1: 0, 2: 8, 3: 16}, 27
 # Products of an image's result that a loop adds, and channels of 16 bits up to which it is faster than the library.
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
+_DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
+# Groups that the library runs one after the other, and taps, for which a converted image was measured.
+_LEAST_WIDTH, _MOST_GROUPS, _MOST_TAPS = 12, 16, 25
 
 
 def has_library_kernel(channels: int, groups: int) -> bool:
@@ -40,6 +43,8 @@ def runs_fast(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool
     and else up to 19 times as long.
     """
     width = channels // groups
+    if width == _DOUBLE_GROUP and taps < _WIDE_WINDOW:
+        return dtype.itemsize < 4 or taps > 1
     if not has_library_kernel(channels, groups) or (taps >= _WIDE_WINDOW and width == _WIDEST_GROUP):
         return False
     if dtype.itemsize < 4:
@@ -49,6 +54,18 @@ def runs_fast(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool
     if width == _NARROW_GROUP:
         return taps < _WIDE_WINDOW
     return not (width == 16 and taps == 25 and groups >= _MANY_GROUPS)
+
+
+def takes_any_layout(channels: int, groups: int, taps: int) -> bool:
+    """Return whether the library converts a channels-last image in groups in about the time that our two copies take.
+
+    It then runs groups of the converted image one after the other. Measured on an H100 for 2 to 8 groups of 12 to 96
+    channels, windows of 1x1 to 5x5, in float32 with TF32 and in bfloat16 (docs/decisions/narrow-groups.md):
+    channels-last images took 0.4 to 1.5 of the time of plain ones with two copies. In float32, 22 of 144 plain ones
+    took more than twice, and up to 40 times, as long as channels-last ones: the library has a slow kernel for them.
+    """
+    width = channels // groups
+    return width >= _LEAST_WIDTH and width % 4 == 0 and groups <= _MOST_GROUPS and taps <= _MOST_TAPS
 
 
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from ..aten import transposed as transposed_images
 from ..aten.name import operator_name, words
-from ..aten.narrow_groups import has_library_kernel, in_generated_kernel, runs_fast
+from ..aten.narrow_groups import has_library_kernel, in_generated_kernel, runs_fast, takes_any_layout
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
@@ -43,10 +43,13 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     """
     calls = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
     generated = {n for n in calls if device == "gpu" and _is_generated(n)}
+    following = [n for n in calls if device == "gpu" and n not in generated and _follows_layout(n)]
+    for n in following:
+        n.meta[KEEPS_LAYOUT] = True
     convolutions = {n for n in calls if n not in generated and _suits(n, device)}
     copies = 0
     _mark_any_layout(gm, convolutions, anywhere=device == "cpu" and bool(convolutions))
-    library = [n for n in calls if n not in generated]
+    library = [n for n in calls if n not in generated and not n.meta.get(KEEPS_LAYOUT)]
     plain = _read_plain_copies(gm, library, reads_plain if device == "gpu" else _reads_plain_on_cpu)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
@@ -57,6 +60,12 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
             if device == "gpu":
                 _rearrange_weight(gm, n, constant)
             copies += _rearrange_input(gm, n, set(region))
+    for n in following:
+        if is_channels_last(val(n.args[0])):
+            _rearrange_weight(gm, n, constant)
+        else:
+            del n.meta[KEEPS_LAYOUT]
+            plain += _read_plain_copies(gm, [n], reads_plain)
     return copies + sum(not _drop_if_plain(n) for n in plain)
 
 
@@ -84,6 +93,16 @@ def reads_plain(n: Node) -> bool:
     if backward or _has_gradient(n):
         return not has_library_kernel(channels, groups)
     return not runs_fast(channels, groups, math.prod(val(n.args[1]).shape[2:]), x.dtype)
+
+
+def _follows_layout(n: Node) -> bool:
+    """Return whether a convolution of images in groups runs in the layout that its image has."""
+    x, w, groups = val(n.args[0]), val(n.args[1]), n.args[8]
+    assert isinstance(groups, int)
+    sizes = (*x.shape, *w.shape)
+    if x.dim() != 4 or groups == 1 or n.args[6] or not all(isinstance(s, int) for s in sizes) or not reads_plain(n):
+        return False
+    return not _has_gradient(n) and takes_any_layout(int(x.shape[1]), groups, math.prod(w.shape[2:]))
 
 
 def _is_slow_transposed(n: Node) -> bool:

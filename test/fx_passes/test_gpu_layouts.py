@@ -168,19 +168,33 @@ def test_volumes_in_groups_are_plain_behind_a_region() -> None:
     assert first.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def test_convolutions_in_groups_without_a_kernel_are_plain_between_regions() -> None:
+def layouts(n: torch.fx.Node) -> set[bool]:
+    """Return whether the image and the weight of a convolution are channels-last."""
+    return {a.meta["val"].is_contiguous(memory_format=torch.channels_last) for a in n.args[:2]}
+
+
+@pytest.mark.parametrize(("width", "moves"), [(12, True), (10, False)])
+def test_convolutions_in_groups_without_a_kernel_follow_their_region(width: int, moves: bool) -> None:
     def fn(x: T, w: T, v: T, u: T) -> T:
         y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=6).relu()
         return F.conv2d(y, u, padding=1).relu()
 
-    x, w, v, u = (
-        torch.randn(*s).bfloat16() / 8 for s in [(2, 72, 12, 12), (72, 72, 3, 3), (72, 12, 3, 3), (72, 72, 3, 3)]
-    )
-    gm, _ = rearranged(fn, x, w, v, u)
+    n = 6 * width
+    shapes = [(2, n, 12, 12), (n, n, 3, 3), (n, width, 3, 3), (n, n, 3, 3)]
+    gm, _ = rearranged(fn, *(torch.randn(*s).bfloat16() / 8 for s in shapes))
     first, grouped, last = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert grouped.args[8] == 6
-    assert all(a.meta["val"].is_contiguous() for a in grouped.args[:2])
-    assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (first, last))
+    assert layouts(grouped) == {moves}
+    assert layouts(first) == layouts(last) == {True}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_lone_convolution_in_groups_keeps_the_layout_of_its_image(layout: torch.memory_format) -> None:
+    x = torch.randn(2, 24, 12, 12).to(memory_format=layout)
+    w = torch.randn(24, 12, 3, 3).to(memory_format=torch.channels_last) / 9
+    gm, _ = rearranged(lambda x, w: F.conv2d(x, w, groups=2).relu(), x, w)
+    (grouped,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert layouts(grouped) == {layout is torch.channels_last}
 
 
 @pytest.mark.parametrize(

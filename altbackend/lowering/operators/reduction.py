@@ -19,6 +19,7 @@ from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx, dense_strides, memory_order
 from ..registry import FallBack, lowers
+from ..repeated_terms import stored_factors
 from ..temporary_layout import is_temporary, reduced_strides
 from ..tensor import Dims, Tensor, axes, expand, full, of_buffer, permuted, points
 from .one_hot import total
@@ -64,6 +65,8 @@ def reduce(ctx: Ctx, op: str, x: Tensor, dims: tuple[int, ...], acc: torch.dtype
         return Tensor(out_sizes, out, va.cast(single, out))
     if ctx.gpu and op in COMBINE and _is_recomputed(x, value, varying):
         return Tensor(out_sizes, out, va.cast(written_out(op, value, [axes(x.sizes)[k] for k in varying]), out))
+    if ctx.gpu:
+        value = stored_factors(ctx, x.sizes, varying, value)
     key = (op, value, x.sizes, dims, out)
     if key in ctx.stored:
         return ctx.stored[key]
