@@ -205,10 +205,11 @@ class Ctx:
         """Write `t` into the part of `b` that starts at `begin` along `dim`."""
         self.store(b, t, offset=ex.mul(b.strides[dim], begin))
 
-    def store(self, b: Buffer, t: Tensor, offset: Index = 0) -> None:
-        """Emit the loop that writes `t` into `b`, dimensions in the memory order of `b`.
+    def store(self, b: Buffer, t: Tensor, offset: Index = 0, order: Sequence[int] | None = None) -> None:
+        """Emit the loop that writes `t` into `b`, dimensions in `order` from slowest to fastest.
 
-        A tensor without elements gets a loop without points, so that the buffer has a writer.
+        Without `order`, they are in the memory order of `b`. A tensor without elements gets a loop without points, so
+        that the buffer has a writer.
         """
         if b.dtype not in SUPPORTED_DTYPES:
             self._copy_by_call(b, t, offset)
@@ -217,7 +218,7 @@ class Ctx:
             empty = ex.dim(0, 0)
             self.emit(Pointwise(b.name, (empty,), ex.ix(empty), va.const(0, b.dtype), self.origins()))
             return
-        order = memory_order(b.strides, t.sizes)
+        order = memory_order(b.strides, t.sizes) if order is None else order
         dims = tuple(ex.dim(k, t.sizes[old]) for k, old in enumerate(order))
         point: list[Index] = [0] * len(order)
         for new, old in enumerate(order):

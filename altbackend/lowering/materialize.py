@@ -17,6 +17,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from . import padded_copies
 from .context import Ctx, target_name
+from .repeated_terms import stored_statistic
 from .temporary_layout import operand_strides
 from .tensor import Tensor, axes
 
@@ -54,7 +55,7 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     compared = compared and not _is_selected(t)
     most_large = 2 if ctx.gpu and k is None and _meets_in_one_reader(node) else 1
     if not large and (users <= 1 or (not compared and _is_cheap(ctx, t, cost, most_large))):
-        return t
+        return stored_statistic(ctx, node, t) or t
     strides = operand_strides(ctx, node, t, fake)
     if ctx.gpu and k is None and strides is None:
         if not large and padded_copies.is_padded_behind_views(ctx, node):

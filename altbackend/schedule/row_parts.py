@@ -54,12 +54,13 @@ def on_rows_of_group(node: Pointwise | Scan, mapped: Sequence[MappedNode]) -> Ma
     """Return a node mapped such that each row reads what the same row of a kernel stored; None without such an order.
 
     Loops of the node become rows in the order in which the kernel counts its rows. Points follow the totals that they
-    read: a softmax over the width of a channels-last image that is stored plain has channels, then heights, as rows.
+    read, and functions of totals: a softmax over the width of a channels-last image that is stored plain has channels,
+    then heights, as rows.
     Scans follow points.
     """
     for writer in mapped:
-        is_total = writer.kind is Kind.IN_ROW and writer.results == 1
-        if not (is_total if isinstance(node, Pointwise) else writer.kind is Kind.POINT):
+        is_statistic = writer.kind in (Kind.IN_ROW, Kind.POINT) and writer.results == 1
+        if not (is_statistic if isinstance(node, Pointwise) else writer.kind is Kind.POINT):
             continue
         index = next((i for b, i in va.loads(node.value) if b == writer.node.out), None)
         order = None if index is None else _order(node, index, writer)

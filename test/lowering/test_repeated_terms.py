@@ -1,4 +1,4 @@
-"""Costly factors of a reduction's terms that many results would compute anew are stored, on a GPU."""
+"""Costly factors of a reduction's terms, and functions of totals, that many results would compute anew on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.ir import value as va
-from altbackend.ir.loops import Node, Reduction
+from altbackend.ir.loops import Node, Pointwise, Reduction
 from altbackend.lowering import repeated_terms
 from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
@@ -66,3 +66,23 @@ def test_little_work_is_repeated() -> None:
 def test_few_results_repeat_the_work() -> None:
     a, b = torch.randn(6, 5, 16), torch.randn(6, 16, 3)
     assert any(isinstance(n, Reduction) and computes(n.value, "exp") for n in nodes(weighted, a, b))
+
+
+def normalised(x: T, y: T) -> T:
+    return (x * (x.square().mean(2, keepdim=True) + 1e-5).rsqrt() * y).log_softmax(3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("any_work")
+def test_a_root_of_a_total_is_computed_once_a_row(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    x, y = (torch.randn(3, 8, 6, 10).to(dtype).to(memory_format=layout) for _ in range(2))
+    roots = [n for n in nodes(normalised, x, y) if isinstance(n, Pointwise | Reduction) and computes(n.value, "rsqrt")]
+    assert [len(n.dims) for n in roots] == [3]
+    expected = normalised(x.double(), y.double()).to(dtype)
+    assert not difference(triton_run.compiled(normalised)(x, y), expected, tolerance=16 * torch.finfo(dtype).eps)
+
+
+def test_a_root_that_few_elements_read_is_no_node() -> None:
+    x = torch.randn(3, 8, 6, 10)
+    assert not any(isinstance(n, Pointwise) and len(n.dims) == 3 for n in nodes(normalised, x, x))

@@ -278,6 +278,7 @@ def native_group_norm(
         x = shared_of_groups(ctx, x, Groups(ex.mul(batch, groups), per_group), acc)
     g = _grouped(x, split, acc)
     mu, m2 = moments(ctx, g, reduced_dims, acc)
+    mu = ctx.realize(mu) if ctx.gpu else mu  # other kernels would compute the quotient for each element
     rstd = ctx.realize(inverse_std(ctx, m2, count(g, reduced_dims), eps, acc))
     q = points(x.sizes)
     group = [q[0], ex.floordiv(q[1], per_group), *([0] * (len(split) - 2))]
