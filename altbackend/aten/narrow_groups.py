@@ -56,6 +56,18 @@ def runs_fast(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool
     return not (width == 16 and taps == 25 and groups >= _MANY_GROUPS)
 
 
+def trains_fast(channels: int, groups: int, dtype: torch.dtype) -> bool:
+    """Return whether the library trains channels-last images in groups no slower than plain ones.
+
+    Measured on an H200 for 2 to 32 groups of 4 to 128 channels (docs/decisions/narrow-groups.md). A convolution and
+    its two gradients took 0.5 to 0.9 of the time of plain images with groups of 128, and 0.1 to 1.1 with 2 or 4 groups
+    of 48, of which plain ones have slow kernels. With 2 or 4 groups of 24, float32 took 0.4 to 0.8.
+    """
+    width = channels // groups
+    few = groups <= _MANY_GROUPS and (width == 48 or (dtype == torch.float32 and width == 24))
+    return has_library_kernel(channels, groups) or width == _DOUBLE_GROUP or few
+
+
 def takes_any_layout(channels: int, groups: int, taps: int) -> bool:
     """Return whether the library converts a channels-last image in groups in about the time that our two copies take.
 

@@ -18,6 +18,7 @@ from . import (
     disjoint_windows,
     effects,
     embedding_bags,
+    few_filters,
     few_keys,
     housekeeping,
     instance_norm,
@@ -164,6 +165,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
+    ),
+    Pass(
+        "few filters", P.JOINT, GPU, FAST, few_filters.run,
+        decision=(DecisionKind.LAYOUT, "gradients of weights", "padded", "{} volumes of few filters"),
     ),
     Pass("strided gradients", P.JOINT, CPU, ANY, strided_gradients.run, decision=_STRIDED),
     Pass(

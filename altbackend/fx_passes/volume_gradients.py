@@ -10,39 +10,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
 from ..aten.narrow_groups import in_generated_kernel
 from .context import Context
+from .gradient_call import GradientCall
 from .graph import aten, insert, is_call, replace, val
 
 VOLUME = 5  # dimensions of a volume and of its weights
-
-
-class _Call(NamedTuple):
-    """The arguments of `convolution_backward`."""
-
-    grad: Node
-    x: Node
-    w: Node
-    bias_sizes: Argument
-    stride: Any
-    padding: Any
-    dilation: Any
-    transposed: bool
-    output_padding: Argument
-    groups: int
-    mask: Any
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
     """Replace the gradients of volumes that generated kernels compute; return their number."""
     count = 0
     for n in joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        call = _Call(*n.args)
+        call = GradientCall(*n.args)
         images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
         if not images or not _suits(call):
             continue
@@ -55,7 +39,7 @@ def run(joint: GraphModule, ctx: Context) -> int:
     return count
 
 
-def _suits(call: _Call) -> bool:
+def _suits(call: GradientCall) -> bool:
     """Return whether the gradient of the volume is a convolution of stride 1 that a generated kernel computes."""
     image, weight = val(call.grad), val(call.w)
     if not call.mask[0] or call.transposed or weight.dim() != VOLUME or {*call.stride, *call.dilation} != {1}:
@@ -67,12 +51,12 @@ def _suits(call: _Call) -> bool:
     return min(_reach(call)) >= 0 and in_generated_kernel(written, call.groups, sizes, image.dtype)
 
 
-def _reach(call: _Call) -> list[int]:
+def _reach(call: GradientCall) -> list[int]:
     """Return the padding of the gradient: the elements of a window behind those that pad the volume."""
     return [k - 1 - p for k, p in zip(val(call.w).shape[2:], call.padding, strict=True)]
 
 
-def _convolution(joint: GraphModule, before: Node, call: _Call) -> Node:
+def _convolution(joint: GraphModule, before: Node, call: GradientCall) -> Node:
     """Insert the convolution that is the gradient of the volume, and return it."""
     groups, (written, width, *taps) = call.groups, val(call.w).shape
 

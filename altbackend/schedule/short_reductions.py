@@ -45,7 +45,10 @@ def write_out_short_reductions(p: Program, device: Device) -> Program:
             readers.setdefault(b, []).append(n)
 
     def suits(n: Reduction) -> bool:
-        return computed.isdisjoint(_large(p, n)) and not any(_repeats(p, r, n) for r in readers.get(n.out, ()))
+        direct = readers.get(n.out, [])
+        functions = [b for r in direct if isinstance(r, Pointwise) and _points(r) == _results(n) for b in writes(r)]
+        users = [*direct, *(r for b in functions for r in readers.get(b, ()))]
+        return computed.isdisjoint(_large(p, n)) and not any(_repeats(p, r, n) for r in users)
 
     nodes = [_written_out(p, n) if isinstance(n, Reduction) and _is_short(n) and suits(n) else n for n in p.nodes]
     return replace(p, nodes=tuple(nodes))
@@ -60,18 +63,22 @@ def _is_short(n: Node) -> bool:
 
 def _large(p: Program, n: Reduction) -> frozenset[str]:
     """Return the operands that have at least as many elements as `n` has results."""
-    results = estimate(ex.prod(ex.size_of(v) for v in n.dims))
+    results = estimate(_results(n))
     return frozenset(b for b in reads(n) if estimate(p.buffers[b].numel) >= results)
 
 
 def _repeats(p: Program, reader: Node, n: Reduction) -> bool:
     """Return whether `reader` uses results of `n` more than once beside large operands of `n`, as normalisations do.
 
-    One kernel of rows then reads the operands once for both.
+    It may use functions of the results instead. One kernel of rows then reads the operands once for both.
     """
-    if isinstance(reader, Extern) or _points(reader) == ex.prod(ex.size_of(v) for v in n.dims):
+    if isinstance(reader, Extern) or _points(reader) == _results(n):
         return False
     return not _large(p, n).isdisjoint(reads(reader))
+
+
+def _results(n: Reduction) -> Index:
+    return ex.prod(ex.size_of(v) for v in n.dims)
 
 
 def _points(n: Loop) -> Index:

@@ -90,7 +90,8 @@ def tiled(backend: Fuse) -> int:
     (torch.float32, 512, 64, False, True, 1),
     (torch.float32, 512, 64, False, False, 0),  # float32 stays exact
     (torch.float32, 512, 128, False, True, 0),  # more features than registers hold
-    (torch.float32, 512, 64, True, True, 0),
+    (torch.float32, 512, 64, True, True, 1),
+    (torch.float32, 512, 128, True, True, 0),
     (torch.float32, 128, 64, False, True, 0),
     (HALF, 512, 64, False, True, 0),
 ])  # fmt: skip
@@ -100,7 +101,8 @@ def test_tiles_of_tf32(dtype: torch.dtype, keys: int, features: int, trains: boo
         patch.object(torch_api, "allows_tf32", lambda: tf32),
         patch.object(gates, "value_of", lambda n: WithGradient(value_of(n), trains)),
     ):
-        assert tiled(captured(relative, inputs, on="cuda", attention="auto")) == calls
+        fn = plain if trains else relative  # the mask would have a gradient, too
+        assert tiled(captured(fn, inputs, on="cuda", attention="auto")) == calls
 
 
 @pytest.mark.sample(12)
@@ -114,3 +116,35 @@ def test_tiles_of_tf32_compute_every_form(case: Case) -> None:
     assert backend.fused == 1, backend.kept()
     with torch.no_grad():
         same(backend.result, case.fn(*inputs))
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_tiles_of_tf32_give_the_gradients_of_every_form(case: Case) -> None:
+    """Masks that are learned stay with the other kernels."""
+    gradients = []
+    takes = lambda form: not form.dropout and form.sink is None and not gates._has_learned_mask(form)  # noqa: E731
+    with patch.object(gates, "takes_tiles_of_tf32", takes):
+        backend = Fuse()
+        torch._dynamo.reset()
+        for fn in (torch.compile(case.fn, backend=backend, fullgraph=True), case.fn):
+            torch.manual_seed(0)
+            inputs = [x.float() if x.is_floating_point() else x for x in case.inputs()]
+            for x in inputs[: case.differentiable]:
+                x.requires_grad_()
+            result = fn(*inputs)
+            result.backward(torch.linspace(-1, 1, result.numel()).to(result.dtype).view(result.shape))
+            gradients.append([x.grad for x in inputs[: case.differentiable]])
+    assert backend.fused == 1, backend.kept()
+    for got, want in zip(*gradients, strict=True):
+        same(got, want)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_learned_mask_has_no_tiles(learned: bool) -> None:
+    def attend(q: T, k: T, v: T, bias: T) -> T:
+        return (q @ k.transpose(-2, -1) + bias).softmax(-1) @ v
+
+    inputs = [*(torch.randn(1, 2, 512, 32) for _ in range(3)), torch.randn(2, 512, 512, requires_grad=learned)]
+    with patch.object(torch_api, "allows_tf32", lambda: True):
+        assert tiled(captured(attend, inputs, on="cuda", attention="auto")) == (not learned)

@@ -119,3 +119,28 @@ def test_written_attention_in_tf32(sizes: tuple[int, ...], masked: str) -> None:
     errors = [float((y - exact).norm() / exact.norm()) for y in (got, eager)]
     assert errors[0] <= 1.5 * errors[1]
     assert used < 4 * q.shape[0] * q.shape[1] * sizes[-2] ** 2  # the scores are not stored
+
+
+@pytest.mark.parametrize("masked", ["", "causal", "bias"])
+@pytest.mark.parametrize("sizes", [(2, 4, 384, 64), (3, 2, 1000, 24)], ids=str)
+@pytest.mark.usefixtures("tf32")
+def test_gradients_of_written_attention_in_tf32(sizes: tuple[int, ...], masked: str) -> None:
+    """Gradients have the errors of products in TF32, whatever the mask."""
+    hidden = torch.ones(sizes[-2], sizes[-2], device="cuda").triu(1).bool()
+
+    def attend(q: T, k: T, v: T, bias: T) -> T:
+        scores = q @ k.transpose(-2, -1) * sizes[-1] ** -0.5 + bias
+        if masked == "causal":
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return scores.softmax(-1) @ v
+
+    compiled = torch.compile(attend, backend=alt, dynamic=False)
+    operands = [r(*sizes) for _ in range(3)]
+    bias = r(sizes[1], 1, sizes[-2]) if masked == "bias" else torch.zeros((), device="cuda")
+    results = []
+    for fn, dtype in ((attend, torch.float64), (attend, torch.float32), (compiled, torch.float32)):
+        a, b, c = (x.to(dtype).requires_grad_() for x in operands)
+        results.append(torch.autograd.grad(fn(a, b, c, bias.to(dtype)).square().sum(), (a, b, c)))
+    for exact, eager, got in zip(*results, strict=True):
+        errors = [float((y - exact).norm() / exact.norm()) for y in (got, eager)]
+        assert errors[0] <= 1.5 * errors[1]

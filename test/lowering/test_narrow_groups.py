@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.aten.narrow_groups import in_generated_kernel
+from altbackend.aten.narrow_groups import in_generated_kernel, takes_any_layout, trains_fast
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import inference
@@ -108,3 +108,23 @@ def test_images_are_copied_only_for_the_library(groups: int, copies: int) -> Non
     gm = traced(convolution(groups), x, torch.randn(groups * width, width, 3, 3), torch.randn(groups * width))
     inference(gm, (), resolve(), Trace("test", resolve()), "gpu")
     assert sum("clone" in name for name in targets(gm)) == copies
+
+
+@pytest.mark.parametrize(("width", "groups", "dtype", "fast"), [
+    (32, 8, torch.float32, True),
+    (128, 3, torch.bfloat16, True),
+    (48, 4, torch.bfloat16, True),
+    (48, 8, torch.float32, False),  # many groups run one after the other
+    (24, 2, torch.float32, True),
+    (24, 2, torch.bfloat16, False),
+    (96, 2, torch.float32, False),
+])  # fmt: skip
+def test_groups_that_train_channels_last(width: int, groups: int, dtype: torch.dtype, fast: bool) -> None:
+    assert trains_fast(width * groups, groups, dtype) is fast
+
+
+@pytest.mark.parametrize(("width", "groups", "taps", "any_layout"), [
+    (12, 2, 9, True), (96, 16, 25, True), (10, 2, 9, False), (8, 2, 9, False), (12, 32, 9, False), (12, 2, 49, False),
+])  # fmt: skip
+def test_groups_that_take_any_layout(width: int, groups: int, taps: int, any_layout: bool) -> None:
+    assert takes_any_layout(width * groups, groups, taps) is any_layout

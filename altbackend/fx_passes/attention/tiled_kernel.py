@@ -16,7 +16,7 @@ _WHOLE = 1 << 30  # positions of the one block that no mask cuts
 
 
 def attention_in_tf32(query: T, key: T, value: T, mask: T | None, causal: bool, scale: float) -> T:
-    """Return softmax(query key^T * scale + mask) value, without gradients.
+    """Return softmax(query key^T * scale + mask) value; no gradient reaches the mask.
 
     The operands are float32 of four dimensions: (batch, heads, positions, features). `mask`, added to the scores
     (batch, heads, positions of queries, positions of keys), has up to four, which are broadcast.
@@ -34,7 +34,7 @@ def attention_in_tf32(query: T, key: T, value: T, mask: T | None, causal: bool, 
     indices = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=query.device)
     # one block of all positions: there is none to leave out
     blocks = BlockMask.from_kv_blocks(
-        counts, indices, BLOCK_SIZE=_WHOLE, seq_lengths=(1, 1), compute_q_blocks=False
+        counts, indices, BLOCK_SIZE=_WHOLE, seq_lengths=(1, 1), compute_q_blocks=torch.is_grad_enabled()
     ).as_tuple()
     attend = torch.ops.higher_order.flex_attention
     results: tuple[T, ...] = attend(query, key, value, score, blocks, scale, {}, captured, ())
