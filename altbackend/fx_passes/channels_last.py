@@ -318,7 +318,7 @@ def _gains_with_few_floats(n: Node) -> bool:
     channels. 8 channels that become 8 with windows of 3x3 took 0.7 to 2.0.
     """
     w, strides = val(n.args[1]), _integers(n.args[3])
-    if n.args[6] or min(w.shape[:2]) < FEW_CHANNELS - 1:
+    if n.args[6] or min(w.shape[:2]) < 3:
         return False
     widens = w.shape[1] < w.shape[0] == FEW_FLOATS and all(s == 1 for s in strides)
     return bool(widens or math.prod(w.shape[2:]) >= WIDE_WINDOW)

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from altbackend.compat import torch_api
+from altbackend.config.resolve import resolve
 from altbackend.fx_passes.attention import gates
 from altbackend.fx_passes.attention.operators import value_of
 from altbackend.fx_passes.attention.tiled_kernel import attention_in_tf32
 from test.fx_passes.test_attention import CASES, IDS, Case, Fuse, captured, same
+from tools.translated import Backend, codes
 
 T = torch.Tensor
 HALF = torch.bfloat16
@@ -148,3 +150,17 @@ def test_a_learned_mask_has_no_tiles(learned: bool) -> None:
     inputs = [*(torch.randn(1, 2, 512, 32) for _ in range(3)), torch.randn(2, 512, 512, requires_grad=learned)]
     with patch.object(torch_api, "allows_tf32", lambda: True):
         assert tiled(captured(attend, inputs, on="cuda", attention="auto")) == (not learned)
+
+
+def test_training_in_tf32_adds_no_kernels_for_blocks() -> None:
+    """The lists of the one block are constants; torch would compute those of the gradient in four kernels."""
+    q, k, v = (torch.randn(1, 2, 512, 32, requires_grad=True) for _ in range(3))
+    attend = torch._dynamo.allow_in_graph(attention_in_tf32)
+
+    def run(backend: Backend) -> None:
+        torch.compile(lambda q, k, v: attend(q, k, v, None, False, 1.0), backend=backend, dynamic=False)(q, k, v)
+
+    with patch.object(torch_api, "allows_tf32", lambda: True):
+        names = [job.name for code in codes(run, "cuda", resolve(None, {})) for job in code.jobs]
+    assert "attention_by_keys" in names
+    assert all("attention" in name for name in names), names

@@ -33,11 +33,10 @@ def attention_in_tf32(query: T, key: T, value: T, mask: T | None, causal: bool, 
     counts = torch.ones(1, 1, 1, dtype=torch.int32, device=query.device)
     indices = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=query.device)
     # one block of all positions: there is none to leave out
-    blocks = BlockMask.from_kv_blocks(
-        counts, indices, BLOCK_SIZE=_WHOLE, seq_lengths=(1, 1), compute_q_blocks=torch.is_grad_enabled()
-    ).as_tuple()
+    block = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=_WHOLE, seq_lengths=(1, 1), compute_q_blocks=False)
+    block.q_num_blocks, block.q_indices = counts, indices  # of the gradient; torch would transpose the lists in kernels
     attend = torch.ops.higher_order.flex_attention
-    results: tuple[T, ...] = attend(query, key, value, score, blocks, scale, {}, captured, ())
+    results: tuple[T, ...] = attend(query, key, value, score, block.as_tuple(), scale, {}, captured, ())
     return results[0]
 
 
