@@ -42,7 +42,7 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     copied too, because the library would copy them in every call; on a CPU they are packed.
     """
     calls = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default)]
-    generated = {n for n in calls if device == "gpu" and _is_generated(n)}
+    generated = {n for n in calls if device == "gpu" and is_generated(n)}
     following = [n for n in calls if device == "gpu" and n not in generated and _follows_layout(n)]
     for n in following:
         n.meta[KEEPS_LAYOUT] = True
@@ -134,7 +134,7 @@ def _reads_plain_on_cpu(n: Node) -> bool:
     return x.dim() in FORMATS and is_depthwise(n) and not onednn.computes(x.dtype)
 
 
-def _is_generated(n: Node) -> bool:
+def is_generated(n: Node) -> bool:
     """Return whether a generated kernel computes a convolution, in whichever layout its image has."""
     x, w = val(n.args[0]), val(n.args[1])
     if n.args[6] or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):

@@ -16,7 +16,7 @@ from altbackend.lazy_dataclass import dataclass
 from ..aten.name import operator_name
 from ..compat import torch_api
 from . import onednn
-from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, keeps_layout, reads_plain
+from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, is_generated, keeps_layout, reads_plain
 from .context import Context
 from .depthwise import WIDEST
 from .graph import aten, insert, is_call, propagate, update, val
@@ -47,6 +47,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Run the convolutions of a joint graph channels-last where that gains; return 1 if the graph changed."""
     convolutions = [n for n in gm.graph.nodes if is_call(n, *_CONVOLUTIONS)]
     if ctx.device == "gpu":
+        convolutions = [n for n in convolutions if n.target is not aten.convolution.default or not is_generated(n)]
         if not all(map(_suits_gpu, convolutions)):
             return 0
         plain = {n for n in convolutions if reads_plain(n) or _trains_plain(n)}

@@ -20,6 +20,7 @@ from . import (
     embedding_bags,
     few_filters,
     few_keys,
+    group_gradients,
     housekeeping,
     instance_norm,
     late_waits,
@@ -40,7 +41,6 @@ from . import (
     statistics,
     strided_gradients,
     user,
-    volume_gradients,
     wide_products,
     write_backs,
 )
@@ -159,8 +159,8 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
     Pass(
-        "volume gradients", P.JOINT, GPU, FAST, volume_gradients.run,
-        decision=(DecisionKind.LAYOUT, "volume gradients", "convolved", "{} of volumes in narrow groups"),
+        "group gradients", P.JOINT, GPU, FAST, group_gradients.run,
+        decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups"),
     ),
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,

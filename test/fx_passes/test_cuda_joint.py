@@ -97,9 +97,11 @@ def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_
 
 @pytest.mark.parametrize("width", [2, 4], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_convolutions_of_narrow_groups_and_their_gradients_are_plain_between_channels_last_ones(
+def test_narrow_groups_that_the_library_computes_are_plain_between_channels_last_convolutions(
     dtype: torch.dtype, width: int
 ) -> None:
+    """A generated kernel, as that of the convolution in groups of 2, takes the image as it lies."""
+
     def fn(x: T, w: T, v: T, u: T) -> T:
         y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=16 // width).relu()
         return F.conv2d(y, u).flatten(1).float().square().mean()
@@ -112,9 +114,10 @@ def test_convolutions_of_narrow_groups_and_their_gradients_are_plain_between_cha
         if str(n.target) in ("aten.convolution.default", "aten.convolution_backward.default"):
             backward = "backward" in str(n.target)
             grouped = n.args[9 if backward else 8] != 1
-            is_narrow = width == 2 or dtype == torch.bfloat16
-            memory_format = torch.contiguous_format if grouped and is_narrow else torch.channels_last
-            operands = [a.meta["val"] for a in n.args[: 3 if backward else 2]]
+            is_plain = grouped and (backward if width == 2 else dtype == torch.bfloat16)
+            memory_format = torch.contiguous_format if is_plain else torch.channels_last
+            is_generated = grouped and width == 2 and not backward  # with a weight in any layout
+            operands = [a.meta["val"] for a in n.args[: 3 if backward else 1 if is_generated else 2]]
             assert all(x.is_contiguous(memory_format=memory_format) for x in operands)
             formats.add((backward, grouped))
     assert len(formats) == 4

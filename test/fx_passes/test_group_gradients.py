@@ -1,4 +1,4 @@
-"""Gradients of volumes in narrow groups become convolutions that generated kernels of a GPU compute. Needs no GPU."""
+"""Gradients of images in narrow groups become convolutions that generated kernels of a GPU compute. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import volume_gradients
+from altbackend.fx_passes import group_gradients
 from altbackend.fx_passes.context import Context
 from test.fx_passes.test_cuda_inference import traced
 from test.fx_passes.test_cuda_joint import joint, same
@@ -29,16 +29,23 @@ def convolutions(gm: GraphModule) -> int:
     (8, (4, 4, 3, 3, 3), 2, 1, 1),
     (32, (32, 16, 3, 3, 3), 2, 1, 0),  # the library has kernels of tensor cores
     (3, (3, 3, 3, 3, 3), 1, 1, 0),
+    (16, (16, 2, 3, 3), 8, 1, 1),
+    (4, (6, 2, 5, 3), 2, (2, 0), 1),
+    (32, (32, 16, 3, 3), 2, 1, 0),
+    (8, (8, 1, 3, 3), 8, 1, 0),  # depthwise images have kernels of their own
+    (6, (6, 2, 3), 3, 1, 1),
 ])  # fmt: skip
 def test_the_gradient_is_a_convolution(
     channels: int, weight: tuple[int, ...], groups: int, padding: int | tuple[int, ...], count: int
 ) -> None:
     torch.manual_seed(0)
-    fn = joint(lambda x, w, b: F.conv3d(x, w, b, padding=padding, groups=groups).tanh().square().sum())
-    args = torch.randn(2, channels, 6, 5, 7), torch.randn(weight) / 4, torch.randn(weight[0])
+    rank = len(weight) - 2
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+    fn = joint(lambda x, w, b: convolve(x, w, b, padding=padding, groups=groups).tanh().square().sum())
+    args = torch.randn(2, channels, *(6, 5, 7)[:rank]), torch.randn(weight) / 4, torch.randn(weight[0])
     gm = traced(fn, *args)
     want, before = gm(*args), convolutions(gm)
-    assert volume_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == count
+    assert group_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == count
     gm.graph.eliminate_dead_code()
     gm.graph.lint()
     gm.recompile()
@@ -52,4 +59,4 @@ def test_the_gradient_is_a_convolution(
 def test_other_gradients_stay_with_the_library(options: dict[str, Any]) -> None:
     fn = joint(lambda x, w: F.conv3d(x, w, groups=4, **options).square().sum())
     gm = traced(fn, torch.randn(1, 4, 9, 9, 9), torch.randn(4, 1, 3, 3, 3))
-    assert volume_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == 0
+    assert group_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == 0
