@@ -8,6 +8,7 @@ one padded copy, and with freezing the copies of weights are made once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import field
 
@@ -17,10 +18,11 @@ from torch.fx.node import Argument
 from altbackend.lazy_dataclass import dataclass
 
 from ..aten.pointwise import is_elementwise
+from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view
 from .context import Context
 from .graph import aten, function_of, insert, is_call, propagate, val
-from .padding_cost import Padding, Work, alignment, missing, rate_of
+from .padding_cost import TILE_SIDE, TILE_TERMS, Padding, Work, alignment, missing, rate_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -112,7 +114,8 @@ def _pays(n: Node, sizes: Sizes, more: Sizes, padded: _Copies, free: set[Node] |
 def _work(batch: int, sizes: Sizes, itemsize: int) -> Work:
     rows, depth, width = sizes
     elements = rows * depth + depth * width + rows * width
-    return Work(2.0 * batch * rows * depth * width, 1.0 * batch * elements * itemsize)
+    tiles = batch * math.ceil(rows / TILE_SIDE) * math.ceil(depth / TILE_TERMS) if width <= TILE_SIDE else 0
+    return Work(2.0 * batch * rows * depth * width, 1.0 * batch * elements * itemsize, tiles)
 
 
 def _in_kernel(x: Node) -> bool:
@@ -125,7 +128,11 @@ def _in_kernel(x: Node) -> bool:
 
 def _sliced_for_free(n: Node) -> bool:
     """Return whether only generated kernels read a result, which take any strides."""
-    return all(is_elementwise(u.target) or (is_view(u) and _sliced_for_free(u)) for u in n.users)
+    return all(_takes_strides(u) or (is_view(u) and _sliced_for_free(u)) for u in n.users)
+
+
+def _takes_strides(u: Node) -> bool:
+    return is_elementwise(u.target) or is_reduction(u.target) or is_normalisation(u.target)
 
 
 def _pad_all(gm: GraphModule, n: Node, more: Sizes, padded: _Copies) -> Node:

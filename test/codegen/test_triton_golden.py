@@ -120,7 +120,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x / x.sum(-1, keepdim=True), r(200, 20000)),
             """\
-# grid 200, RBLOCK=16384, 16 warps
+# grid 200, RBLOCK=8192, 8 warps
 def kernel(in0, out0, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program

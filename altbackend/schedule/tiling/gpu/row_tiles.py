@@ -67,7 +67,13 @@ SCANNED, SCANNED_RUN = (64, 16), 2
 FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
 # for 167 with 64 points, where a copy takes 97. Short rows fill the warp: four rows of 5 points took 1,564 us for 579.
+# Rows that are stored side by side, as of channels-last images into plain ones, fill two sectors, with a warp for each
+# 32 points: 648,172 rows of 72 points took 129 us for 224 with four rows, in bfloat16 89 for 165.
 SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE = 512, 4, 256, 1024
+# Elements of a tile of tall columns, of which a program has two sectors at least: a softmax over 248 points of 368,032
+# columns took 293 us with 16 columns, 353 with 32 and 471 with 64.
+TALL_TILE = 4096
+LEAST_FILLED = 3 / 4  # part of the larger blocks of a long row that its points fill, at least
 # Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
 # 452 with two, in bfloat16 205 for 253.
 UNALIGNED_ELEMENTS = 8
@@ -218,8 +224,9 @@ def _row_blocks(r: _Rows) -> Blocks:
         limit = unit if _is_one_pass(r) else limit
     long = frozenset(n for n in long_lengths if is_long(n, device) or n > limit or n in r.turned)  # type: ignore[operator]
     of_thread = 0 if long and r.columns else of_thread
+    unit = unit if r.columns or of_thread else _filled(unit, long)
     unit_warps = unit // (of_thread * WARP) if of_thread else warps_of(unit)
-    factor = 1 if r.columns or r.persistent or not long else _warp_factor(r, long, unit_warps)
+    factor = 1 if r.columns or r.persistent or not long else _warp_factor(r, long, unit, unit_warps)
     rblocks = {n: unit * factor if n in long else power_of_two(n) for n in long_lengths}  # type: ignore[arg-type]
     widest = max(rblocks.values(), default=1)
     if r.persistent and not r.columns and not long and widest <= max(PERSISTENT_TILES):
@@ -232,12 +239,15 @@ def _row_blocks(r: _Rows) -> Blocks:
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
+    turned_scan = scans and some_rows_are_neighbours(r.members, k.stored)
+    xblock = _fewer_rows(r, 2 * _rows_of_sector(r), xblock) if turned_scan else xblock
     least = min(_rows_of_sector(r), xblock) if r.columns else 1  # a single column would be one element of each sector
     while of_thread and xblock > least and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
     if r.columns and not long:
-        xblock = _in_registers(r, xblock, widest)
+        xblock = _in_registers(r, _of_tall_tile(r, xblock, widest), widest)
     warps = min(max(xblock * widest // (of_thread * WARP), 1), MOST_WARPS) if of_thread else 1
+    warps = max(widest // WARP, 1) if turned_scan else warps
     if not of_thread and not scans:
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
@@ -399,6 +409,11 @@ def _rows_of_columns(r: _Rows) -> int:
     return width
 
 
+def _of_tall_tile(r: _Rows, xblock: int, widest: int) -> int:
+    """Return at most `xblock` columns of `widest` points: a tile, or two sectors of each operand."""
+    return xblock if r.reads_single_elements else min(xblock, max(2 * _rows_of_sector(r), TALL_TILE // widest))
+
+
 def _rows_of_sector(r: _Rows) -> int:
     """Return the rows whose elements at one place fill a sector of each operand."""
     itemsizes = [r.program.buffers[b].dtype.itemsize for b in loaded_buffers(r.members)]
@@ -517,10 +532,11 @@ def _is_one_pass(r: _Rows) -> bool:
 # --- long rows -------------------------------------------------------------------------------------------------------
 
 
-def _warp_factor(r: _Rows, long: frozenset[Index], warps: int) -> int:
+def _warp_factor(r: _Rows, long: frozenset[Index], unit: int, warps: int) -> int:
     """Return how many times as many warps a program needs for its long row to stay in the cache between passes.
 
-    A multiprocessor then runs fewer programs, and the device has fewer rows under way.
+    A multiprocessor then runs fewer programs, and the device has fewer rows under way. The points fill the larger
+    blocks: rows of 16,896 points took 403 us in blocks of 16,384, 237 in blocks of 4,096 and 209 in blocks of 2,048.
     """
     k = r.kernel
     stages = [s for s in k.stages if ex.prod(ex.size_of(v) for v in s.inner) in long]
@@ -533,9 +549,22 @@ def _warp_factor(r: _Rows, long: frozenset[Index], warps: int) -> int:
     length = max((n for n in long if isinstance(n, int)), default=0)
     row_bytes = length * sum(r.program.buffers[b].dtype.itemsize for b in read)
     most = MOST_LONG_WARPS if warps == warps_of(LONG_BLOCK_OF_FEW) else MOST_WARPS
-    factors = [factor for factor in (1, 2, 4, 8) if warps * factor <= most]
+    factors = [factor for factor in (1, 2, 4, 8) if warps * factor <= most and _fills(length, unit * factor)] or [1]
     for factor in factors:
         programs = r.device.sms * (r.device.threads_per_sm // (WARP * warps * factor))
         if programs * row_bytes <= r.device.cached_row_bytes:
             return factor
     return factors[-1]
+
+
+def _filled(unit: int, long: frozenset[Index]) -> int:
+    """Return a block of at most `unit` points that a long row fills, LONG_BLOCK at least."""
+    length = max((n for n in long if isinstance(n, int)), default=0)
+    while unit > LONG_BLOCK and not _fills(length, unit):
+        unit //= 2
+    return unit
+
+
+def _fills(length: int, block: int) -> bool:
+    """Return whether the points of a row fill its blocks; an unknown length, 0, does."""
+    return length >= LEAST_FILLED * -(-length // block) * block
