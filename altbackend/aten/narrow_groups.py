@@ -21,9 +21,8 @@ _WIDE_WINDOW, _WIDEST_GROUP = 49, 64  # taps from which the library's choice is 
 # Channels of a group that a loop adds, by spatial dimensions, and taps of volumes for which the library uses tensor
 # cores. Loops add 3.5e12 products a second, the library adds 9e12 with tensor cores, and else 0.1e12 to 1e12.
 _WIDEST_LOOP, _SMALL_VOLUME = {1: 0, 2: 8, 3: 16}, 27
-_WIDEST_OF_FLOATS = (
-    8  # of volumes of float32: two drawn programs with groups of 16 and 5x5x5 took 1.2 and 1.5 times as long
-)
+# The same for float32: two drawn programs with groups of 16 and windows of 5x5x5 took 1.2 and 1.5 times as long.
+_WIDEST_OF_FLOATS = 8
 # Products of an image's result that a loop adds, and channels of 16 bits up to which it is faster than the library.
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image

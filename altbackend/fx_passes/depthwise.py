@@ -9,7 +9,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .context import Context
-from .graph import aten, insert, is_call, replace, val
+from .gradient_call import GradientCall, replace_gradients
+from .graph import aten, insert, is_call, val
 
 WIDEST = 36  # elements of a window, as in `lowering.operators.depthwise`
 
@@ -29,26 +30,18 @@ def split_gradients(joint: GraphModule) -> int:
 
     Each is a generated kernel (`lowering.operators.depthwise`), and readers of one do not wait for the other.
     """
-    count = 0
-    for n in list(joint.graph.nodes):
-        if not is_call(n, aten.convolution_backward.default) or not all(n.args[10][:2]):
-            continue
-        dilated, transposed = any(d != 1 for d in n.args[6]), n.args[7]
-        if dilated or transposed or not _channels_last(val(n.args[0])):
-            continue
-        if not _suits(n.args[1], n.args[2], n.args[9]):
-            continue
-        images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
-        if not images:
-            continue
-        image_only = insert(joint.graph, n, n.target, (*n.args[:3], None, *n.args[4:10], [True, False, False]))
-        image = insert(joint.graph, n, operator.getitem, (image_only, 0))
-        n.update_arg(10, [False, *n.args[10][1:]])
-        n.meta["val"] = (None, *val(n)[1:])
-        for u in images:
-            replace(u, image)
-        count += 1
-    return count
+
+    def of_image(n: Node, call: GradientCall) -> Node | None:
+        dilated = any(d != 1 for d in call.dilation)
+        if not call.mask[1] or dilated or call.transposed or not _channels_last(val(call.grad)):
+            return None
+        if not _suits(call.x, call.w, call.groups):
+            return None
+        alone = call._replace(bias_sizes=None, mask=[True, False, False])
+        both = insert(joint.graph, n, aten.convolution_backward.default, tuple(alone))
+        return insert(joint.graph, n, operator.getitem, (both, 0))
+
+    return replace_gradients(joint, 0, of_image)
 
 
 def turn_weights(gm: GraphModule, constant: set[Node]) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .context import Context
-from .gradient_call import GradientCall
-from .graph import aten, insert, is_call, replace, val
+from .gradient_call import GradientCall, replace_gradients
+from .graph import aten, insert, val
 
 MOST_FILTERS, PADDED = 16, 32  # filters that may have the slow kernel, and those of the padded call
 MOST_CHANNELS, FEWEST_CHANNELS = 64, 33  # channels of a window for which it is taken
@@ -28,24 +28,12 @@ VOLUME = 5  # dimensions of a volume and of its weights
 
 def run(joint: GraphModule, ctx: Context) -> int:
     """Pad the operands of such gradients; return their number."""
-    count = 0
-    for n in joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        call = GradientCall(*n.args)
-        users = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 1]
-        if not users or not _suits(call):
-            continue
-        gradient = _padded(joint, n, call)
-        n.update_arg(10, [call.mask[0], False, call.mask[2]])
-        n.meta["val"] = (val(n)[0], None, val(n)[2])
-        for u in users:
-            replace(u, gradient)
-        count += 1
-    return count
+    return replace_gradients(joint, 1, lambda n, call: _padded(joint, n, call) if _suits(call) else None)
 
 
 def _suits(call: GradientCall) -> bool:
     image, weight = val(call.x), val(call.w)
-    if not call.mask[1] or call.groups != 1 or weight.dim() != VOLUME or not image.dtype.is_floating_point:
+    if call.groups != 1 or weight.dim() != VOLUME or not image.dtype.is_floating_point:
         return False
     if image.dtype == torch.float64 or not all(isinstance(k, int) for k in (*image.shape, *weight.shape)):
         return False

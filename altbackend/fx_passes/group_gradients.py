@@ -8,7 +8,6 @@ convolution for each group of a volume, and converts images several times. It ke
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 from torch.fx import GraphModule, Node
@@ -16,31 +15,19 @@ from torch.fx.node import Argument
 
 from ..aten.narrow_groups import in_generated_kernel
 from .context import Context
-from .gradient_call import GradientCall
-from .graph import aten, insert, is_call, replace, val
+from .gradient_call import GradientCall, replace_gradients
+from .graph import aten, insert, val
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
     """Replace the gradients of images that generated kernels compute; return their number."""
-    count = 0
-    for n in joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        call = GradientCall(*n.args)
-        images = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == 0]
-        if not images or not _suits(call):
-            continue
-        gradient = _convolution(joint, n, call)
-        n.update_arg(10, [False, *call.mask[1:]])
-        n.meta["val"] = (None, *val(n)[1:])
-        for u in images:
-            replace(u, gradient)
-        count += 1
-    return count
+    return replace_gradients(joint, 0, lambda n, call: _convolution(joint, n, call) if _suits(call) else None)
 
 
 def _suits(call: GradientCall) -> bool:
     """Return whether the gradient of the image is a convolution of stride 1 that a generated kernel computes."""
     image, weight = val(call.grad), val(call.w)
-    if not call.mask[0] or call.transposed or {*call.stride, *call.dilation} != {1}:
+    if call.transposed or {*call.stride, *call.dilation} != {1}:
         return False
     if not all(isinstance(k, int) for k in (*image.shape, *weight.shape)):
         return False

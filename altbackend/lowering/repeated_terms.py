@@ -33,6 +33,8 @@ def stored_factors(ctx: Ctx, sizes: Sequence[Index], dims: Sequence[int], terms:
     rewritten: dict[Value, Value] = {}
 
     def visit(v: Value) -> Value:
+        if va.flops(v) < COSTLY:
+            return v
         if v not in rewritten:
             rewritten[v] = stored(v) if suits(v) else rebuilt(v)
         return rewritten[v]
@@ -44,7 +46,7 @@ def stored_factors(ctx: Ctx, sizes: Sequence[Index], dims: Sequence[int], terms:
             return False
         absent = [n for a, n in zip(names, sizes, strict=True) if a in results - v.vars]
         work = ex.bounds(ex.prod(sizes))[1] * va.flops(v)
-        return va.flops(v) >= COSTLY and ex.bounds(ex.prod(absent))[0] >= REPEATS and work >= WORK
+        return ex.bounds(ex.prod(absent))[0] >= REPEATS and work >= WORK
 
     def stored(v: Value) -> Value:
         own = tuple(n if a in v.vars else 1 for a, n in zip(names, sizes, strict=True))
@@ -104,7 +106,7 @@ def _last_reader(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _broadcast(ctx: Ctx, node: torch.fx.Node, t: Tensor, flops: int) -> bool:
-    """Return whether all readers are pointwise and large, and at least so many results as a launch takes time."""
+    """Return whether all readers of `t` are pointwise and large: to compute it anew takes them more than a launch."""
     least, most = REPEATS * ex.bounds(ex.prod(t.sizes))[0], 0
     for user in node.users:
         fake = user.meta.get("val")

@@ -418,24 +418,26 @@ def test_a_form_in_inference(case: Case) -> None:
         same(backend.result, want, exact)
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_a_form_in_training(case: Case) -> None:
-    torch.manual_seed(0)
+def gradients(case: Case, convert: Callable[[T], T] = torch.clone) -> list[tuple[T, T]]:
+    """Return the gradients of a form that is fused beside those of eager, for inputs that `convert` copies."""
     torch._dynamo.reset()
-    backend = Fuse()
-    gradients = []
+    backend, both = Fuse(), []
     for fn in (torch.compile(case.fn, backend=backend, fullgraph=True), case.fn):
         torch.manual_seed(1)
-        inputs = [x.clone() for x in case.inputs()]
-        for x in inputs[: case.differentiable]:
-            x.requires_grad_()
+        inputs = [convert(x) for x in case.inputs()]
+        leaves = [x.requires_grad_() for x in inputs[: case.differentiable]]
         result = fn(*inputs)
-        result.backward(torch.linspace(-1, 1, result.numel()).to(result.dtype).view(result.shape))
-        gradients.append([x.grad for x in inputs[: case.differentiable]])
+        upstream = torch.linspace(-1, 1, result.numel()).to(result.dtype).view(result.shape)
+        result.backward(upstream)
+        both.append([x.grad for x in leaves if x.grad is not None])
+        assert len(both[-1]) == len(leaves)
     assert backend.fused == 1, backend.kept()
-    for got, want in zip(*gradients, strict=True):
-        assert got is not None
-        assert want is not None
+    return list(zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_form_in_training(case: Case) -> None:
+    for got, want in gradients(case):
         rounding = 4 * torch.finfo(want.dtype).eps if want.dtype in (torch.bfloat16, torch.float16) else 2e-5
         assert difference(got, want, None, rounding) == ""
 

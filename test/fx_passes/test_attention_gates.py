@@ -12,9 +12,10 @@ import torch
 from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.fx_passes.attention import gates
+from altbackend.fx_passes.attention.form import Form
 from altbackend.fx_passes.attention.operators import value_of
 from altbackend.fx_passes.attention.tiled_kernel import attention_in_tf32
-from test.fx_passes.test_attention import CASES, IDS, Case, Fuse, captured, same
+from test.fx_passes.test_attention import CASES, IDS, Case, Fuse, captured, gradients, same
 from tools.translated import Backend, codes
 
 T = torch.Tensor
@@ -124,22 +125,13 @@ def test_tiles_of_tf32_compute_every_form(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_tiles_of_tf32_give_the_gradients_of_every_form(case: Case) -> None:
     """Masks that are learned stay with the other kernels."""
-    gradients = []
-    takes = lambda form: not form.dropout and form.sink is None and not gates._has_learned_mask(form)  # noqa: E731
+
+    def takes(form: Form) -> bool:
+        return not form.dropout and form.sink is None and not gates.has_learned_mask(form)
+
     with patch.object(gates, "takes_tiles_of_tf32", takes):
-        backend = Fuse()
-        torch._dynamo.reset()
-        for fn in (torch.compile(case.fn, backend=backend, fullgraph=True), case.fn):
-            torch.manual_seed(0)
-            inputs = [x.float() if x.is_floating_point() else x for x in case.inputs()]
-            for x in inputs[: case.differentiable]:
-                x.requires_grad_()
-            result = fn(*inputs)
-            result.backward(torch.linspace(-1, 1, result.numel()).to(result.dtype).view(result.shape))
-            gradients.append([x.grad for x in inputs[: case.differentiable]])
-    assert backend.fused == 1, backend.kept()
-    for got, want in zip(*gradients, strict=True):
-        same(got, want)
+        for got, want in gradients(case, lambda x: x.float() if x.is_floating_point() else x):
+            same(got, want)
 
 
 @pytest.mark.parametrize("learned", [False, True])

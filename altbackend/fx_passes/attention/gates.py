@@ -249,7 +249,7 @@ def takes_tiles_of_tf32(form: Form) -> bool:
     """
     if value_of(form.result).device.type == "cpu" or dtype_of(form.result) != torch.float32:
         return False
-    is_plain = not form.dropout and form.sink is None and not _has_learned_mask(form)
+    is_plain = not form.dropout and form.sink is None and not has_learned_mask(form)
     (of_query,), (of_value,) = _features(form)
     *rest, keys = shape_of(form.scores)
     if not is_plain or not torch_api.allows_tf32() or not all(isinstance(n, int) for n in rest):
@@ -258,7 +258,7 @@ def takes_tiles_of_tf32(form: Form) -> bool:
     return isinstance(keys, int) and keys > 2 * TILE and len(list(features)) == 2
 
 
-def _has_learned_mask(form: Form) -> bool:
+def has_learned_mask(form: Form) -> bool:
     """Return whether a gradient reaches a tensor that is added to the scores."""
     masks = (step.mask for step in form.steps if step.mask is not None and is_tensor(step.mask))
     return any(value_of(mask).requires_grad for mask in masks)
