@@ -17,12 +17,14 @@ _FAST_GROUPS, _NARROW_GROUP, _FEWEST_CHANNELS = (8, 16, 32, 64), 4, 16
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Products of a result: with 50 a kernel takes Triton about a second; a program with 150 took 86 s to its first result.
 MOST_TERMS = 54  # two channels with windows of 3x3x3
+_SMALL_WINDOW = 9  # taps of a depthwise window of 16 bits for which plain images are as fast
 _WIDE_WINDOW, _WIDEST_GROUP = 49, 64  # taps from which the library's choice is poor, and channels for which it is
 # Channels of a group that a loop adds, by spatial dimensions, and taps of volumes for which the library uses tensor
 # cores. Loops add 3.5e12 products a second, the library adds 9e12 with tensor cores, and else 0.1e12 to 1e12.
 _WIDEST_LOOP, _SMALL_VOLUME = {1: 0, 2: 8, 3: 16}, 27
 # The same for float32: two drawn programs with groups of 16 and windows of 5x5x5 took 1.2 and 1.5 times as long.
-_WIDEST_OF_FLOATS = 8
+_WIDEST_OF_FLOATS = 12
+_FAST_GROUPS_OF_FLOATS = 8  # groups of four channels of float32 volumes from which the library has a fast kernel
 # Products of an image's result that a loop adds, and channels of 16 bits up to which it is faster than the library.
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
@@ -82,21 +84,46 @@ def takes_any_layout(channels: int, groups: int, taps: int) -> bool:
     return width >= _LEAST_WIDTH and width % 4 == 0 and groups <= _MOST_GROUPS and taps <= _MOST_TAPS
 
 
+def is_depthwise_image(channels: int, groups: int, weight: Sequence[int]) -> bool:
+    """Return whether each channel of an image has one filter of its own; `weight` as in `in_generated_kernel`."""
+    return groups == channels == weight[0] and len(weight) == 4 and groups > 1
+
+
+def in_plain_kernel(weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether a generated kernel computes a depthwise convolution of images that are not channels-last.
+
+    Measured on an H200 with six sizes of images, windows from 3x3 to 7x7, strides of 1 and 2 (docs/decisions/
+    narrow-groups.md): it takes 0.4 to 1.0 of the time of the library's plain kernels.
+    """
+    return dtype in _DTYPES and math.prod(weight[1:]) <= MOST_TERMS
+
+
+def gains_channels_last(weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether a lone depthwise convolution of plain images is worth a channels-last copy of its image.
+
+    With a mean behind it, the plain kernel takes 0.2 to 1.05 of the time of copy and channels-last kernel. In 16 bits,
+    windows of 5x5 and 7x7 take 0.6 to 1.5.
+    """
+    return not in_plain_kernel(weight, dtype) or (dtype.itemsize < 4 and math.prod(weight[1:]) > _SMALL_WINDOW)
+
+
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether a generated kernel computes a convolution in groups, in whichever layout its image has.
 
     `weight`: [channels that are written, channels of a group, taps of each dimension]. Depthwise convolutions of images
-    are not meant: they have a lowering of their own for channels-last images, and the library takes plain ones.
+    are not meant: they have a lowering of their own for channels-last images, and `in_plain_kernel` for plain ones.
     """
-    is_depthwise = groups == channels == weight[0] and len(weight) == 4
-    if groups == 1 or is_depthwise or dtype not in _DTYPES:
+    if groups == 1 or is_depthwise_image(channels, groups, weight) or dtype not in _DTYPES:
         return False
     rank, width, taps = len(weight) - 2, weight[1], math.prod(weight[2:])
     if width * taps <= MOST_TERMS:
         return not runs_fast(channels, groups, taps, dtype)
+    if rank == 3 and taps <= _SMALL_VOLUME:
+        is_fast = dtype == torch.float32 and groups >= _FAST_GROUPS_OF_FLOATS
+        return width < _NARROW_GROUP or (width == _NARROW_GROUP and not is_fast)
     if width > _WIDEST_LOOP[rank] or (dtype == torch.float32 and width > _WIDEST_OF_FLOATS):
         return False
     if rank == 3:
-        return not (width in _FAST_GROUPS and taps <= _SMALL_VOLUME)
+        return True
     loops = width * taps <= _MOST_LOOPED and (dtype == torch.float32 or channels <= _FEW_CHANNELS)
     return loops and not runs_fast(channels, groups, taps, dtype)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from ..aten import transposed as transposed_images
 from ..aten.name import operator_name, words
-from ..aten.narrow_groups import in_generated_kernel, runs_fast, takes_any_layout, trains_fast
+from ..aten.narrow_groups import gains_channels_last, in_generated_kernel, runs_fast, takes_any_layout, trains_fast
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
@@ -53,6 +53,8 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
     plain = _read_plain_copies(gm, library, reads_plain if device == "gpu" else _reads_plain_on_cpu)
     for region in _regions(gm, convolutions):
         members = [n for n in region if n in convolutions]
+        if device == "gpu" and all(map(_is_as_fast_plain, members)):
+            continue
         if _saved_bytes(members, constant, device) <= _LEAST_GAIN[device] * _copied_bytes(region, members):
             continue
         copies += copy_operands(gm, region, members)
@@ -140,6 +142,12 @@ def is_generated(n: Node) -> bool:
     if n.args[6] or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
         return False
     return in_generated_kernel(x.shape[1], n.args[8], w.shape, x.dtype)  # type: ignore[arg-type]
+
+
+def _is_as_fast_plain(n: Node) -> bool:
+    """Return whether a generated kernel computes a depthwise convolution, and plain images are as fast alone."""
+    x, w = val(n.args[0]), val(n.args[1])
+    return is_depthwise(n) and x.dim() == 4 and x.shape[1] == w.shape[0] and not gains_channels_last(w.shape, x.dtype)
 
 
 def _read_plain_copies(

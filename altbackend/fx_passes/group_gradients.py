@@ -13,10 +13,11 @@ from collections.abc import Callable
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-from ..aten.narrow_groups import in_generated_kernel
+from ..aten.narrow_groups import in_generated_kernel, in_plain_kernel, is_depthwise_image
 from .context import Context
 from .gradient_call import GradientCall, replace_gradients
 from .graph import aten, insert, val
+from .mixed_layouts import is_channels_last
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
@@ -33,7 +34,11 @@ def _suits(call: GradientCall) -> bool:
         return False
     written, width, *taps = weight.shape
     sizes = (width * call.groups, written // call.groups, *taps)
-    return min(_reach(call)) >= 0 and in_generated_kernel(written, call.groups, sizes, image.dtype)
+    if min(_reach(call)) < 0:
+        return False
+    if is_depthwise_image(written, call.groups, sizes):  # `depthwise` has the gradients of channels-last images
+        return in_plain_kernel(sizes, image.dtype) and not is_channels_last(image)
+    return in_generated_kernel(written, call.groups, sizes, image.dtype)
 
 
 def _reach(call: GradientCall) -> list[int]:

@@ -15,8 +15,9 @@ from torch.fx.node import Argument
 
 from altbackend.lazy_dataclass import dataclass
 
-from ..aten.errors import may_raise
+from ..aten.errors import DIVISIONS, may_raise
 from ..aten.mutates import writes
+from ..aten.name import operator_name
 from ..compat import torch_api
 from ..debug.trace import DecisionKind
 from . import cse
@@ -301,7 +302,15 @@ def _depends_on_checks(n: Node) -> bool:
         if new not in seen:
             seen.add(new)
             pending += new.all_input_nodes
-    return any(x.op == "call_function" and (may_raise(x.target) or x.is_impure()) for x in seen)
+    return any(x.op == "call_function" and (_call_may_raise(x) or x.is_impure()) for x in seen)
+
+
+def _call_may_raise(n: Node) -> bool:
+    """Return whether a call may raise an error for some data; divisions of floating-point numbers raise none."""
+    value = n.meta.get("val")
+    if operator_name(n.target) in DIVISIONS and isinstance(value, torch.Tensor) and value.is_floating_point():
+        return False
+    return may_raise(n.target)
 
 
 def _as_full(n: Node, fake: torch.Tensor, numbers: dict[Node, torch.Tensor], may_return: bool = False) -> int:

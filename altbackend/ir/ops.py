@@ -76,6 +76,12 @@ def _row(
     )
 
 
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Return float32 numbers rounded to the 11 bits of TF32, ties away from zero."""
+    bits = (x.view(torch.int32) + 0x1000) & -0x2000
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)
+
+
 def _unary(names: str, flops: int, source: object = torch) -> list[OpSpec]:
     return [_row(n, 1, getattr(source, n), flops=flops) for n in names.split()]
 
@@ -171,6 +177,7 @@ _ROWS: list[OpSpec] = [
         triton_int="tl.cast({0}, tl.float64, bitcast=True)",
         decided=ALWAYS,
     ),
+    _row("to_tf32", 1, lambda x: rounded_to_tf32(x), triton="to_tf32({0})", flops=3, triton_double=""),
     # Triton's -x is 0 - x, which loses the sign of 0
     _row("neg", 1, torch.neg, "(-{0})", "({0} * -1.0)", triton_int="(-{0})", decided=ALWAYS),
     _row("abs", 1, torch.abs, triton="tl.abs({0})", decided=ALWAYS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -410,6 +411,37 @@ def test_a_scan_backwards_is_one_kernel(name: str, n: int) -> None:
         verify(BACKWARDS[name], [r(6, n).bfloat16()], 1, ctx=SHORT_ROWS)
         verify(BACKWARDS[name], [r(2, n, 5)], 1)
         verify(BACKWARDS[name], [torch.randint(-9, 9, (6, n))], 1)
+
+
+def test_a_scan_backwards_with_totals_of_rows_and_columns() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scanned = x.flip(1).cumsum(1).flip(1)
+        return scanned, (scanned * x).sum(1), scanned.sum(0), x.flip(1).argmax(1)
+
+    for x in (r(600, 48), r(600, 48).bfloat16(), torch.randint(-1, 2, (600, 48))):
+        seen = verify(fn, [x], None)
+        assert any("reverse=True" in s[0].source for s in seen if not isinstance(s, Extern))
+
+
+def test_rows_with_totals_over_rows_read_an_operand_across() -> None:
+    """Tiles of eight rows read whole sectors of it."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x + y.transpose(1, 2)
+        return z, z.sum(2), z.sum((0, 1))
+
+    seen = verify(fn, [r(3, 4000, 130), r(3, 130, 4000)], None)
+    assert any("partials0" in s[0].source and "XBLOCK" in s[0].source for s in seen if not isinstance(s, Extern))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-39, 1e-30, 1e30], ids=str)
+def test_a_divisor_of_many_elements_is_inverted_once(scale: float) -> None:
+    """Quotients are those of a division, also of zeros, infinities and NaN, by divisors of all sizes."""
+    special = torch.tensor([0.0, -0.0, 1.0, -3.0, math.inf, -math.inf, math.nan, 1e-30, 1e30])
+    x = torch.cat([r(20, 50), special.expand(20, 9)], 1)
+    divisors = torch.cat([r(11, 1).abs() + 0.1, special[:, None]]) * scale
+    seen = verify(lambda x, y: (x / y, x / 6.0, x.amax(1)), [x, divisors], 1)
+    assert any(s[0].source.count("= quotient(") == 2 for s in seen if not isinstance(s, Extern))
 
 
 def test_the_gradient_of_a_scan_reads_vectors() -> None:

@@ -137,7 +137,7 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         r0mask = r0 < 20000
         # div.Tensor
         t1 = tl.load(in0 + (x * 20000 + r0), mask=r0mask, other=0.0, eviction_policy="evict_first")
-        t2 = tl.div_rn(t1, total0)
+        t2 = quotient(t1, total0)
         tl.store(out0 + (x * 20000 + r0), t2, mask=r0mask)
 """,
         )
@@ -219,7 +219,7 @@ def kernel(in0, in1, out0, partials0, RBLOCK: tl.constexpr):
         t2 = (t0 * 2.0)
         sum0 = sum0 + t2
         # pow.Tensor_Scalar, mean.dim, add.Scalar, rsqrt.default, mul.Tensor
-        t3 = tl.div_rn(total0, tl.full([], 64.0, tl.float32))
+        t3 = quotient(total0, tl.full([], 64.0, tl.float32))
         t4 = (t3 + 1.1920929e-07)
         t5 = libdevice.rsqrt(t4)
         t6 = (t0 * t5)

@@ -87,7 +87,7 @@ def operands(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 # functions that torch does not have, of a seed (test/ir/test_philox.py) or of a number's bits (test_numbers.py)
-DRAWN = frozenset(n for n in OPS if n.startswith("philox_")) | {"float64_of_bits"}
+DRAWN = frozenset(n for n in OPS if n.startswith("philox_")) | {"float64_of_bits", "to_tf32"}
 
 
 def takes(name: str, dtype: torch.dtype) -> bool:

@@ -52,9 +52,9 @@ class WithGradient:
     (plain, torch.float32, 512, 128, True, False),  # in TF32
     (plain, torch.float32, 64, 384, True, False),
     (plain, torch.float32, 64, 384, False, True),  # whole tiles
-    (plain, torch.float32, 64, 64, False, False),
-    (plain, torch.float32, 64, 64, True, False),
-    (plain, torch.float32, 33, 8, True, False),
+    (plain, torch.float32, 64, 64, False, True),
+    (plain, torch.float32, 64, 64, True, True),
+    (plain, torch.float32, 32, 8, True, False),
     (plain, torch.float32, 192, 64, True, True),
     (plain, HALF, 512, 256, True, True),
     (plain, HALF, 512, 320, True, False),
@@ -95,7 +95,11 @@ def tiled(backend: Fuse) -> int:
     (torch.float32, 512, 128, False, True, 0),  # more features than registers hold
     (torch.float32, 512, 64, True, True, 1),
     (torch.float32, 512, 128, True, True, 0),
-    (torch.float32, 128, 64, False, True, 0),
+    (torch.float32, 128, 64, False, True, 1),
+    (torch.float32, 32, 64, False, True, 0),  # a fraction of a tile
+    (torch.float32, 80, 64, False, True, 1),
+    (torch.float32, 80, 64, True, True, 0),  # two tiles, mostly empty
+    (torch.float32, 80, 32, True, True, 1),
     (HALF, 512, 64, False, True, 0),
 ])  # fmt: skip
 def test_tiles_of_tf32(dtype: torch.dtype, keys: int, features: int, trains: bool, tf32: bool, calls: int) -> None:

@@ -135,18 +135,23 @@ def test_depthwise_convolutions_in_training(dtype: torch.dtype, window: int, pla
     inputs = [torch.randn(s).to(dtype) for s in ((4, 8, 12, 12), (8, 1, window, window))]
     with torch.backends.cudnn.flags(allow_tf32=True):
         gm = rewritten(fn, *inputs)
-    (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    assert call.args[0].meta["val"].is_contiguous() == plain
+    calls = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert len(calls) == 2  # the convolution and the gradient of its image
+    assert all(call.args[0].meta["val"].is_contiguous() == plain for call in calls)
 
 
-@pytest.mark.parametrize(("dtype", "channels", "plain"), [
-    (torch.float32, 8, True), (torch.float32, 16, False), (torch.bfloat16, 8, False),
+@pytest.mark.parametrize(("dtype", "channels", "last", "plain"), [
+    (torch.float32, 8, False, True),
+    (torch.float32, 8, True, False),  # channels-last images stay so
+    (torch.float32, 16, False, False),
+    (torch.bfloat16, 8, False, False),
 ])  # fmt: skip
-def test_few_channels_in_training(dtype: torch.dtype, channels: int, plain: bool) -> None:
+def test_few_channels_in_training(dtype: torch.dtype, channels: int, last: bool, plain: bool) -> None:
     def fn(x: T, w: T) -> T:
         return F.conv2d(x, w, padding=1).float().square().mean()
 
     inputs = [torch.randn(s).to(dtype) for s in ((4, channels, 12, 12), (8, channels, 3, 3))]
+    inputs[0] = inputs[0].to(memory_format=torch.channels_last if last else torch.contiguous_format)
     with torch.backends.cudnn.flags(allow_tf32=True):
         gm = rewritten(fn, *inputs)
     (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)

@@ -25,6 +25,8 @@ GRAPHS: dict[str, Any] = {
     "with a bias and a ReLU": lambda x, w, b: F.conv_transpose2d(x, w, b, w.shape[2:]).relu(),
     "before a convolution": lambda x, w, b: F.conv2d(F.conv_transpose2d(x, w, b, w.shape[2:]).relu(), w[:2, :, :1, :1]),
     "after a convolution": lambda x, w, b: F.conv_transpose2d(F.conv2d(x, w[:, :5, :1, :1]).tanh(), w, b, w.shape[2:]),
+    "padded": lambda x, w, b: F.conv_transpose2d(x, w, None, w.shape[2:], (0, 1)),
+    "padded, with a bias": lambda x, w, b: F.conv_transpose2d(x, w, b, w.shape[2:], (0, 1)).tanh(),
     "normalised": lambda x, w, b: F.group_norm(F.conv_transpose2d(x, w, b, w.shape[2:]), 2),
 }
 

@@ -32,7 +32,7 @@ def convolutions(gm: GraphModule) -> int:
     (16, (16, 2, 3, 3), 8, 1, 1),
     (4, (6, 2, 5, 3), 2, (2, 0), 1),
     (32, (32, 16, 3, 3), 2, 1, 0),
-    (8, (8, 1, 3, 3), 8, 1, 0),  # depthwise images have kernels of their own
+    (8, (8, 1, 3, 3), 8, 1, 1),
     (6, (6, 2, 3), 3, 1, 1),
 ])  # fmt: skip
 def test_the_gradient_is_a_convolution(
@@ -59,4 +59,11 @@ def test_the_gradient_is_a_convolution(
 def test_other_gradients_stay_with_the_library(options: dict[str, Any]) -> None:
     fn = joint(lambda x, w: F.conv3d(x, w, groups=4, **options).square().sum())
     gm = traced(fn, torch.randn(1, 4, 9, 9, 9), torch.randn(4, 1, 3, 3, 3))
+    assert group_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == 0
+
+
+def test_channels_last_depthwise_images_have_kernels_of_their_own() -> None:
+    fn = joint(lambda x, w: F.conv2d(x, w, padding=1, groups=8).tanh().square().sum())
+    x = torch.randn(2, 8, 5, 7).to(memory_format=torch.channels_last)
+    gm = traced(fn, x, torch.randn(8, 1, 3, 3))
     assert group_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == 0

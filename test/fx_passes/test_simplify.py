@@ -41,6 +41,8 @@ POSITIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "one element": (lambda x: x.exp().amax(1, keepdim=True).argmax(1), True),
     "kept dimension": (lambda x: x.sum(0, keepdim=True).argmin(0, keepdim=True), True),
     "of all": (lambda x: x.exp().sum().argmax(), True),
+    "behind a division": (lambda x: (x / (x + 9)).amax(1, keepdim=True).argmax(1), True),
+    "behind a division of integers": (lambda x: (x.long() // (x.long() + 9)).amax(1, True).argmax(1), False),
     "two elements": (lambda x: x[:2].exp().argmax(0), False),
     "behind a check": (lambda x: x[x[:, 0].long().clamp(0, 3)].amax(1, keepdim=True).argmax(1), False),
 }

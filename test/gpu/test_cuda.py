@@ -326,3 +326,17 @@ def test_softmaxes_of_one_element_are_exact() -> None:
 
     x, w = torch.randn(3000, 1, device="cuda"), torch.tensor([0.3], device="cuda")
     assert not build(logarithms)(x, w).any()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+def test_quotients_by_one_divisor_a_row_are_those_of_a_division(size: float) -> None:
+    torch.manual_seed(0)
+    special = torch.tensor([0.0, -0.0, 1.0, -3.0, float("inf"), float("-inf"), float("nan")], device="cuda")
+    x = torch.cat([torch.randn(2000, 1000, device="cuda"), special.expand(2000, 7)], 1)
+    divisors = (torch.randn(2000, 1, device="cuda") * size).index_copy(
+        0, torch.arange(7, device="cuda"), special[:, None]
+    )
+    got = build(lambda x, y: (x / y, x.amax(1)))(x, divisors)[0]
+    want = x / divisors
+    assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert torch.equal(got.isnan(), want.isnan())

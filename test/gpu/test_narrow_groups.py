@@ -16,6 +16,8 @@ CASES = {
     "rows of windows in a loop": ((8, 16, 9, 2, 4, 8), (3, 8, 30, 33)),
     "slices in a loop": ((6, 6, 5, 1, 2, 6), (2, 6, 9, 12, 11)),
     "channels and slices in a loop": ((8, 12, 5, 1, 1, 4), (2, 8, 9, 8, 11)),
+    "depthwise images": ((8, 8, 3, 2, 1, 8), (3, 8, 33, 30)),
+    "wide depthwise windows": ((6, 6, 7, 1, 3, 6), (2, 6, 30, 31)),
     "strided volumes": ((16, 16, 5, 2, 2, 2), (2, 16, 11, 9, 10)),
 }
 

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[Sizes, Sizes, dict[str, int]]] = {
     "three groups of one image": ((1, 9, 5, 5), (3, 3, 3, 5), {"groups": 3, "padding": 2}),
     "sequences": ((2, 6, 9), (4, 3, 3), {"groups": 2, "rank": 1}),
     "depthwise sequences": ((2, 6, 9), (6, 1, 4), {"groups": 6, "rank": 1}),
+    "depthwise images": ((2, 6, 9, 8), (6, 1, 3, 4), {"groups": 6, "stride": 2}),
+    "dilated depthwise images": ((2, 3, 9, 8), (3, 1, 5, 3), {"groups": 3, "padding": 2, "dilation": 2}),
     "volumes": ((2, 4, 5, 4, 3), (4, 2, 2, 2, 2), {"groups": 2, "rank": 3}),
     "a loop over channels": ((2, 10, 9, 8), (10, 5, 5, 5), {"groups": 2, "padding": 2}),
     "a loop over rows of windows": ((1, 3, 10, 9), (6, 1, 9, 9), {"groups": 3, "padding": 3, "stride": 2}),
@@ -63,6 +65,17 @@ def test_as_exact_as_the_library(name: str, dtype: torch.dtype, last: bool) -> N
     assert (got.shape, got.dtype, got.stride()) == (eager.shape, eager.dtype, eager.stride())
     errors = [float((y.double() - exact).norm() / exact.norm()) for y in (got, eager)]
     assert errors[0] <= errors[1] + 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("window", "last", "calls"), [(7, False, 0), (7, True, 1), (9, False, 1)])
+def test_wide_depthwise_windows_of_plain_images(window: int, last: bool, calls: int) -> None:
+    args = [torch.randn(1, 3, 11, 10), torch.randn(3, 1, window, window), torch.randn(3)]
+    args[0] = args[0].contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    fn = convolution(3, padding=window // 2)
+    s = scheduled(fn, *args)
+    assert s.calls == calls
+    (got,) = triton_run.run(s.program, triton_run.steps_of(s), args, s.constants)
+    torch.testing.assert_close(got, fn(*args))
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,22 @@ def is_exact(e: Emitter, q: MappedNode) -> bool:
 
     Floats of 16 bits are themselves rounded by 2^-9 or more. Sums of computed terms, and sums that other elements of
     the row use, as inside a normalisation or softmax, stay plain: a LayerNorm of 20,000 columns took 373 us for 232 on
-    an H100. A cumulative sum takes at most 2 % longer.
+    an H100. A cumulative sum along memory takes at most 2 % longer. Across memory, eager adds one element after the
+    other. A tile that holds the row adds a tree, whose errors are 0.04 to 0.9 of eager's: 465 us for 594.
     """
     is_sum = isinstance(q.node, Reduction | Scan) and q.node.op == "sum"
     terms = [b for b, _ in va.loads(q.value)]
     if not is_sum or q.value.dtype != torch.float32 or any(map(_is_half, _dtypes(e, terms))):
         return False
-    return q.kind is Kind.SCAN or _only_loads(e, q, terms)
+    return not _adds_tree_across(e, q) if q.kind is Kind.SCAN else _only_loads(e, q, terms)
+
+
+def _adds_tree_across(e: Emitter, q: MappedNode) -> bool:
+    """Return whether a tile holds the rows of a scan whose results are not next to each other in memory."""
+    node = q.node
+    assert isinstance(node, Scan)
+    step = ex.coefficient(node.index, node.rdims[0])
+    return q.points not in e.blocks.long and isinstance(step, int) and abs(step) != 1
 
 
 def _only_loads(e: Emitter, q: MappedNode, terms: list[str]) -> bool:

@@ -265,6 +265,9 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
         case "truediv" if e.tiled.low_precision and (divisor := bind(e, scope, v.args[1], conds)) in e.normalisers:
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
             return _broadcast_let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
+        case "truediv" if _has_shared_divisor(e, v):
+            operands = tuple(bind(e, scope, a, conds) for a in v.args)
+            return _broadcast_let(e, scope, va.make("helper", operands, v.dtype, "quotient"), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(FAST_MATH):
         pass
@@ -273,6 +276,14 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
     elif e.tiled.low_precision and kind == torch.float32 and OPS[op].triton_fast:
         op = FAST_MATH + op
     return _broadcast_let(e, scope, va.make(op, tuple(bind(e, scope, a, conds) for a in v.args), v.dtype, v.attr), axes)
+
+
+def _has_shared_divisor(e: Emitter, v: Value) -> bool:
+    """Return whether many elements of a float32 tile have the divisor of `v`: its inverse is computed once then."""
+    if v.dtype != torch.float32 or not e.tiled.fast_math or e.tiled.low_precision:
+        return False
+    dividend, divisor = (axes_of(e, a) for a in v.args)
+    return divisor < dividend
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:

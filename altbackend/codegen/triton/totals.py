@@ -85,7 +85,7 @@ def store_partials(e: Emitter, top: Scope, t: Total) -> None:
     masks: Masks = ()
     if has_row:
         atom = e.rows[partial.numel]
-        position = ex.ix(atom)
+        position = ex.sub(ex.sub(partial.numel, 1), ex.ix(atom)) if b.backwards else ex.ix(atom)
         masks = (e.masks[atom],) if atom in e.masks else ()
     offset = ex.add(ex.mul(ex.sym("program"), partial.numel), position)
     shape = ("1", "1") if b.rank == 2 and not has_row else None

@@ -15,7 +15,7 @@ import torch
 
 from altbackend.lazy_dataclass import dataclass
 
-from ...aten.narrow_groups import MOST_TERMS, in_generated_kernel
+from ...aten.narrow_groups import MOST_TERMS, in_generated_kernel, in_plain_kernel, is_depthwise_image
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
@@ -41,6 +41,8 @@ def suits(ctx: Ctx, x: Tensor, w: Tensor, geometry: Geometry) -> bool:
     if not all(isinstance(n, int) for n in sizes) or 0 in sizes:
         return False
     channels, *weight = ex.numbers((x.sizes[1], *w.sizes))
+    if is_depthwise_image(channels, geometry.groups, weight):
+        return in_plain_kernel(weight, x.dtype) and not ctx.traced(0).is_contiguous(memory_format=torch.channels_last)
     return in_generated_kernel(channels, geometry.groups, weight, x.dtype)
 
 

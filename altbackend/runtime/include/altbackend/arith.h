@@ -36,6 +36,12 @@ ALT_FN float divide_by(float a, float scale, float d, float y) {
 #endif
 }
 
+// Rounded to the 11 bits of TF32, ties away from zero.
+ALT_FN float to_tf32(float x) {
+  const float rounded = detail::bit_cast<float>((detail::as_uint(x) + 0x1000u) & 0xffffe000u);
+  return detail::magnitude(x) < __builtin_inff() ? rounded : x;
+}
+
 // sign(NaN) is 0, as in torch.sign.
 ALT_FLOATS(T) ALT_FN T sign(T x) { return T(T(0) < x ? 1 : 0) - T(x < T(0) ? 1 : 0); }
 ALT_FLOATS(T) ALT_FN T sgn(T x) { return alt::sign(x); }

@@ -246,13 +246,19 @@ def _is_uneven(fusion: Fusion, rows: int, rows_of_program: int, q: MappedNode) -
 
 
 def _same_direction(fusion: Fusion, proposal: Proposal) -> Refusal | None:
-    """Refuse nodes that are contiguous from row to row in a kernel whose points are contiguous along rows."""
+    """Refuse nodes that are contiguous from row to row in a kernel whose points are contiguous along rows.
+
+    A point that reads a scan, as one that rounds it does, is stored in place of the scan where both lie alike.
+    """
     if proposal.group.rows == 1 or proposal.rows_are_neighbours:
         return None
+    turned_scans = {q.node.out for q in proposal.mapped if q.kind is Kind.SCAN and _row_stride(q) == 1}
     tall = [q for q in proposal.mapped if exceeds(q.points, SCATTERED)]
     # A program takes several neighbouring columns at once where it only sums them. Points along rows take one row.
     has_points_along = any(q.kind is Kind.POINT and is_along_rows(q) for q in tall)
     for q in tall:
+        if q.kind is Kind.POINT and any(b in turned_scans for b, _ in va.loads(q.value)):
+            continue
         if (q.kind is Kind.POINT or (q.kind is Kind.IN_ROW and has_points_along)) and rows_are_neighbours([q]):
             return Refusal(f"rows of {q.node.out} are not contiguous in memory")
     return None
@@ -289,7 +295,7 @@ def _stores_fragments(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool
     So they are where the loops of the rows cut a contiguous loop of the node in two. Where rows alone are neighbours,
     those of the same tile do not count as others.
     """
-    row_stride = ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
+    row_stride = _row_stride(q)
     loops, run = [v for v in q.inner if ex.size_of(v) != 1], 1
     while (following := next((v for v in loops if ex.coefficient(q.index, v) in (run, -run)), None)) is not None:
         run *= estimate(ex.size_of(following))
@@ -299,6 +305,11 @@ def _stores_fragments(fusion: Fusion, proposal: Proposal, q: MappedNode) -> bool
         return False
     rows = _rows_of_tile(proposal) if run == 1 else 1
     return Access(q.index, itemsize, q.inner, 1.0).run(q.index, q.row, rows, any_part=True) * itemsize < SECTOR
+
+
+def _row_stride(q: MappedNode) -> Index:
+    """Return how far the first row's element lies from that of the second row in what a node stores."""
+    return ex.sub(ex.substitute(q.index, {q.row: 1}), ex.substitute(q.index, {q.row: 0}))
 
 
 def _one_order(fusion: Fusion, proposal: Proposal) -> Refusal | None:

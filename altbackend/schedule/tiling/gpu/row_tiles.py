@@ -11,7 +11,7 @@ from altbackend.lazy_dataclass import dataclass
 from ....ir import expr as ex
 from ....ir import value as va
 from ....ir.expr import Atom, Index
-from ....ir.loops import Program
+from ....ir.loops import Program, Reduction
 from ...device import Gpu
 from ...kernel import Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
@@ -56,6 +56,7 @@ WINDOW = 3  # positions of a tensor, each with its own total: registers do not h
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
 NEAR = 4  # elements between the places that neighbouring results read, at most
+LONG_SUM = 64  # terms from which few rows take tiles instead: means of 784 windows took 404 us for 30, and 209 for 41
 SUMMED_WINDOWS = (512, 8)  # results and warps of a program that adds products of wide windows, one loop over channels
 # Columns and points of tiles of scanned columns. One warp has SCANNED_RUN neighbouring columns in each thread, so that
 # threads scan alone: 16 instructions an element. In tiles of 64 points, which four warps share, they are 85. With 32
@@ -68,8 +69,9 @@ FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # Scans along rows of up to SCANNED_ROW points run in one warp: 98 us for 137 with four warps, 129 points a row, and 94
 # for 167 with 64 points, where a copy takes 97. Short rows fill the warp: four rows of 5 points took 1,564 us for 579.
 # Rows that are stored side by side, as of channels-last images into plain ones, fill two sectors, with a warp for each
-# 32 points: 648,172 rows of 72 points took 129 us for 224 with four rows, in bfloat16 89 for 165.
-SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE = 512, 4, 256, 1024
+# 32 points: 648,172 rows of 72 points took 129 us for 224 with four rows, in bfloat16 89 for 165. Of 144 points in
+# bfloat16, tiles of 16 rows took 384 us, of 32 rows 463.
+SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE, TURNED_SCAN_TILE = 512, 4, 256, 1024, 4096
 # Elements of a tile of tall columns, of which a program has two sectors at least: a softmax over 248 points of 368,032
 # columns took 293 us with 16 columns, 353 with 32 and 471 with 64.
 TALL_TILE = 4096
@@ -87,6 +89,9 @@ PERSISTENT_TILES = {128: (4096, 8), 1024: (1024, 2), 2048: (2048, 4)}
 # The same for short rows with single numbers as totals, such as losses: a cross-entropy over 40 classes took 306 us for
 # 367 in float32, over 12 classes 120 for 141 in bfloat16. With totals for each column, 4,096 elements are better.
 SHORT_ROW, FEW_TOTALS = 128, (1024, 2)
+# The same where an operand or a result lies across the rows, of which a program reads whole sectors then: totals of
+# 116,952 rows of 768 took 312 us in tiles of eight rows, 1,077 row by row.
+TURNED_PERSISTENT = (8192, 8)
 # persistent programs of a multiprocessor: all of them are resident, since a second round would leave a tail
 FEWEST_PERSISTENT, MOST_PERSISTENT = 2, 8
 LEAST_TURNS = 4  # turns of a persistent program; each program more leaves one more row of totals to add
@@ -188,23 +193,31 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
 
 
 def _runs_backwards(r: _Rows) -> bool:
-    """Return whether a scan reads and stores its rows from their ends, as the gradient of a cumulative sum does."""
+    """Return whether a scan reads and stores its rows from their ends, as the gradient of a cumulative sum does.
+
+    Totals may add in any order; the first of equal positions is another one from the end.
+    """
     rows = [q for q in r.members if q.points != 1]
     if r.columns or not any(q.kind is Kind.SCAN for q in rows) or not all(isinstance(n, int) for n in r.lengths):
         return False
-    if any(q.kind not in (Kind.SCAN, Kind.POINT) or len(q.inner) != 1 or q.inner != rows[0].inner for q in rows):
+    if any(len(q.inner) != 1 or q.points != rows[0].points or _finds_position(q) for q in rows):
         return False
     written, stored = {q.node.out for q in rows}, r.kernel.stored
-    accesses = [i for q in rows for b, i in va.loads(q.value) if b not in written]
-    accesses += [q.index for q in rows if q.node.out in stored]
-    steps = [ex.coefficient(i, rows[0].inner[0]) for i in accesses]
+    accesses = [(i, q.inner[0]) for q in rows for b, i in va.loads(q.value) if b not in written]
+    accesses += [(q.index, q.inner[0]) for q in rows if q.node.out in stored]
+    steps = [ex.coefficient(i, v) for i, v in accesses]
     return steps.count(-1) > steps.count(1)
+
+
+def _finds_position(q: MappedNode) -> bool:
+    return isinstance(q.node, Reduction) and q.node.op.startswith("arg")
 
 
 def _row_blocks(r: _Rows) -> Blocks:
     k, lengths, device = r.kernel, r.lengths, r.device
     long_lengths = [n for n in lengths if n != 1]
-    if not r.persistent and len(long_lengths) == 1 and _sums_windows(r):
+    sums_windows = not r.persistent and len(long_lengths) == 1 and _sums_windows(r)
+    if sums_windows and not _has_few_long_rows(r):
         return _summed_windows(r, long_lengths[0])
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
@@ -231,7 +244,9 @@ def _row_blocks(r: _Rows) -> Blocks:
     widest = max(rblocks.values(), default=1)
     if r.persistent and not r.columns and not long and widest <= max(PERSISTENT_TILES):
         return _persistent_rows(r, rblocks)
-    fewest = 1 if not r.columns else ROWS_OF_COLUMNS if long else column_rows
+    fewest = (
+        1 if not r.columns else column_rows if not long else _rows_of_sector(r) if sums_windows else ROWS_OF_COLUMNS
+    )
     xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
     if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
         xblock = max(xblock, _in_registers(r, min(ROWS_OF_COLUMNS, BOTH_WAYS // widest), widest))
@@ -240,7 +255,8 @@ def _row_blocks(r: _Rows) -> Blocks:
     if scans:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
     turned_scan = scans and some_rows_are_neighbours(r.members, k.stored)
-    xblock = _fewer_rows(r, 2 * _rows_of_sector(r), xblock) if turned_scan else xblock
+    if turned_scan:
+        xblock = _fewer_rows(r, min(2 * _rows_of_sector(r), TURNED_SCAN_TILE // widest), xblock)
     least = min(_rows_of_sector(r), xblock) if r.columns else 1  # a single column would be one element of each sector
     while of_thread and xblock > least and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
@@ -365,6 +381,8 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
     tile, warps = next(form for most, form in PERSISTENT_TILES.items() if widest <= most)
     if widest <= SHORT_ROW and all(q.results == 1 for q in r.members if q.kind is Kind.CROSS_ROW):
         tile, warps = FEW_TOTALS
+    if tile < TURNED_PERSISTENT[0] and some_rows_are_neighbours(r.members, r.kernel.stored):
+        tile, warps = TURNED_PERSISTENT
     xblock, fewest = tile // widest, sms * FEWEST_PERSISTENT
     most = sms * _resident(r, warps, tile // (WARP * warps))
     if isinstance(rows, int):
@@ -447,6 +465,12 @@ def _sums_windows(r: _Rows) -> bool:
     rows = [q for q in r.members if q.points != 1]
     wide = all(q.kind is Kind.IN_ROW and max(_reads_of_windows([q]).values(), default=0) >= WIDE_WINDOW for q in rows)
     return wide and all(_row_step(i, q.row) <= NEAR for q in rows for _, i in va.loads(q.value))
+
+
+def _has_few_long_rows(r: _Rows) -> bool:
+    """Return whether a thread a row would leave the device idle, as for the mean of a convolution over its points."""
+    few = isinstance(r.kernel.rows, int) and r.kernel.rows < r.device.sms * r.device.threads_per_sm
+    return few and all(n == 1 or not isinstance(n, int) or n > LONG_SUM for n in r.lengths)
 
 
 def _row_step(index: Index, row: Atom) -> int:
