@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ ON_GPU = ScheduleContext(H200)
 SMALL_GPU = ScheduleContext(replace(H200, sms=1))  # filled by 128 columns
 
 
-def blocks_of(fn: Callable[[T], T], x: T) -> list[Blocks]:
+def blocks_of(fn: Callable[[T], Any], x: T) -> list[Blocks]:
     scheduled = schedule(trace(fn, x)[0], ctx=ON_GPU)
     return [choose_blocks(scheduled.program, k, H200) for k in scheduled.steps if isinstance(k, Kernel)]
 
@@ -400,3 +401,35 @@ def test_rows_that_are_read_across_and_stored_along_are_blocks() -> None:
     (b,) = blocks_of(lambda x: (x - parts.sum(0)[:, :, None, None]).contiguous(), x)
     assert b.long == {1024}
     assert (b.xblock, b.rblocks[1024]) == (64, 64)
+
+
+@pytest.mark.parametrize(("images", "side", "rows"), [(128, 28, 8), (8192, 8, 512)])
+def test_means_of_windows_take_tiles_where_a_thread_a_row_leaves_the_device_idle(
+    images: int, side: int, rows: int
+) -> None:
+    weight = torch.empty(32, 1, 3, 3)
+
+    def fn(x: T) -> T:
+        return F.conv2d(x, weight.to(x.device), padding=1, groups=32).mean((2, 3))
+
+    x = torch.empty(images, 32, side, side).to(memory_format=torch.channels_last)
+    assert rows in {b.xblock for b in blocks_of(fn, x)}
+
+
+def test_few_long_rows_that_are_stored_across_are_a_program_each() -> None:
+    def fn(x: T) -> T:
+        return F.instance_norm(x).sigmoid().contiguous(memory_format=torch.channels_last)
+
+    blocks = blocks_of(fn, torch.empty(14, 3, 100, 100))
+    assert all(b.xblock < 64 and isinstance(b.programs, int) and b.programs >= 42 for b in blocks)
+
+
+@pytest.mark.parametrize(("width", "kernels"), [(8, 2), (64, 1)])
+def test_windows_that_columns_read_in_short_runs_are_a_kernel_of_their_own(width: int, kernels: int) -> None:
+    weight = torch.empty(96, 1, 3, 3)
+
+    def fn(x: T) -> tuple[T, T]:
+        y = F.conv2d(x, weight.to(x.device), padding=1, groups=96)
+        return y, y.square().mean(2)
+
+    assert len(blocks_of(fn, torch.empty(2048, 96, 8, width))) == kernels

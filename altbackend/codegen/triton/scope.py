@@ -31,6 +31,7 @@ from .contiguity import hidden_run, is_along_x
 from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
 
 QUAD = 4  # words of a Philox block
+FLOAT_EXPONENTS = 125  # of powers of two whose inverse is a normal float32
 MOST_NESTED = 150  # levels of operators that `bind` follows by recursion
 
 
@@ -266,8 +267,10 @@ def _define(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Val
             inverse = bind(e, scope, va.make("reciprocal", (divisor,), v.dtype))
             return _broadcast_let(e, scope, va.make("mul", (bind(e, scope, v.args[0], conds), inverse), v.dtype), axes)
         case "truediv" if _has_shared_divisor(e, v):
-            operands = tuple(bind(e, scope, a, conds) for a in v.args)
-            return _broadcast_let(e, scope, va.make("helper", operands, v.dtype, "quotient"), axes)
+            dividend, divisor = (bind(e, scope, a, conds) for a in v.args)
+            if (factor := _exact_inverse(divisor)) is not None:
+                return _broadcast_let(e, scope, va.make("mul", (dividend, factor), v.dtype), axes)
+            return _broadcast_let(e, scope, va.make("helper", (dividend, divisor), v.dtype, "quotient"), axes)
     op, kind = v.op, v.args[0].dtype if v.op != "where" else v.dtype
     if op.startswith(FAST_MATH):
         pass
@@ -284,6 +287,14 @@ def _has_shared_divisor(e: Emitter, v: Value) -> bool:
         return False
     dividend, divisor = (axes_of(e, a) for a in v.args)
     return divisor < dividend
+
+
+def _exact_inverse(divisor: Value) -> Value | None:
+    """Return 1 / divisor for a power of two: the product rounds as the quotient does."""
+    number = divisor.attr if divisor.op == "const" else 0
+    mantissa, exponent = math.frexp(number)
+    is_power = abs(mantissa) == 0.5 and abs(exponent) < FLOAT_EXPONENTS
+    return va.const(1 / number, divisor.dtype) if is_power else None
 
 
 def _unrounded(e: Emitter, v: Value) -> Value | None:
