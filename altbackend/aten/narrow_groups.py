@@ -64,22 +64,34 @@ def trains_fast(channels: int, groups: int, dtype: torch.dtype) -> bool:
     """Return whether the library trains channels-last images in groups no slower than plain ones.
 
     Measured on an H200 for 2 to 32 groups of 4 to 128 channels (docs/decisions/narrow-groups.md). A convolution and
-    its two gradients took 0.5 to 0.9 of the time of plain images with groups of 128, and 0.1 to 1.1 with 2 or 4 groups
-    of 48, of which plain ones have slow kernels. With 2 or 4 groups of 24, float32 took 0.4 to 0.8.
+    its two gradients took 0.5 to 0.9 of the time of plain images with groups of 128. In float32, they took 0.1 to 1.1
+    with 2 or 4 groups of 48, of which plain ones have slow kernels, and 0.4 to 0.8 with 2 or 4 groups of 24.
     """
     width = channels // groups
-    few = groups <= _MANY_GROUPS and (width == 48 or (dtype == torch.float32 and width == 24))
+    few = groups <= _MANY_GROUPS and dtype == torch.float32 and width in (24, 48)
     return has_library_kernel(channels, groups) or width == _DOUBLE_GROUP or few
 
 
-def takes_any_layout(channels: int, groups: int, taps: int) -> bool:
+def trains_as_it_lies(channels: int, groups: int) -> bool:
+    """Return whether an image of 16 bits in groups trains in the layout that it has.
+
+    Two groups of 48 channels of 16x280x280 and windows of 5x5 took 11.7 ms channels-last where TorchInductor, which
+    leaves plain images plain, took 7.8.
+    """
+    return groups <= _MANY_GROUPS and channels // groups == 48
+
+
+def takes_any_layout(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool:
     """Return whether the library converts a channels-last image in groups in about the time that our two copies take.
 
     It then runs groups of the converted image one after the other. Measured on an H100 for 2 to 8 groups of 12 to 96
-    channels, windows of 1x1 to 5x5, in float32 with TF32 and in bfloat16 (docs/decisions/narrow-groups.md):
-    channels-last images took 0.4 to 1.5 of the time of plain ones with two copies. In float32, 22 of 144 plain ones
-    took more than twice, and up to 40 times, as long as channels-last ones: the library has a slow kernel for them.
+    channels, windows of 1x1 to 5x5, in float32 with TF32 (docs/decisions/narrow-groups.md): channels-last images took
+    0.4 to 1.5 of the time of plain ones with two copies. 22 of 144 plain ones took more than twice, and up to 40 times,
+    as long as channels-last ones: the library has a slow kernel for them. In 16 bits, our copies are part of
+    the kernels around them: RegNetY-16 took 16.6 ms without them, and 11.6 with them.
     """
+    if dtype.itemsize < 4:
+        return False
     width = channels // groups
     return width >= _LEAST_WIDTH and width % 4 == 0 and groups <= _MOST_GROUPS and taps <= _MOST_TAPS
 

@@ -15,7 +15,14 @@ from torch.fx import GraphModule, Node
 
 from ..aten import transposed as transposed_images
 from ..aten.name import operator_name, words
-from ..aten.narrow_groups import gains_channels_last, in_generated_kernel, runs_fast, takes_any_layout, trains_fast
+from ..aten.narrow_groups import (
+    gains_channels_last,
+    in_generated_kernel,
+    runs_fast,
+    takes_any_layout,
+    trains_as_it_lies,
+    trains_fast,
+)
 from ..aten.pointwise import is_tagged
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
@@ -93,7 +100,8 @@ def reads_plain(n: Node) -> bool:
     if channels == groups:
         return False
     if backward or _has_gradient(n):
-        return not trains_fast(channels, groups, x.dtype)
+        as_it_lies = trains_as_it_lies(channels, groups) and is_channels_last(x)
+        return not (as_it_lies or trains_fast(channels, groups, x.dtype))
     return not runs_fast(channels, groups, math.prod(val(n.args[1]).shape[2:]), x.dtype)
 
 
@@ -104,7 +112,7 @@ def _follows_layout(n: Node) -> bool:
     sizes = (*x.shape, *w.shape)
     if x.dim() != 4 or groups == 1 or n.args[6] or not all(isinstance(s, int) for s in sizes) or not reads_plain(n):
         return False
-    return not _has_gradient(n) and takes_any_layout(int(x.shape[1]), groups, math.prod(w.shape[2:]))
+    return not _has_gradient(n) and takes_any_layout(int(x.shape[1]), groups, math.prod(w.shape[2:]), x.dtype)
 
 
 def _is_slow_transposed(n: Node) -> bool:

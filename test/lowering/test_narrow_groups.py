@@ -11,7 +11,7 @@ import torch
 from altbackend.aten.narrow_groups import in_generated_kernel, takes_any_layout, trains_fast
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
-from altbackend.fx_passes import inference
+from altbackend.fx_passes import channels_last, inference
 from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
 from test.graphs import Scheduled, schedule
@@ -127,7 +127,8 @@ def test_images_are_copied_only_for_the_library(groups: int, copies: int) -> Non
 @pytest.mark.parametrize(("width", "groups", "dtype", "fast"), [
     (32, 8, torch.float32, True),
     (128, 3, torch.bfloat16, True),
-    (48, 4, torch.bfloat16, True),
+    (48, 4, torch.float32, True),
+    (48, 4, torch.bfloat16, False),  # as it lies
     (48, 8, torch.float32, False),  # many groups run one after the other
     (24, 2, torch.float32, True),
     (24, 2, torch.bfloat16, False),
@@ -137,8 +138,23 @@ def test_groups_that_train_channels_last(width: int, groups: int, dtype: torch.d
     assert trains_fast(width * groups, groups, dtype) is fast
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("width", "copies"), [(48, False), (64, True)])
+def test_groups_of_16_bits_that_train_as_they_lie(width: int, copies: bool, last: bool) -> None:
+    x = torch.randn(2, 2 * width, 9, 9).bfloat16()
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    w = torch.randn(2 * width, width, 3, 3).bfloat16()
+    arguments = ([0], [1, 1], [1, 1], [1, 1], False, [0, 0], 2, [True, True, False])
+    gm = traced(
+        lambda x, w: aten.convolution_backward(aten.convolution(x, w, None, *arguments[1:-1]), x, w, *arguments), x, w
+    )
+    for n in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        assert channels_last.reads_plain(n) == (not last and not copies)
+
+
 @pytest.mark.parametrize(("width", "groups", "taps", "any_layout"), [
     (12, 2, 9, True), (96, 16, 25, True), (10, 2, 9, False), (8, 2, 9, False), (12, 32, 9, False), (12, 2, 49, False),
 ])  # fmt: skip
 def test_groups_that_take_any_layout(width: int, groups: int, taps: int, any_layout: bool) -> None:
-    assert takes_any_layout(width * groups, groups, taps) is any_layout
+    assert takes_any_layout(width * groups, groups, taps, torch.float32) is any_layout
+    assert not takes_any_layout(width * groups, groups, taps, torch.bfloat16)
