@@ -173,15 +173,19 @@ def layouts(n: torch.fx.Node) -> set[bool]:
     return {a.meta["val"].is_contiguous(memory_format=torch.channels_last) for a in n.args[:2]}
 
 
-@pytest.mark.parametrize(("width", "moves"), [(12, True), (10, False)])
-def test_convolutions_in_groups_without_a_kernel_follow_their_region(width: int, moves: bool) -> None:
+@pytest.mark.parametrize(("dtype", "width", "moves"), [
+    (torch.float32, 12, True), (torch.float32, 10, False), (torch.bfloat16, 12, False),
+])  # fmt: skip
+def test_convolutions_in_groups_without_a_kernel_follow_their_region(
+    dtype: torch.dtype, width: int, moves: bool
+) -> None:
     def fn(x: T, w: T, v: T, u: T) -> T:
         y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, padding=1, groups=6).relu()
         return F.conv2d(y, u, padding=1).relu()
 
     n = 6 * width
     shapes = [(2, n, 12, 12), (n, n, 3, 3), (n, width, 3, 3), (n, n, 3, 3)]
-    gm, _ = rearranged(fn, *(torch.randn(*s).bfloat16() / 8 for s in shapes))
+    gm, _ = rearranged(fn, *((torch.randn(*s) / 8).to(dtype) for s in shapes))
     first, grouped, last = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert grouped.args[8] == 6
     assert layouts(grouped) == {moves}
