@@ -11,6 +11,11 @@ UNTAGGED = words(
     "_to_copy fill copy clone lift_fresh_copy hardswish hardswish_backward hardsigmoid hardsigmoid_backward",
     "leaky_relu_backward tril triu",
 )
+# Those without the tag that compute a number, in the layout of their operands.
+COMPUTED_UNTAGGED = words(
+    "hardswish hardswish_backward hardsigmoid_backward hardtanh_backward leaky_relu_backward elu_backward",
+    "mish_backward softplus_backward hardshrink_backward softshrink_backward log_sigmoid_backward",
+)
 # Operators whose every element is a constant or one element of an argument.
 FILLS = words(
     "full full_like zeros_like ones_like new_zeros zeros ones scalar_tensor arange iota empty empty_like empty_strided"
@@ -44,6 +49,11 @@ ROUNDED_ONCE = words("addcdiv hardsigmoid hardswish native_dropout_backward")
 def is_tagged(target: object) -> bool:
     """Return whether torch tags an operator as pointwise."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def is_pointwise(target: object) -> bool:
+    """Return whether an operator computes each element of the result from one element of each argument."""
+    return is_tagged(target) or operator_name(target) in COMPUTED_UNTAGGED
 
 
 def is_elementwise(target: object) -> bool:

@@ -23,7 +23,7 @@ from ..aten.narrow_groups import (
     trains_as_it_lies,
     trains_fast,
 )
-from ..aten.pointwise import is_tagged
+from ..aten.pointwise import is_pointwise
 from ..aten.reduction import is_normalisation, is_reduction
 from ..compat import torch_api
 from . import onednn
@@ -302,7 +302,7 @@ def keeps_layout(n: Node) -> bool:
     first = fake[0] if isinstance(fake, (tuple, list)) and fake else fake
     if n.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() not in (3, *FORMATS):
         return False
-    return is_tagged(n.target) or operator_name(n.target) in _KEEPING or n.meta.get(KEEPS_LAYOUT, False)
+    return is_pointwise(n.target) or operator_name(n.target) in _KEEPING or n.meta.get(KEEPS_LAYOUT, False)
 
 
 FEW_CHANNELS = 4  # of 16 bits, for which the library's channels-last kernels are no faster

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..aten.pointwise import is_tagged
+from ..aten.pointwise import is_pointwise
 from ..aten.reduction import is_normalisation
 from ..aten.view import storage_owner
 from .graph import TAKES_LAYOUT, aten, insert, like_argument, propagate, val
@@ -69,7 +69,7 @@ def share_copies(gm: GraphModule, copies: Mapping[Node, Node]) -> None:
     for x, moved in copies.items():
         for u in list(x.users):
             is_read = any(reader.op != "output" for reader in u.users)
-            if is_read and number[u] > number[moved] and is_tagged(u.target) and _meets_channels_last(u, x):
+            if is_read and number[u] > number[moved] and is_pointwise(u.target) and _meets_channels_last(u, x):
                 u.replace_input_with(x, moved)
                 changed.add(moved)
     if changed:

@@ -10,7 +10,7 @@ import torch
 
 from ..aten.comparison import is_compared_exactly, is_searched
 from ..aten.name import operator_name, words
-from ..aten.pointwise import is_tagged
+from ..aten.pointwise import is_pointwise
 from ..aten.view import passes_storage_on
 from ..compat import torch_api
 from ..ir import expr as ex
@@ -90,7 +90,7 @@ def _meets_in_one_reader(node: torch.fx.Node) -> bool:
     write it and read it as well.
     """
     readers = set(_readers_of_orders(node))
-    return len(readers) == 1 and all(is_tagged(n.target) for n in readers)
+    return len(readers) == 1 and all(is_pointwise(n.target) for n in readers)
 
 
 def _readers_of_orders(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..aten.name import operator_name
-from ..aten.pointwise import is_tagged
+from ..aten.pointwise import is_pointwise
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
@@ -99,7 +99,7 @@ def _last_reader(node: torch.fx.Node) -> torch.fx.Node:
     reader = next(iter(node.users))
     while len(reader.users) == 1:
         (user,) = reader.users
-        if not is_tagged(user.target) and operator_name(user.target) != "clone":
+        if not is_pointwise(user.target) and operator_name(user.target) != "clone":
             break
         reader = user
     return reader
@@ -110,7 +110,7 @@ def _broadcast(ctx: Ctx, node: torch.fx.Node, t: Tensor, flops: int) -> bool:
     least, most = REPEATS * ex.bounds(ex.prod(t.sizes))[0], 0
     for user in node.users:
         fake = user.meta.get("val")
-        if not isinstance(fake, torch.Tensor) or not is_tagged(user.target):
+        if not isinstance(fake, torch.Tensor) or not is_pointwise(user.target):
             return False
         elements = ex.bounds(ex.prod(ctx.shape(fake.shape)))[1]
         if elements < least:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..aten.name import operator_name
-from ..aten.pointwise import is_tagged
+from ..aten.pointwise import is_pointwise
 from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view
 from ..ir import expr as ex
@@ -27,7 +27,7 @@ def operand_strides(ctx: Ctx, node: torch.fx.Node, t: Tensor, fake: torch.Tensor
 
     It stays where an operand has it, and where others than kernels read the value of `node`.
     """
-    if not is_tagged(node.target) or not all(is_computed(u) for u in node.users):
+    if not is_pointwise(node.target) or not all(is_computed(u) for u in node.users):
         return None
     orders = list(_orders(t))
     traced = memory_order(ctx.shape(fake.stride()), t.sizes)
@@ -50,7 +50,7 @@ def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> t
 def is_computed(n: torch.fx.Node) -> bool:
     """Return whether a kernel computes a node from its operands element by element, whatever their layouts."""
     by_statistics = operator_name(n.target) == "_native_batch_norm_legit_no_training"  # whose statistics are inputs
-    return by_statistics or is_tagged(n.target) or is_reduction(n.target) or is_normalisation(n.target)
+    return by_statistics or is_pointwise(n.target) or is_reduction(n.target) or is_normalisation(n.target)
 
 
 def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:

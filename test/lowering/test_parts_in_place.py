@@ -27,12 +27,23 @@ def activated(a: T, b: T, c: T) -> T:
     return torch.cat([a @ b, c @ b, b @ a], 1).sigmoid()
 
 
+def hard_activated(a: T, b: T, c: T) -> T:
+    """`hardswish` has no tag that says it is pointwise."""
+    return F.hardswish(torch.cat([a @ b, c @ b, b @ a], 1)).amax(1)
+
+
+def scanned(a: T, b: T, c: T) -> T:
+    return torch.cat([a @ b, c @ b, b @ a], 1).cumsum(1)
+
+
 def computed(a: T, b: T, c: T) -> T:
     return F.batch_norm(torch.cat([a @ b, c @ b, b.exp()], 1), MEAN.to(a), VAR.to(a))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("fn", "kernels"), [(normalised, 1), (activated, 1), (computed, 4)])
+@pytest.mark.parametrize(
+    ("fn", "kernels"), [(normalised, 1), (activated, 1), (hard_activated, 1), (scanned, 1), (computed, 4)]
+)
 def test_kernels_and_results(fn: Callable[..., T], kernels: int, dtype: torch.dtype) -> None:
     inputs = [torch.randn(5, 4, 4).to(dtype) for _ in range(3)]
     (gm,) = trace(fn, *inputs)

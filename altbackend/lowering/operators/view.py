@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...aten.name import operator_name
+from ...aten.reduction import is_scan
 from ...aten.view import passes_storage_on, storage_owner
 from ...compat import torch_api
 from ...errors import Unsupported
@@ -374,7 +375,7 @@ def _reads_each_element_once(user: torch.fx.Node) -> bool:
     if passes_storage_on(user):
         return bool(user.users) and all(_reads_each_element_once(u) for u in user.users)
     converts = operator_name(user.target) == "_to_copy"
-    return converts or is_computed(user)
+    return converts or is_computed(user) or is_scan(user.target)
 
 
 def _is_plain(part: Tensor, computed: set[str]) -> bool:
