@@ -223,7 +223,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run,
-        decision=(DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride, no padding"),
+        decision=(DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride"),
     ),
     Pass(
         "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,

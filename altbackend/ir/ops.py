@@ -177,7 +177,7 @@ _ROWS: list[OpSpec] = [
         triton_int="tl.cast({0}, tl.float64, bitcast=True)",
         decided=ALWAYS,
     ),
-    _row("to_tf32", 1, lambda x: rounded_to_tf32(x), triton="to_tf32({0})", flops=3, triton_double=""),
+    _row("to_tf32", 1, rounded_to_tf32, triton="to_tf32({0})", flops=3, triton_double=""),
     # Triton's -x is 0 - x, which loses the sign of 0
     _row("neg", 1, torch.neg, "(-{0})", "({0} * -1.0)", triton_int="(-{0})", decided=ALWAYS),
     _row("abs", 1, torch.abs, triton="tl.abs({0})", decided=ALWAYS),

@@ -387,7 +387,7 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
     tile, warps = next(form for most, form in PERSISTENT_TILES.items() if widest <= most)
     if widest <= SHORT_ROW and all(q.results == 1 for q in r.members if q.kind is Kind.CROSS_ROW):
         tile, warps = FEW_TOTALS
-    if tile < TURNED_PERSISTENT[0] and some_rows_are_neighbours(r.members, r.kernel.stored):
+    if tile // widest < _rows_of_sector(r) and some_rows_are_neighbours(r.members, r.kernel.stored):
         tile, warps = TURNED_PERSISTENT
     xblock, fewest = tile // widest, sms * FEWEST_PERSISTENT
     most = sms * _resident(r, warps, tile // (WARP * warps))
