@@ -105,7 +105,7 @@ def in_plain_kernel(weight: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether a generated kernel computes a depthwise convolution of images that are not channels-last.
 
     Measured on an H200 with six sizes of images, windows from 3x3 to 7x7, strides of 1 and 2 (docs/decisions/
-    narrow-groups.md): it takes 0.4 to 1.0 of the time of the library's plain kernels.
+    plain-depthwise.md): it takes 0.4 to 1.0 of the time of the library's plain kernels.
     """
     return dtype in _DTYPES and math.prod(weight[1:]) <= MOST_TERMS
 

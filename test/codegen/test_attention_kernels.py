@@ -165,6 +165,20 @@ def test_gradients_of_captured_tensors() -> None:
     check(fn, inputs)
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+def test_totals_of_the_gradient_are_rounded_as_its_products(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_api, "allows_tf32", lambda: tf32)
+    seen: list[Any] = []
+    inputs = [x.requires_grad_() for x in qkv()]
+    upstream = r(2, 3, 70, 16)
+    got = torch.autograd.grad(triton_run.compiled(flex_attention, seen=seen)(*inputs), inputs, upstream)
+    want = torch.autograd.grad(flex_attention(*inputs), inputs, upstream)
+    for g, w in zip(got, want, strict=True):
+        assert float((g - w).norm() / w.norm()) < (2e-3 if tf32 else 1e-5)
+    others = [s[0].source for s in seen if not isinstance(s, Extern) and "tl.dot" not in s[0].source]
+    assert any("= to_tf32(" in source for source in others) == tf32
+
+
 def test_position_out_of_range() -> None:
     """The kernel reads nothing there, and the host program raises IndexError."""
     table = r(60)

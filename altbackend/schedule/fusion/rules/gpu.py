@@ -49,7 +49,7 @@ APART = 1.5  # one kernel may touch so many times the sectors of two, since the 
 # Elements of one tensor that a point may read in a kernel that also reduces. The gradient of a 7x7 depthwise
 # convolution in one kernel with a layer norm's backward spilled 5 kB of registers and wanted 850 kB of shared memory.
 WIDEST_WINDOW = 24
-WINDOW, LINE = 8, 128  # places of one tensor that a point reads, from which lines of so many bytes count
+WIDE_WINDOW, LINE = 8, 128  # places of one tensor that a point reads, from which lines of so many bytes count
 
 
 def _gpu(fusion: Fusion) -> Gpu:
@@ -389,7 +389,7 @@ def _lines_of_windows(fusion: Fusion, proposal: Proposal) -> Refusal | None:
         reads = Counter(b for b, _ in va.loads(q.value))
         for name, index in va.loads(q.value):
             run = min((n for n in ex.divisors(index, q.row) if n > 1), default=LINE)
-            if reads[name] >= WINDOW and run * fusion.program.buffers[name].dtype.itemsize < LINE:
+            if reads[name] >= WIDE_WINDOW and run * fusion.program.buffers[name].dtype.itemsize < LINE:
                 return Refusal(f"windows of {name} are columns in runs of {run} elements")
     return None
 
