@@ -142,7 +142,7 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
     """
     if x.dtype == dtype:
         return x
-    if x.op == "cast" and x.args[0].dtype == dtype and x.dtype in _WIDER.get(dtype, ()):
+    if before_widening(x).dtype == dtype:
         return x.args[0]
     if x.op == "const" and not (x.dtype.is_floating_point and not dtype.is_floating_point):
         exact = dtype in (torch.float64, torch.float32) or (not dtype.is_floating_point and dtype != torch.bool)
@@ -150,6 +150,13 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
             rounded = _rounded(x)
             return make("cast", (x,), dtype) if rounded is None else const(rounded, dtype)
     return make("cast", (x,), dtype)
+
+
+def before_widening(x: Value) -> Value:
+    """Return the value that `x` converts to a wider dtype without rounding; `x` itself if it is no such conversion."""
+    if x.op == "cast" and x.dtype in _WIDER.get(x.args[0].dtype, ()):
+        return x.args[0]
+    return x
 
 
 _PACKED = {torch.float32: "f", torch.float16: "e", torch.float64: "d"}

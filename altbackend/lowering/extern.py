@@ -22,7 +22,7 @@ from .context import Ctx, cpu_beside_gpu
 from .facts import in_an_input
 from .registry import SUPPORTED_DTYPES
 from .subgraphs import operands_in_results
-from .tensor import Tensor, as_view, of_buffer, points
+from .tensor import Tensor, as_view, of_buffer, points, same_strides
 
 # Operators whose out-variant computes directly into the buffer that it is given.
 _OUT: dict[object, torch._ops.OpOverload | None] = {
@@ -226,7 +226,7 @@ def argument_view(ctx: Ctx, t: Tensor, fake: torch.Tensor | None, exact: bool) -
     if fake is None or not exact or len(fake.shape) != len(t.sizes):
         return v
     traced_strides = ctx.shape(fake.stride())
-    if _same_strides(v.strides, traced_strides, t.sizes):
+    if same_strides(v.strides, traced_strides, t.sizes):
         return v
     expanded = any(step == 0 and size != 1 for step, size in zip(traced_strides, t.sizes, strict=True))
     if ctx.cfg.numerics == "eager" or expanded or _is_not_dense(traced_strides, t.sizes):
@@ -272,10 +272,6 @@ def _is_not_dense(strides: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
             return True
         expected *= n
     return False
-
-
-def _same_strides(a: tuple[Index, ...], b: tuple[Index, ...], sizes: tuple[Index, ...]) -> bool:
-    return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))
 
 
 def _tensor_args(args: object, kwargs: Mapping[str, object], node: torch.fx.Node) -> list[tuple[Tensor, torch.fx.Node]]:

@@ -18,7 +18,7 @@ from ..ir import value as va
 from . import padded_copies
 from .context import Ctx, target_name
 from .repeated_terms import stored_statistic
-from .temporary_layout import operand_strides
+from .temporary_layout import are_kernels, operand_strides, readers
 from .tensor import Tensor, axes
 
 _SHAPE_ONLY = frozenset(
@@ -56,7 +56,13 @@ def _materialize_one(ctx: Ctx, node: torch.fx.Node, t: object, k: int | None, bu
     most_large = 2 if ctx.gpu and k is None and _meets_in_one_reader(node) else 1
     if not large and (users <= 1 or (not compared and _is_cheap(ctx, t, cost, most_large))):
         return stored_statistic(ctx, node, t) or t
-    strides = operand_strides(ctx, node, t, fake)
+    strides = operand_strides(ctx, node, k, t, fake)
+    if ctx.gpu and k is None and not large and padded_copies.leads_to_one_padding(ctx, node):
+        return t
+    narrow = va.before_widening(t.value)
+    if ctx.gpu and narrow is not t.value and not _returned(ctx, node, k) and are_kernels(readers(node, k)):
+        stored = ctx.realize(Tensor(t.sizes, narrow.dtype, narrow), fake, strides=strides)
+        return Tensor(t.sizes, t.dtype, va.cast(stored.value, t.dtype))
     if ctx.gpu and k is None and strides is None:
         if not large and padded_copies.is_padded_behind_views(ctx, node):
             return t  # the view is stored

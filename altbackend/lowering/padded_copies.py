@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
+from ..aten.pointwise import is_pointwise
 from ..aten.view import is_view
 from ..debug.trace import DecisionKind
 from ..ir import expr as ex
@@ -15,6 +16,8 @@ from .context import Ctx
 from .operators.view import first_positions, padded
 from .temporary_layout import is_computed
 from .tensor import Tensor, points
+
+MOST_STEPS = 6  # operators between a value and its padding
 
 
 def padding_of(ctx: Ctx, node: Node) -> Node | None:
@@ -39,6 +42,28 @@ def is_padded_behind_views(ctx: Ctx, node: Node) -> bool:
     while len(view.users) == 1 and is_view(reader := next(iter(view.users))) and not ctx.returned[view]:
         view = reader
     return view is not node and padding_of(ctx, view) is not None
+
+
+def leads_to_one_padding(ctx: Ctx, node: Node) -> bool:
+    """Return whether a few pointwise operators alone read a node, and all lead to one padding, of a call's operand.
+
+    The padding's kernel then computes them all, once. Stored without padding, the value would be a pass over memory of
+    its own: rows of another length cannot be in the kernel of the padded ones.
+    """
+    reached, pending, paddings = {node}, [node], set[Node]()
+    while pending:
+        n = pending.pop()
+        if ctx.returned[n] or len(reached) > MOST_STEPS:
+            return False
+        for u in n.users:
+            if u.target is torch.ops.aten.constant_pad_nd.default:
+                paddings.add(u)
+            elif not is_pointwise(u.target):
+                return False
+            elif u not in reached:
+                reached.add(u)
+                pending.append(u)
+    return len(paddings) == 1 and all(not ctx.returned[p] and _is_read_by_call(p) for p in paddings)
 
 
 def _is_kernel(n: Node) -> bool:

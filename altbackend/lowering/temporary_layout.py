@@ -7,7 +7,8 @@ memory. Kernels that then combine it with plain tensors would read or write at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -22,16 +23,50 @@ from .context import Ctx, dense_strides, memory_order
 from .tensor import Tensor, axes
 
 
-def operand_strides(ctx: Ctx, node: torch.fx.Node, t: Tensor, fake: torch.Tensor) -> tuple[Index, ...] | None:
+def operand_strides(
+    ctx: Ctx, node: torch.fx.Node, k: int | None, t: Tensor, fake: torch.Tensor
+) -> tuple[Index, ...] | None:
     """Return dense strides in the order of the operands of `t`; None where the traced order `fake` is to stay.
 
-    It stays where an operand has it, and where others than kernels read the value of `node`.
+    `t` is the value of `node`, or its result number `k`. The traced order stays where an operand has it, and where
+    others than kernels read the value.
     """
-    if not is_pointwise(node.target) or not all(is_computed(u) for u in node.users):
+    if not (is_pointwise(node.target) or is_normalisation(node.target) or _converts(node)):
         return None
-    orders = list(_orders(t))
-    traced = memory_order(ctx.shape(fake.stride()), t.sizes)
-    return dense_strides(orders[0], t.sizes) if orders and traced not in orders else None
+    if not are_kernels(readers(node, k)):
+        return None
+    return order_of_operands(ctx, [t], t.sizes, fake)
+
+
+def order_of_operands(
+    ctx: Ctx, parts: Sequence[Tensor], sizes: Sequence[Index], fake: torch.Tensor
+) -> tuple[Index, ...] | None:
+    """Return dense strides of `sizes` in the order of the operands of `parts`; None where one has that of `fake`."""
+    orders = [order for t in parts for order in _orders(t)]
+    traced = memory_order(ctx.shape(fake.stride()), sizes)
+    return dense_strides(orders[0], sizes) if orders and traced not in orders else None
+
+
+def readers(node: torch.fx.Node, k: int | None) -> Iterator[torch.fx.Node]:
+    """Yield the readers of a node or of its result number `k`; those of a detached value in its place."""
+    for u in node.users:
+        if k is not None and u.target is operator.getitem:
+            yield from readers(u, None) if u.args[1] == k else ()
+        elif operator_name(u.target) == "detach":
+            yield from readers(u, None)
+        else:
+            yield u
+
+
+def are_kernels(nodes: Iterable[torch.fx.Node]) -> bool:
+    """Return whether kernels compute all nodes from their operands, whatever the layouts of these."""
+    return all(is_computed(n) or _converts(n) for n in nodes)
+
+
+def _converts(n: torch.fx.Node) -> bool:
+    """Return whether a node converts its operand to another dtype, on the same device and in the same layout."""
+    same_layout = n.kwargs.get("memory_format") in (None, torch.preserve_format) and not n.kwargs.get("layout")
+    return operator_name(n.target) == "_to_copy" and same_layout and "device" not in n.kwargs
 
 
 def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:

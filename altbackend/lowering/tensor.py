@@ -135,3 +135,8 @@ def as_view(t: Tensor, strides: Sequence[Index] | None = None) -> View | None:
     if ex.lookups(rest):
         return None
     return View(name, t.sizes, tuple(steps), rest)
+
+
+def same_strides(a: Sequence[Index], b: Sequence[Index], sizes: Sequence[Index]) -> bool:
+    """Return whether two layouts of a tensor of `sizes` place its elements alike."""
+    return all(x == y or n == 1 for x, y, n in zip(a, b, sizes, strict=True))

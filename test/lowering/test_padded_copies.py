@@ -74,8 +74,27 @@ def padding_in_kernels(g: T, x: T) -> tuple[T, ...]:
     return F.pad(d, (0, 3)).sum(0), d.sum(0)
 
 
-ONCE = [bias_gradient, on_all_sides, with_a_scan, half, behind_views]
-OTHERS = [cut, two_paddings, returned, padding_returned, another_product, padding_in_kernels]
+def through_a_comparison(g: T, x: T) -> tuple[T, ...]:
+    """A value that three operators read, all of which lead to one padding."""
+    d = torch.sigmoid(g) * g.exp() / g.exp().sum(1, keepdim=True)
+    return (F.pad(torch.where(d > 0.1, d, -d), (0, 3)).t() @ x,)
+
+
+def with_a_total(g: T, x: T) -> tuple[T, ...]:
+    d = torch.sigmoid(g) * g.exp() / g.exp().sum(1, keepdim=True)
+    return F.pad(torch.where(d > 0.1, d, -d), (0, 3)).t() @ x, d.amax(1)
+
+
+ONCE = [bias_gradient, on_all_sides, with_a_scan, half, behind_views, through_a_comparison]
+OTHERS = [
+    cut,
+    two_paddings,
+    returned,
+    padding_returned,
+    another_product,
+    padding_in_kernels,
+    with_a_total,
+]
 
 
 def inputs() -> tuple[T, T]:

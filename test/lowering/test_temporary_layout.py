@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from altbackend.ir.loops import Extern, Program
 from altbackend.lowering import materialize
-from test.compare import check_gradients, compiled, difference
+from test import graphs, triton_run
+from test.compare import as_list, check_gradients, compiled, difference
 
 T = torch.Tensor
+LAST = torch.channels_last
 
 
 def masked_mean(x: T, t: T) -> T:
@@ -38,6 +41,75 @@ def test_its_temporaries_are_plain(plain: bool, tmp_path: Path, monkeypatch: pyt
     text = "".join(path.read_text() for path in tmp_path.glob("*/*kernels.txt"))
     turned = re.findall(r"buf\d+\[960\*o \+ 5\*i0 \+ i1\] =", text)
     assert bool(turned) is not plain
+
+
+def image(*sizes: int) -> T:
+    torch.manual_seed(0)
+    return torch.randn(sizes).bfloat16().contiguous(memory_format=LAST)
+
+
+def converted(x: T) -> tuple[T, ...]:
+    """Results of a plain value in float32, which eager computes from a channels-last one."""
+    y = x.log_softmax(1).mul(2).sigmoid().float()
+    return y.amax(1), (y * y.detach().mean(1, keepdim=True)).sum(1)
+
+
+def concatenated(x: T) -> tuple[T, ...]:
+    y = x.log_softmax(1)
+    both = torch.cat([y.exp() * 2, y.sin() + 1], 1)
+    return both.amax(1), both.sum((0, 2, 3))
+
+
+def convolved(x: T) -> tuple[T, ...]:
+    y = x.log_softmax(1).exp()
+    return F.conv2d(y.contiguous(memory_format=LAST), torch.ones(2, 5, 1, 1).bfloat16()), y.sum((0, 2, 3))
+
+
+def program_of(fn: object, *inputs: T) -> Program:
+    torch._dynamo.reset()
+    (graph,) = graphs.trace(fn, *inputs)  # type: ignore[arg-type]
+    return graphs.schedule(graph, ctx=triton_run.TARGET).program
+
+
+@pytest.mark.parametrize("fn", [converted, concatenated, convolved], ids=lambda f: f.__name__)
+def test_temporaries_on_a_gpu_lie_as_the_channels_last_image_does(fn: object) -> None:
+    program = program_of(fn, image(2, 5, 12, 16))
+    images = [b for b in program.buffers.values() if b.kind == "temp" and len(b.sizes) == 4 and b.sizes[2:] == (12, 16)]
+    read = {n.args[0].buffer for n in program.nodes if isinstance(n, Extern)}
+    large = [b for b in images if b.sizes[1] != 1 and b.name not in read]
+    assert large
+    assert all(b.strides[1] == 1 for b in large)
+
+
+def test_a_copy_in_the_layout_of_its_operand_is_no_copy() -> None:
+    program = program_of(convolved, image(2, 5, 12, 16))
+    (call,) = (n for n in program.nodes if isinstance(n, Extern))
+    stored = [b for b in program.buffers.values() if b.sizes == (2, 5, 12, 16) and b.kind == "temp"]
+    assert [b.name for b in stored] == [call.args[0].buffer]
+
+
+def test_a_copy_that_is_returned_is_one() -> None:
+    x = image(2, 5, 12, 16)
+    for compile_ in (compiled, triton_run.compiled):
+        torch._dynamo.reset()
+        got = compile_(lambda x: x.clone(memory_format=LAST))(x)
+        assert got.data_ptr() != x.data_ptr()
+        assert got.stride() == x.stride()
+        assert torch.equal(got, x)
+
+
+def test_a_widened_temporary_is_stored_as_it_was_before() -> None:
+    program = program_of(converted, image(2, 5, 12, 16))
+    assert {b.dtype for b in program.buffers.values() if b.sizes == (2, 5, 12, 16)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("fn", [converted, concatenated, convolved], ids=lambda f: f.__name__)
+def test_results_do_not_depend_on_the_layout_of_temporaries(fn: object, compile_: object) -> None:
+    torch._dynamo.reset()
+    x = image(2, 5, 12, 16)
+    got, want = as_list(compile_(fn)(x)), as_list(fn(x))  # type: ignore[operator]
+    assert not any(difference(a, b, tolerance=2e-2) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0)], ids=str)

@@ -15,6 +15,7 @@ from altbackend.codegen.triton import print_triton
 from altbackend.ir.loops import Extern
 from altbackend.schedule.device import H200, ScheduleContext
 from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.rows import ROW_TILE
 from altbackend.schedule.tiling.gpu.blocks import WARP, Blocks, Form
 from altbackend.schedule.tiling.gpu.choose import choose_blocks
 from altbackend.schedule.tiling.gpu.tiled import tile_kernel
@@ -112,6 +113,33 @@ def test_small_operands_do_not_decide_the_direction_of_rows() -> None:
     _, columns, _ = blocks_of(normalised, torch.empty(40, 1632, 1024))
     assert columns.xblock == 64  # neighbouring columns of one program
     assert columns.looped(1632)
+
+
+@pytest.mark.parametrize(
+    ("fn", "are_columns"),
+    [
+        (lambda x: x[:, :, ::2].amax(1), True),
+        (lambda x: x[:, :, 3::4].amin(1), True),
+        (lambda x: x.flip(2).sum(1), True),
+        (lambda x: x[:, :, ::5].sum(1), False),  # rows in sectors of their own
+        (lambda x: x[:, :64, ::2].amax(1), False),  # a tile of short rows reads whole sectors
+        (lambda x: x[:, :, ::2].amax(2), False),
+    ],
+    ids=["halves", "quarters", "backwards", "fifths", "short", "along"],
+)
+def test_columns_a_few_elements_apart_are_read_side_by_side(fn: Callable[[T], T], are_columns: bool) -> None:
+    b, *_ = blocks_of(fn, torch.empty(64, 2048, 1024))
+    assert (b.xblock * max(b.rblocks.values()) > ROW_TILE) == are_columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_columns_a_few_elements_apart_are_equal_to_eager(dtype: torch.dtype) -> None:
+    def fn(x: T) -> tuple[T, ...]:
+        return x[:, :, ::2].amax(1), x[:, :, 1::3].softmax(1), x.flip(2).sum(1), F.avg_pool1d(x, 2).amin(1)
+
+    x = torch.rand(2, 70, 38).to(dtype)
+    for got, want in zip(triton_run.compiled(fn, ctx=ON_GPU)(x), fn(x), strict=True):
+        assert not difference(got, want, strides=False, tolerance=1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def test_columns_that_begin_anywhere_take_registers_for_their_addresses() -> None:

@@ -32,6 +32,11 @@ def copied_beside_few(x: T) -> tuple[T, ...]:
     return (x * 3).contiguous(memory_format=LAST), x[:, :, 0, 0] * 2
 
 
+def joined_beside_few(x: T) -> tuple[T, ...]:
+    """Copy two parts of a concatenation into channels-last by one stage, and double the first pixels of an image."""
+    return torch.cat([x * 3, x.relu()], 1).contiguous(memory_format=LAST), x[:, :, 0, 0] * 2
+
+
 def tiled(*sizes: int, fn: Callable[[T], tuple[T, ...]] = copied_and_pooled) -> list[TiledKernel]:
     """Return the finished kernels of the one step of `fn`."""
     ctx = ScheduleContext(H200)
@@ -56,12 +61,13 @@ def test_small_stages_share_a_launch() -> None:
     assert len(tiled(2, 24, 9, 8)) == 1
 
 
-def test_few_points_leave_a_large_copy_its_tiles() -> None:
-    turned, few = tiled(16, 96, 64, 64, fn=copied_beside_few)
+@pytest.mark.parametrize("fn", [copied_beside_few, joined_beside_few])
+def test_few_points_leave_a_large_copy_its_tiles(fn: Callable[[T], tuple[T, ...]]) -> None:
+    turned, few = tiled(16, 96, 64, 64, fn=fn)
     assert [turned.blocks.form, few.blocks.form] == [Form.TRANSPOSE, Form.FLAT]
-    assert len(tiled(2, 24, 9, 8, fn=copied_beside_few)) == 1
+    assert len(tiled(2, 24, 9, 8, fn=fn)) == 1
     x = torch.randn(2, 24, 9, 8)
-    for got, want in zip(triton_run.compiled(copied_beside_few)(x), copied_beside_few(x), strict=True):
+    for got, want in zip(triton_run.compiled(fn)(x), fn(x), strict=True):
         assert not difference(got, want, tolerance=0)
 
 

@@ -16,7 +16,7 @@ from .. import exact
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import LOWERINGS, FallBack, lowers
-from ..tensor import Operand, Size, Tensor, expand
+from ..tensor import Operand, Size, Tensor, as_view, expand, same_strides
 
 # ATen operator -> row of `ir.ops`, for all overloads that exist.
 _DIRECT: dict[str, str] = {
@@ -441,9 +441,12 @@ def to_copy(ctx: Ctx, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     "lift_fresh.default",
 )
 def clone(ctx: Ctx, x: Tensor, **kwargs: object) -> Tensor:
-    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
-        return ctx.realize(x, ctx.result, fresh=True)  # the readers of a copy in another layout read the one copy
-    return x
+    if kwargs.get("memory_format") not in (torch.channels_last, torch.channels_last_3d):
+        return x
+    stored = as_view(x)
+    if stored is not None and same_strides(stored.strides, ctx.shape(ctx.result.stride()), x.sizes):
+        return x
+    return ctx.realize(x, ctx.result, fresh=True)  # the readers of a copy in another layout read the one copy
 
 
 @lowers("full.default", "full_like.default", "scalar_tensor.default", "zeros_like.default", "ones_like.default")

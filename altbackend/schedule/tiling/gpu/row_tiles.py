@@ -10,13 +10,14 @@ from altbackend.lazy_dataclass import dataclass
 
 from ....ir import expr as ex
 from ....ir import value as va
-from ....ir.expr import Atom, Index
+from ....ir.expr import Index
 from ....ir.loops import Program, Reduction
 from ...device import Gpu
 from ...kernel import Kernel, Stage
 from ...loop_mapping import Kind, MappedNode
 from ...rows import (
     COLUMN_LIMIT,
+    NEAR,
     ROW_TILE,
     ROWS_OF_COLUMNS,
     SECTOR,
@@ -24,6 +25,7 @@ from ...rows import (
     TILED_ROW,
     is_long,
     is_turned,
+    row_step,
     rows_are_neighbours,
     some_rows_are_neighbours,
 )
@@ -55,7 +57,6 @@ VECTOR = 16  # bytes of the widest load
 WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
-NEAR = 4  # elements between the places that neighbouring results read, at most
 LONG_SUM = 64  # terms from which few rows take tiles instead: means of 784 windows took 404 us for 30, and 209 for 41
 SUMMED_WINDOWS = (512, 8)  # results and warps of a program that adds products of wide windows, one loop over channels
 # Columns and points of tiles of scanned columns. One warp has SCANNED_RUN neighbouring columns in each thread, so that
@@ -472,19 +473,13 @@ def _sums_windows(r: _Rows) -> bool:
     """
     rows = [q for q in r.members if q.points != 1]
     wide = all(q.kind is Kind.IN_ROW and max(_reads_of_windows([q]).values(), default=0) >= WIDE_WINDOW for q in rows)
-    return wide and all(_row_step(i, q.row) <= NEAR for q in rows for _, i in va.loads(q.value))
+    return wide and all(row_step(i, q.row) <= NEAR for q in rows for _, i in va.loads(q.value))
 
 
 def _has_few_long_rows(r: _Rows) -> bool:
     """Return whether a thread a row would leave the device idle, as for the mean of a convolution over its points."""
     few = isinstance(r.kernel.rows, int) and r.kernel.rows < r.device.sms * r.device.threads_per_sm
     return few and all(n == 1 or not isinstance(n, int) or n > LONG_SUM for n in r.lengths)
-
-
-def _row_step(index: Index, row: Atom) -> int:
-    """Return the elements from the first row's access to the second row's."""
-    step = ex.sub(ex.substitute(index, {row: 1}), ex.substitute(index, {row: 0}))
-    return abs(step) if isinstance(step, int) else NEAR + 1
 
 
 def _summed_windows(r: _Rows, n: Index) -> Blocks:

@@ -38,11 +38,13 @@ def separate_stages(p: Program, deps: Deps, k: Kernel, device: Device, decide: D
 
 
 def _are_independent(k: Kernel) -> bool:
-    """Return whether each node writes a buffer of its own, and none reads what another stage of the kernel writes."""
+    """Return whether each buffer is written by one stage alone, and no other stage of the kernel reads it.
+
+    A stage may write a buffer by several nodes, as the parts of a concatenation.
+    """
     stage_of = {q.node.out: s for s in k.stages for q in s.members}
-    if len(stage_of) != len(k.members):
-        return False
-    return all(stage_of.get(b, s) is s for s in k.stages for q in s.members for b, _ in va.loads(q.value))
+    touched = ((s, b) for s in k.stages for q in s.members for b in (q.node.out, *(b for b, _ in va.loads(q.value))))
+    return all(stage_of.get(b, s) is s for s, b in touched)
 
 
 def _group(p: Program, k: Kernel, stage: Stage, device: Device) -> Group:
