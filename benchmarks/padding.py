@@ -133,7 +133,8 @@ def fitted(rows: list[Row]) -> list[str]:
         for r in large:
             slowdowns.setdefault(r.alignment, []).append((r.unpadded - START_US) / (r.padded - START_US))
         table = {k: round(statistics.median(v), 2) for k, v in sorted(slowdowns.items()) if k < ALIGNED}
-        lines.append(f'        "{name}": Rate({rate / 1e6:.0f}e6, MappingProxyType({table})),')
+        tiles = "TILE_US" if name == "16-bit" else "MappingProxyType({})"
+        lines.append(f'        "{name}": Rate({rate / 1e6:.0f}e6, MappingProxyType({table}), {tiles}),')
     return lines
 
 

@@ -6,7 +6,7 @@ The factor depends on the dtype and on the largest power of two that divides the
     time = START_US + max(slowdown * operations / rate, bytes / bandwidth)
 
 Products of many small matrices wait for memory, whatever the alignment. A product of 16 bits with few columns is
-computed in tiles, and each tile of odd rows takes about as long, however few of its columns exist.
+computed in tiles, and each tile of unaligned rows takes about as long, however few of its columns exist.
 
 `python -m benchmarks.padding` measures the factors and prints this table.
 """
@@ -27,11 +27,11 @@ START_US = 2.0  # time of a product without terms
 COPY_START_US = 1.0
 COPY_LAUNCH_US = 12.0  # time of the processor for a copy: a call whose GPU waits for the processor takes so much longer
 LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
-# Rows, columns and terms of a tile of odd rows of 16 bits, and its microseconds divided by the multiprocessors that
-# compute tiles at once. On an H200, 2,651,456 rows of 16 terms and 9 columns took 286 us (padded 108), 100,000 rows of
-# 65 terms and 64 columns 30.
-TILE_SIDE, TILE_TERMS, TILE_US = 64, 32, 0.0069
-ODD = 2  # bytes of the alignment of odd rows of 16 bits
+# Rows, columns and terms of a tile of rows of 16 bits that are not aligned, and its microseconds, by the bytes of the
+# alignment, divided by the multiprocessors that compute tiles at once. On an H200, 2,651,456 rows of 16 terms and 9
+# columns took 286 us (padded 108), 100,000 rows of 65 terms and 64 columns 30. 524,288 rows of 62 terms and 64 columns
+# took 69 us (47), of 36 terms 63 (43); 2,307,320 rows of 30 terms and 8 columns with a bias 379 (67).
+TILE_SIDE, TILE_TERMS, TILE_US = 64, 32, MappingProxyType({2: 0.0069, 4: 0.004, 8: 0.004})
 ALIGNED = 16  # bytes that the rows of fast products are multiples of
 # Bytes that padded rows are multiples of: a sector. Over 13 products of bfloat16 on an H100, rows of whole sectors took
 # 0.73 to 1.02 of the time of rows padded to 16 bytes.
@@ -40,15 +40,16 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class Rate:
-    """Operations in a microsecond, and the slowdown of rows by the power of two in their bytes."""
+    """Operations in a microsecond; by the alignment of rows in bytes, their slowdown and the time of a narrow tile."""
 
     per_us: float
     slowdown: Mapping[int, float]
+    tile_us: Mapping[int, float]
 
     def us(self, work: Work, alignment: int) -> float:
         """Return the time of a product whose rows are multiples of `alignment` bytes."""
         computing = self.slowdown.get(alignment, 1.0) * work.operations / self.per_us
-        tiles = work.narrow_tiles * TILE_US if alignment == ODD else 0.0
+        tiles = work.narrow_tiles * self.tile_us.get(alignment, 0.0)
         return START_US + max(computing, work.bytes / BYTES_PER_US, tiles)
 
 
@@ -66,9 +67,9 @@ class Work:
 
 RATES: Mapping[str, Rate] = MappingProxyType(
     {
-        "16-bit": Rate(670e6, MappingProxyType({2: 5.0, 4: 2.9, 8: 2.9})),
-        "tf32": Rate(290e6, MappingProxyType({4: 1.95, 8: 2.0})),
-        "float32": Rate(49e6, MappingProxyType({})),
+        "16-bit": Rate(670e6, MappingProxyType({2: 5.0, 4: 2.9, 8: 2.9}), TILE_US),
+        "tf32": Rate(290e6, MappingProxyType({4: 1.95, 8: 2.0}), MappingProxyType({})),
+        "float32": Rate(49e6, MappingProxyType({}), MappingProxyType({})),
     }
 )
 

@@ -142,6 +142,23 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
 """,
         )
 
+    def test_what_all_columns_read_has_one_dimension(self) -> None:
+        self.assertExpectedInline(source(lambda x, b: (x + b).amax(1), r(4, 40, 4096), r(40, 1)), """\
+# grid 256, XBLOCK=64, RBLOCK=64, 4 warps
+def kernel(in0, in1, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    r0 = tl.arange(0, RBLOCK)[None, :]
+    r0mask = r0 < 40
+    # add.Tensor, amax.default
+    t0 = tl.load(in0 + ((x // 4096) * 163840 + r0 * 4096 + (x % 4096)), mask=r0mask, other=0.0)
+    t1 = tl.load(in1 + tl.reshape(r0, [RBLOCK]), mask=tl.reshape(r0mask, [RBLOCK]), other=0.0)[None, :]
+    t2 = (t0 + t1)
+    t3 = tl.where(r0mask, t2, float("-inf"))
+    total0 = tl.reduce(t3, 1, largest, keep_dims=True)
+    tl.store(out0 + x, total0)
+""")
+
     def test_short_rows(self) -> None:
         self.assertExpectedInline(
             source(lambda x: x.amax(-1), r(5000, 7)),

@@ -98,6 +98,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return str(v.attr)
         case "const":
             return number(v) if weak and v.dtype in _WEAK_TYPES and not _is_minus_zero(v) else _constant(v)
+        case "line_load":
+            return _line_load(v)
         case "tile_load":
             return _load(v)
         case "tile_index":
@@ -161,14 +163,28 @@ def _constant(v: Value) -> str:
 
 def _load(v: Value) -> str:
     target, position, shape, policy, run = v.attr
-    text = f"tl.load({address(target, position, shape, run)}"
-    if v.args:
-        integer = not v.dtype.is_floating_point or v.dtype in FLOAT8
-        zero = "False" if v.dtype == torch.bool else "0" if integer else "0.0"
-        text += f", mask={' & '.join(a.attr for a in v.args)}, other={zero}"
-    if policy:
-        text += f', eviction_policy="{policy}"'
-    return text + ")"
+    mask = " & ".join(a.attr for a in v.args)
+    return _loaded(v.dtype, address(target, position, shape, run), mask, policy)
+
+
+def _line_load(v: Value) -> str:
+    target, position, block, policy = v.attr
+    mask = " & ".join(a.attr for a in v.args)
+    line = _loaded(
+        v.dtype,
+        f"{target} + tl.reshape({index(position)}, [{block}])",
+        mask and f"tl.reshape({mask}, [{block}])",
+        policy,
+    )
+    return f"{line}[None, :]"
+
+
+def _loaded(dtype: torch.dtype, place: str, mask: str, policy: str) -> str:
+    """Return a load of `dtype` at `place`: 0 where `mask`, if there is one, does not hold."""
+    integer = not dtype.is_floating_point or dtype in FLOAT8
+    zero = "False" if dtype == torch.bool else "0" if integer else "0.0"
+    masked = f", mask={mask}, other={zero}" if mask else ""
+    return f"tl.load({place}{masked}" + (f', eviction_policy="{policy}")' if policy else ")")
 
 
 def _cast(v: Value) -> str:
