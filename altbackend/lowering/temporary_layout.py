@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from ..aten.name import operator_name
+from ..aten.name import operator_name, words
 from ..aten.pointwise import is_pointwise
 from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view
@@ -48,14 +48,17 @@ def order_of_operands(
 
 
 def readers(node: torch.fx.Node, k: int | None) -> Iterator[torch.fx.Node]:
-    """Yield the readers of a node or of its result number `k`; those of a detached value in its place."""
+    """Yield the readers of a node, or of its result number `k`; those of its parts and of detached values too."""
     for u in node.users:
-        if k is not None and u.target is operator.getitem:
-            yield from readers(u, None) if u.args[1] == k else ()
-        elif operator_name(u.target) == "detach":
+        if u.target is operator.getitem:
+            yield from readers(u, None) if k in (None, u.args[1]) else ()
+        elif operator_name(u.target) in _PARTS:
             yield from readers(u, None)
         else:
             yield u
+
+
+_PARTS = words("detach slice split split_with_sizes")  # views in the order of memory of the whole
 
 
 def are_kernels(nodes: Iterable[torch.fx.Node]) -> bool:

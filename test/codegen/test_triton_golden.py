@@ -143,7 +143,9 @@ def kernel(in0, out0, RBLOCK: tl.constexpr):
         )
 
     def test_what_all_columns_read_has_one_dimension(self) -> None:
-        self.assertExpectedInline(source(lambda x, b: (x + b).amax(1), r(4, 40, 4096), r(40, 1)), """\
+        self.assertExpectedInline(
+            source(lambda x, b: (x + b).amax(1), r(4, 40, 4096), r(40, 1)),
+            """\
 # grid 256, XBLOCK=64, RBLOCK=64, 4 warps
 def kernel(in0, in1, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
@@ -157,7 +159,8 @@ def kernel(in0, in1, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     t3 = tl.where(r0mask, t2, float("-inf"))
     total0 = tl.reduce(t3, 1, largest, keep_dims=True)
     tl.store(out0 + x, total0)
-""")
+""",
+        )
 
     def test_short_rows(self) -> None:
         self.assertExpectedInline(

@@ -88,14 +88,31 @@ def test_a_copy_in_the_layout_of_its_operand_is_no_copy() -> None:
     assert [b.name for b in stored] == [call.args[0].buffer]
 
 
-def test_a_copy_that_is_returned_is_one() -> None:
-    x = image(2, 5, 12, 16)
-    for compile_ in (compiled, triton_run.compiled):
-        torch._dynamo.reset()
-        got = compile_(lambda x: x.clone(memory_format=LAST))(x)
-        assert got.data_ptr() != x.data_ptr()
-        assert got.stride() == x.stride()
-        assert torch.equal(got, x)
+def copied_and_changed(x: T) -> tuple[T, ...]:
+    y = x.clone(memory_format=LAST)
+    x.add_(1)
+    return (y,)
+
+
+def copied_and_returned(x: T) -> tuple[T, ...]:
+    y = x.mul(2).sin()
+    return y.clone(memory_format=LAST), y
+
+
+def copy_changed(x: T) -> tuple[T, ...]:
+    y = x.mul(2).sin()
+    return y.clone(memory_format=LAST).add_(1), y
+
+
+@pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("fn", [copied_and_changed, copied_and_returned, copy_changed], ids=lambda f: f.__name__)
+def test_a_copy_that_is_returned_is_one(fn: object, compile_: object) -> None:
+    torch._dynamo.reset()
+    x, other = image(2, 5, 12, 16), image(2, 5, 12, 16)
+    got, want = compile_(fn)(x), fn(other)  # type: ignore[operator]
+    assert len({t.data_ptr() for t in (x, *got)}) == 1 + len(got)
+    assert not difference(x, other, tolerance=1e-2)
+    assert not any(difference(a, b, tolerance=1e-2) for a, b in zip(got, want, strict=True))
 
 
 def test_a_widened_temporary_is_stored_as_it_was_before() -> None:

@@ -20,7 +20,7 @@ from .. import extern, facts
 from .. import scalar as s
 from ..context import Ctx, memory_order
 from ..registry import FallBack, lowers
-from ..temporary_layout import is_computed, is_temporary, order_of_operands
+from ..temporary_layout import are_kernels, is_computed, order_of_operands, readers
 from ..tensor import Size, Tensor, as_view, expand, full, of_view, permuted, points, with_dim
 
 
@@ -343,7 +343,8 @@ def cat(ctx: Ctx, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
         return Tensor(sizes, out.dtype, va.cast(va.cast(parts[0].value, parts[0].dtype), out.dtype))
     if _is_read_in_place(ctx, parts):
         return Tensor(sizes, out.dtype, _choice_of_parts(parts, sizes, dim, out.dtype))
-    strides = order_of_operands(ctx, parts, sizes, out) if is_temporary(ctx, ctx.node) else None
+    any_order = are_kernels(readers(ctx.node, None))
+    strides = order_of_operands(ctx, parts, sizes, out) if any_order else None
     buffer = ctx.new_buffer(out.dtype, sizes, strides or ctx.strides_like(sizes, out))
     begin: Index = 0
     for part in parts:
