@@ -162,6 +162,34 @@ def kernel(in0, in1, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
 """,
         )
 
+    def test_what_all_points_of_many_rows_read_has_one_dimension(self) -> None:
+        self.assertExpectedInline(
+            source(lambda x, s: (x * s).softmax(-1), r(100000, 12), r(100000, 1)),
+            """\
+# grid 782, XBLOCK=128, RBLOCK=16, 4 warps
+def kernel(in0, in1, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    xmask = x < 100000
+    r0 = tl.arange(0, RBLOCK)[None, :]
+    r0mask = r0 < 12
+    # mul.Tensor, _softmax.default
+    t0 = tl.load(in0 + (x * 12 + r0), mask=r0mask & xmask, other=0.0)
+    t1 = tl.load(in1 + tl.reshape(x, [XBLOCK]), mask=tl.reshape(xmask, [XBLOCK]), other=0.0)[:, None]
+    t2 = (t0 * t1)
+    t3 = tl.where(r0mask, t2, float("-inf"))
+    total0 = tl.reduce(t3, 1, largest, keep_dims=True)
+    # mul.Tensor, _softmax.default
+    t4 = (t2 - total0)
+    t5 = libdevice.exp(t4)
+    t6 = tl.where(r0mask, t5, 0.0)
+    total1 = tl.sum(t6, 1, keep_dims=True)
+    # mul.Tensor, _softmax.default
+    t7 = quotient(t5, total1)
+    tl.store(out0 + (x * 12 + r0), t7, mask=r0mask & xmask)
+""",
+        )
+
     def test_short_rows(self) -> None:
         self.assertExpectedInline(
             source(lambda x: x.amax(-1), r(5000, 7)),

@@ -168,15 +168,13 @@ def _load(v: Value) -> str:
 
 
 def _line_load(v: Value) -> str:
-    target, position, block, policy = v.attr
+    target, position, shape, policy, run = v.attr
+    (block,) = (n for n in shape if n != "1")
     mask = " & ".join(a.attr for a in v.args)
-    line = _loaded(
-        v.dtype,
-        f"{target} + tl.reshape({index(position)}, [{block}])",
-        mask and f"tl.reshape({mask}, [{block}])",
-        policy,
-    )
-    return f"{line}[None, :]"
+    line = f"tl.reshape({index(position)}, [{block}])"
+    line = f"tl.max_contiguous({line}, [{run}])" if run else line
+    text = _loaded(v.dtype, f"{target} + {line}", mask and f"tl.reshape({mask}, [{block}])", policy)
+    return f"{text}[{', '.join('None' if n == '1' else ':' for n in shape)}]"
 
 
 def _loaded(dtype: torch.dtype, place: str, mask: str, policy: str) -> str:

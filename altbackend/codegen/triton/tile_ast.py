@@ -5,7 +5,7 @@ of a row. A scalar of the IR becomes a named tile that has the axes on which it 
 whose operands are names. They have these operators beside those of the IR:
 
     tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy, run)
-    line_load   args: masks; attr: (parameter, index, block, eviction policy); what every row of the tile reads
+    line_load   args: masks; attr: (parameter, index, shape, eviction policy, run): what all rows or all points read
     tile_index  attr: index, as int64
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
