@@ -50,19 +50,22 @@ def split_gradients(gm: GraphModule) -> int:
 
 def split_biases(gm: GraphModule) -> int:
     """Split off the biases; return their number."""
-    count = 0
-    for n in list(gm.graph.nodes):
-        if not is_call(n, aten.convolution.default) or n.args[2] is None or _is_added_before_rounding(n):
-            continue
-        bias = n.args[2]
-        n.update_arg(2, None)
-        following = n.next
-        shape = [1, -1] + [1] * (val(n).dim() - 2)
-        wide = insert(gm.graph, following, aten.view.default, (bias, shape))
-        total = insert(gm.graph, following, aten.add.Tensor, (n, wide))
-        n.replace_all_uses_with(total, delete_user_cb=lambda u, t=total: u is not t)
-        count += 1
-    return count
+    split = [n for n in gm.graph.nodes if is_call(n, aten.convolution.default) and n.args[2] is not None]
+    split = [n for n in split if not _is_added_before_rounding(n)]
+    for n in split:
+        split_bias(gm, n)
+    return len(split)
+
+
+def split_bias(gm: GraphModule, n: Node) -> None:
+    """Add the bias of a convolution behind it."""
+    bias = n.args[2]
+    n.update_arg(2, None)
+    following = n.next
+    shape = [1, -1] + [1] * (val(n).dim() - 2)
+    wide = insert(gm.graph, following, aten.view.default, (bias, shape))
+    total = insert(gm.graph, following, aten.add.Tensor, (n, wide))
+    n.replace_all_uses_with(total, delete_user_cb=lambda u: u is not total)
 
 
 def _is_added_before_rounding(n: Node) -> bool:

@@ -1,9 +1,11 @@
 """Rewrite convolutions with a 1x1 kernel as matrix products: y[n, h, w, :] = W x[n, h, w, :].
 
 The pixels of a channels-last image are the rows of a matrix. On a GPU the product takes an epilogue, and its library
-kernels are better than those of convolutions. On a CPU a call of a linear takes 8 us less than one of a convolution: 32
-for 40, for 240 channels of 14 x 14 pixels in float32. A convolution stays where oneDNN can accumulate into what is
-added.
+kernels are better than those of convolutions. Generated kernels that read the result add the bias: with it the
+library's kernel of 262,144 rows, 128 terms and 128 columns in bfloat16 takes 65 us, without it 35.
+
+On a CPU a call of a linear takes 8 us less than one of a convolution: 32 for 40, for 240 channels of 14 x 14 pixels in
+float32. A convolution stays where oneDNN can accumulate into what is added.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
+from ..aten.pointwise import is_elementwise
+from ..aten.reduction import is_normalisation, is_reduction
 from . import onednn
 from .context import Context
+from .conv_bias import split_bias
 from .graph import aten, convolution_of, insert, is_call, layout, only_user, update, val
 from .mixed_layouts import is_channels_last
 
@@ -26,10 +31,16 @@ def run(gm: GraphModule, ctx: Context) -> int:
     for n in list(gm.graph.nodes):
         update(n, changed)  # in the same walk: one through the graph for each product takes quadratic time
         if is_call(n, aten.convolution.default) and _suits(n) and _gains(n, ctx):
+            if ctx.device == "gpu" and n.args[2] is not None and all(map(_is_generated, n.users)):
+                split_bias(gm, n)
             if (result := _rewrite(gm, n)) is not None:
                 changed.add(result)
             count += 1
     return count
+
+
+def _is_generated(n: Node) -> bool:
+    return is_elementwise(n.target) or is_reduction(n.target) or is_normalisation(n.target)
 
 
 def _gains(n: Node, ctx: Context) -> bool:

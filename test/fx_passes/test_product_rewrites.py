@@ -106,6 +106,28 @@ def test_pointwise_convolutions(device: str, size: tuple[int, ...], last: bool, 
     if last:
         assert after.stride() == before.stride()
     gm.recompile()
+    # eager's convolution on a GPU rounds before it adds the bias, as the kernel does that reads the product
+    expected = (conv(x, w) + b.view(-1, *[1] * (len(size) - 2))).relu() if bias and device == "gpu" else fn(x, w, b)
+    torch.testing.assert_close(gm(x, w, b), expected)
+
+
+@pytest.mark.parametrize(
+    ("fn", "device", "product"),
+    [
+        (lambda x, w, b: F.conv2d(x, w, b).relu(), "gpu", "mm"),
+        (lambda x, w, b: F.conv2d(x, w, b), "gpu", "addmm"),
+        (lambda x, w, b: F.conv2d(F.conv2d(x, w, b), w), "gpu", "addmm"),
+        (lambda x, w, b: F.conv2d(x, w, b).relu(), "cpu", "addmm"),
+    ],
+    ids=["kernel", "result", "product", "cpu"],
+)
+def test_kernels_of_a_gpu_add_the_bias(fn: Callable[..., T], device: str, product: str) -> None:
+    x, w, b = torch.randn(2, 6, 5, 7).to(memory_format=torch.channels_last), torch.randn(6, 6, 1, 1), torch.randn(6)
+    gm = traced(fn, x, w, b)
+    assert pointwise_convolutions.run(gm, context(device))
+    targets = [n.target.overloadpacket.__name__ for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    assert next(name for name in targets if name in ("mm", "addmm")) == product
+    gm.recompile()
     torch.testing.assert_close(gm(x, w, b), fn(x, w, b))
 
 
