@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from altbackend import alt
 from altbackend.schedule.device import H200, ScheduleContext
 from test import triton_run
+from test.compare import compiled
 from test.graphs import schedule, trace
 
 T = torch.Tensor
@@ -153,3 +154,20 @@ def test_every_result_has_the_dtype_of_eager(training: bool) -> None:
     got = torch.compile(step, backend=alt, fullgraph=True, options={"strict": True})(*(t.clone() for t in xs))
     want = step(*(t.clone() for t in xs))
     assert [(t.dtype, t.shape) for t in got] == [(t.dtype, t.shape) for t in want]
+
+
+@pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
+def test_gradients_are_those_of_the_rounded_operand(compile_: Callable[..., Run]) -> None:
+    """Rows that differ before they are rounded to 16 bits alone have no variance, and so the weight has no gradient."""
+    torch._dynamo.reset()
+    x = torch.tensor([[0.0010], [0.0011]]).expand(2, 8).to(torch.bfloat16)
+    ones, upstream = torch.ones(8, dtype=torch.bfloat16), torch.tensor([[1.0], [3.0]], dtype=torch.bfloat16)
+    weight = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+
+    def fn(x: T, bias: T, weight: T) -> T:
+        return (F.batch_norm(x + bias, None, None, weight, training=True) * upstream).sum()
+
+    (expected,) = torch.autograd.grad(fn(x, ones, weight), weight)
+    (got,) = torch.autograd.grad(compile_(fn)(x, ones, weight), weight)
+    assert not expected.any()
+    assert not got.any()

@@ -163,7 +163,7 @@ def batch_norm_training(
         empty = Tensor((0,), mean_out.dtype, va.const(0, mean_out.dtype))
         return y, empty, empty, running_mean, running_var
     acc = compute_dtype(out.dtype)
-    dims = _reduced(x)
+    dims, x = _reduced(x), x.rounded()
     x = (recomputed(x, acc) if ctx.gpu else None) or shared_as_read(ctx, x, acc)
     mu, m2 = _moments(ctx, x, acc)
     mu = ctx.realize(Tensor(mu.sizes, acc, va.cast(mu.value, acc)))
@@ -218,7 +218,8 @@ def batch_norm_backward(
     fakes = ctx.results
     acc = compute_dtype(x.dtype)
     dims = _reduced(x)
-    grad, x = _read_twice(ctx, grad, 0), _read_twice(ctx, x, 1)
+    # The forward's statistics are those of rounded numbers: where they differ little, `x - mean` is all rounding.
+    grad, x = _read_twice(ctx, grad, 0), _read_twice(ctx, x.rounded(), 1)
     grad = expand(grad, x.sizes)  # a size may be written 2 * (s // 2) in one and s in the other
     if train:
         mean, rstd = _of_channel(save_mean, x, acc), _of_channel(save_rstd, x, acc)
