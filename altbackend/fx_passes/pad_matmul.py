@@ -128,10 +128,11 @@ def _in_kernel(x: Node) -> bool:
 
 def _sliced_for_free(n: Node) -> bool:
     """Return whether only generated kernels read a result, which take any strides."""
-    return all(_takes_strides(u) or (is_view(u) and _sliced_for_free(u)) for u in n.users)
+    return all(takes_strides(u) or (is_view(u) and _sliced_for_free(u)) for u in n.users)
 
 
-def _takes_strides(u: Node) -> bool:
+def takes_strides(u: Node) -> bool:
+    """Return whether a generated kernel computes a node, and so reads operands of any strides."""
     return is_elementwise(u.target) or is_reduction(u.target) or is_normalisation(u.target)
 
 

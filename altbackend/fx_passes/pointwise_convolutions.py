@@ -16,13 +16,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import Argument
 
-from ..aten.pointwise import is_elementwise
-from ..aten.reduction import is_normalisation, is_reduction
 from . import onednn
 from .context import Context
 from .conv_bias import split_bias
 from .graph import aten, convolution_of, insert, is_call, layout, only_user, update, val
 from .mixed_layouts import is_channels_last
+from .pad_matmul import takes_strides
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -31,16 +30,12 @@ def run(gm: GraphModule, ctx: Context) -> int:
     for n in list(gm.graph.nodes):
         update(n, changed)  # in the same walk: one through the graph for each product takes quadratic time
         if is_call(n, aten.convolution.default) and _suits(n) and _gains(n, ctx):
-            if ctx.device == "gpu" and n.args[2] is not None and all(map(_is_generated, n.users)):
+            if ctx.device == "gpu" and n.args[2] is not None and all(map(takes_strides, n.users)):
                 split_bias(gm, n)
             if (result := _rewrite(gm, n)) is not None:
                 changed.add(result)
             count += 1
     return count
-
-
-def _is_generated(n: Node) -> bool:
-    return is_elementwise(n.target) or is_reduction(n.target) or is_normalisation(n.target)
 
 
 def _gains(n: Node, ctx: Context) -> bool:

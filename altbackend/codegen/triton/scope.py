@@ -98,6 +98,11 @@ class Emitter:
         return frozenset(b for count in counts for b, n in count.items() if n > 2)
 
     @cached_property
+    def rows_are_neighbours(self) -> bool:
+        """Return whether memory is contiguous from row to row for an operand or a result."""
+        return some_rows_are_neighbours(self.kernel.nodes, self.kernel.stored)
+
+    @cached_property
     def read_in_parts(self) -> frozenset[str]:
         """Return the buffers of which loops of different lengths read the same rows, as a gate behind a total does."""
         lengths: dict[str, set[Index]] = {}
@@ -457,8 +462,7 @@ def _line(e: Emitter, position: Index, axes: frozenset[str], masks: Masks, row: 
         return None
     if axes == {"x"}:
         return ("XBLOCK", "1") if b.xblock >= WARP * b.warps else None
-    neighbours = some_rows_are_neighbours(e.kernel.nodes, e.kernel.stored)
-    return ("1", b.name_of(row)) if row is not None and neighbours else None
+    return ("1", b.name_of(row)) if row is not None and e.rows_are_neighbours else None
 
 
 def _run(e: Emitter, position: Index) -> int:
