@@ -29,6 +29,11 @@ _FAST_GROUPS_OF_FLOATS = 8  # groups of four channels of float32 volumes from wh
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 _DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
+# Windows of padded groups; those of 5x5 gain where the wider group has at most this many times the channels.
+_SMALL_SQUARE, _LARGE_SQUARE, _MOST_PADDED = [3, 3], [5, 5], 1.6
+_MOST_SAVED = 1.5  # times the channels of an image, for which a padded one is saved
+# Groups from which padded ones are faster, by their channels: the library has slow kernels for fewer.
+_LEAST_GROUPS_OF_FLOATS, _LEAST_GROUPS = {8: 4}, {8: 4, 16: 8}
 # Groups that the library runs one after the other, and taps, for which a converted image was measured.
 _LEAST_WIDTH, _MOST_GROUPS, _MOST_TAPS = 12, 16, 25
 
@@ -79,6 +84,35 @@ def trains_as_it_lies(channels: int, groups: int) -> bool:
     leaves plain images plain, took 7.8.
     """
     return groups <= _MANY_GROUPS and channels // groups == 48
+
+
+def padded_width(image: Sequence[int], weight: Sequence[int], dtype: torch.dtype) -> int | None:
+    """Return the channels of a wider group that the library convolves faster, with the zeros; None if there are none.
+
+    `image`: [n, channels, height, width]; `weight` as in `in_generated_kernel`. Measured on an H200 for 2, 4 and 8
+    groups of 6 to 96 channels, four sizes of images and windows of 3x3 and 5x5 (docs/decisions/padded-groups.md).
+    Padded images took 0.05 to 0.8 of the time of plain and of channels-last ones.
+    """
+    filters, width, *window = weight
+    wide = next((w for w in (*_FAST_GROUPS, _DOUBLE_GROUP) if w >= width), width)
+    if wide == width or wide >= 2 * width or filters != image[1] or window not in (_SMALL_SQUARE, _LARGE_SQUARE):
+        return None
+    if window == _LARGE_SQUARE:
+        is_smaller = min(image[2:]) < window[0]
+        if wide > _WIDEST_GROUP or wide > _MOST_PADDED * width or (wide == _WIDEST_GROUP and is_smaller):
+            return None
+    least = _LEAST_GROUPS_OF_FLOATS if dtype == torch.float32 else _LEAST_GROUPS
+    return wide if filters // width >= least.get(wide, 2) else None
+
+
+def trains_padded(weight: Sequence[int], wide: int) -> bool:
+    """Return whether a convolution that `padded_width` pads to `wide` channels is padded in training, too.
+
+    With windows of 3x3, a convolution and its two gradients took 0.2 to 1.0 of the time of the faster layout, 0.6 in
+    the median of 120 cases. With windows of 5x5 they took 0.15 to 1.2. The backward reads the padded image, which is
+    therefore saved.
+    """
+    return list(weight[2:]) == _SMALL_SQUARE and wide <= _MOST_SAVED * weight[1]
 
 
 def takes_any_layout(channels: int, groups: int, taps: int, dtype: torch.dtype) -> bool:

@@ -32,6 +32,12 @@ class GradientCall(NamedTuple):
     mask: Any
 
 
+def gradient_of(n: Node) -> GradientCall:
+    """Return the arguments of a call of `aten.convolution_backward`."""
+    arguments: tuple[Any, ...] = n.args
+    return GradientCall(*arguments)
+
+
 def replace_gradients(joint: GraphModule, place: int, gradient: Callable[[Node, GradientCall], Node | None]) -> int:
     """Compute results number `place` of gradients of convolutions by other calls; return the number of these results.
 
@@ -39,7 +45,7 @@ def replace_gradients(joint: GraphModule, place: int, gradient: Callable[[Node, 
     """
     count = 0
     for n in joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        call = GradientCall(*n.args)
+        call = gradient_of(n)
         users = [u for u in n.users if is_call(u, operator.getitem) and u.args[1] == place]
         new = gradient(n, call) if users and call.mask[place] else None
         if new is None:

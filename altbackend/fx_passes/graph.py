@@ -210,6 +210,7 @@ def _recomputed(n: Node) -> object:
 
 
 KEEPS_LAYOUT = "keeps_layout"  # metadata of a call whose result is channels-last if its first argument is
+READ_THROUGH = "read_through"  # metadata of a reshape that is not stored: its readers compute where elements are
 TAKES_LAYOUT = "takes_layout"  # metadata of a call whose result is channels-last if any argument is
 
 

@@ -29,6 +29,7 @@ from . import (
     onednn_epilogues,
     output_layouts,
     pad_matmul,
+    padded_groups,
     patchify,
     permutations,
     pointwise_convolutions,
@@ -109,6 +110,7 @@ _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{
 _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
 _SMALL_PRODUCTS = (DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}")
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
+_GROUPS = (DecisionKind.LAYOUT, "convolutions in groups", "padded", "{} of widths without a fast kernel")
 _STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
@@ -162,6 +164,7 @@ PASSES: tuple[Pass, ...] = (
         "group gradients", P.JOINT, GPU, FAST, group_gradients.run,
         decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups"),
     ),
+    Pass("padded groups", P.JOINT, GPU, FAST, padded_groups.run_joint, when=prefers_channels_last, decision=_GROUPS),
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
@@ -225,6 +228,7 @@ PASSES: tuple[Pass, ...] = (
         "disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run,
         decision=(DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride"),
     ),
+    Pass("padded groups", P.INFERENCE, GPU, FAST, padded_groups.run, when=prefers_channels_last, decision=_GROUPS),
     Pass(
         "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,
         decision=(DecisionKind.LAYOUT, "convolutions of sequences", "as images of one row", "{}"),

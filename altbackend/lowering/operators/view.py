@@ -51,7 +51,7 @@ def reshape(ctx: Ctx, x: Tensor, sizes: tuple[Index, ...], traced: bool = False)
         return Tensor(sizes, x.dtype, x.at(regrouped))
     where = ex.unflatten(ex.flatten(sizes, points(sizes)), x.sizes)
     value = x.at(where)
-    if has_division(value) and not has_division(x.value):
+    if has_division(value) and not has_division(x.value) and not ctx.node.meta.get("read_through"):
         if traced and (same := _as_traced(ctx, x, sizes)) is not None:
             return same
         value = ctx.realize(x, fresh=as_view(x) is not None).at(where)

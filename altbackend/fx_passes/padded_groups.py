@@ -1,0 +1,169 @@
+"""Convolutions of images in groups, with as many channels a group as the library has fast kernels for.
+
+    y[n, g, k] = sum over c < w of x[n, g, c] * W[g, k, c]  =  sum over c < w' of x'[n, g, c] * W'[g, k, c]
+
+`x'` and `W'` have zeros for the channels from w to w'. The filters that are added to W give channels that nothing
+reads. The kernel that computes an image writes the padded one, and the readers of a result leave channels out.
+Channels of other groups are no part of a sum, so that a number which is not finite stays in its group.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
+
+from altbackend.lazy_dataclass import dataclass
+
+from ..aten.narrow_groups import padded_width, trains_padded
+from ..compat import torch_api
+from .channels_last import is_generated
+from .context import Context
+from .conv_bias import split_bias
+from .gradient_call import gradient_of
+from .graph import (
+    KEEPS_LAYOUT,
+    READ_THROUGH,
+    aten,
+    convolution_of,
+    insert,
+    is_call,
+    like_argument,
+    propagate,
+    replace,
+    val,
+)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The sizes of groups, before and after they are padded, and the node in front of which calls are inserted."""
+
+    gm: GraphModule
+    before: Node
+    number: int
+    narrow: int
+    wide: int
+
+    def call(self, target: Callable[..., object], *args: Argument) -> Node:
+        """Insert a call."""
+        return insert(self.gm.graph, self.before, target, args)
+
+
+def run(gm: GraphModule, ctx: Context) -> int:
+    """Pad the groups of convolutions of an inference graph where wider ones are faster; return their number."""
+    count = 0
+    for n in list(gm.graph.nodes):
+        if is_call(n, aten.convolution.default) and not is_generated(n):
+            call = convolution_of(n)
+            if (wide := _padded_width(call.x, call.weight, call.groups, call.transposed)) is not None:
+                _pad_convolution(gm, n, wide)
+                count += 1
+    return count
+
+
+def run_joint(joint: GraphModule, ctx: Context) -> int:
+    """Pad convolutions and their gradients where wider groups train faster; return the number of both."""
+    count = 0
+    for n in list(joint.graph.nodes):
+        if is_call(n, aten.convolution.default) and not is_generated(n):
+            call = convolution_of(n)
+            operands = call.x, call.weight, call.groups, call.transposed
+        elif is_call(n, aten.convolution_backward.default) and not n.args[10][2]:
+            gradient = gradient_of(n)
+            operands = gradient.x, gradient.w, gradient.groups, gradient.transposed
+        else:
+            continue
+        wide = _padded_width(*operands)
+        if wide is not None and trains_padded(val(operands[1]).shape, wide):
+            pad = _pad_convolution if n.target is aten.convolution.default else _pad_gradient
+            pad(joint, n, wide)
+            count += 1
+    return count
+
+
+def _padded_width(image: Node, weight: Node, groups: int, transposed: bool) -> int | None:
+    """Return the channels that a padded group has; None for a convolution that stays as it is."""
+    x, w = val(image), val(weight)
+    if groups == 1 or transposed or x.dim() != 4 or x.dtype != w.dtype:
+        return None
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    if not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
+        return None
+    if x.dtype == torch.float32 and not torch_api.allows_tf32_convolutions():
+        return None
+    return padded_width(x.shape, w.shape, x.dtype)
+
+
+def _pad_convolution(gm: GraphModule, n: Node, wide: int) -> None:
+    if n.args[2] is not None:
+        split_bias(gm, n)
+    call = convolution_of(n)
+    groups = Groups(gm, n, call.groups, val(call.weight).shape[1], wide)
+    operands = _padded_image(groups, call.x), _padded_weight(groups, call.weight)
+    result = groups.call(aten.convolution.default, *operands, *n.args[2:])
+    result.meta[KEEPS_LAYOUT] = True
+    result.meta["val"] = like_argument(result, val(result))
+    _replace(groups, n, _trimmed_image(groups, result))
+
+
+def _pad_gradient(gm: GraphModule, n: Node, wide: int) -> None:
+    call = gradient_of(n)
+    groups = Groups(gm, n, call.groups, val(call.w).shape[1], wide)
+    images = _padded_image(groups, call.grad), _padded_image(groups, call.x)
+    both = groups.call(aten.convolution_backward.default, *images, _padded_weight(groups, call.w), *n.args[3:])
+    for part in [u for u in n.users if is_call(u, operator.getitem)]:
+        if val(part) is not None:
+            gradient = groups.call(operator.getitem, both, part.args[1])
+            trim = _trimmed_weight if part.args[1] else _trimmed_image
+            _replace(groups, part, trim(groups, gradient))
+
+
+def _replace(groups: Groups, before: Node, new: Node) -> None:
+    replace(before, new)
+    propagate(groups.gm, [new])
+
+
+def _padded_image(groups: Groups, x: Node) -> Node:
+    """Return a channels-last image with zeros behind the channels of each group."""
+    rows = groups.call(aten.permute.default, x, [0, 2, 3, 1])
+    points = list(val(rows).shape[:3])
+    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, groups.narrow])
+    padded = groups.call(aten.constant_pad_nd.default, apart, [0, groups.wide - groups.narrow], 0.0)
+    joined = groups.call(aten.reshape.default, padded, [*points, groups.number * groups.wide])
+    return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
+
+
+def _padded_weight(groups: Groups, w: Node) -> Node:
+    """Return a channels-last weight with zeros for more filters of a group and more channels."""
+    rows = groups.call(aten.permute.default, w, [0, 2, 3, 1])
+    window = list(val(rows).shape[1:3])
+    apart = groups.call(aten.reshape.default, rows, [groups.number, groups.narrow, *window, groups.narrow])
+    more = groups.wide - groups.narrow
+    padded = groups.call(aten.constant_pad_nd.default, apart, [0, more, 0, 0, 0, 0, 0, more], 0.0)
+    joined = groups.call(aten.reshape.default, padded, [groups.number * groups.wide, *window, groups.wide])
+    return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
+
+
+def _trimmed_image(groups: Groups, y: Node) -> Node:
+    """Return the channels of an image that are no padding."""
+    rows = groups.call(aten.permute.default, y, [0, 2, 3, 1])
+    points = list(val(rows).shape[:3])
+    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, groups.wide])
+    taken = groups.call(aten.slice.Tensor, apart, 4, 0, groups.narrow)
+    joined = groups.call(aten.reshape.default, taken, [*points, groups.number * groups.narrow])
+    joined.meta[READ_THROUGH] = True
+    return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
+
+
+def _trimmed_weight(groups: Groups, w: Node) -> Node:
+    """Return the filters and channels of a weight that are no padding."""
+    _, channels, *window = val(w).shape
+    apart = groups.call(aten.reshape.default, w, [groups.number, groups.wide, channels, *window])
+    for dim in (1, 2):
+        apart = groups.call(aten.slice.Tensor, apart, dim, 0, groups.narrow)
+    return groups.call(aten.reshape.default, apart, [groups.number * groups.narrow, groups.narrow, *window])
