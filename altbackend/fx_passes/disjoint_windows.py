@@ -1,7 +1,7 @@
 """Rewrite transposed convolutions whose windows tile the result (kernel = stride) as matmuls.
 
 Each point of the image gives one window of the result:  y[n, h * k + i, w * k + j, :] = x[n, h, w, :] @ W[:, i, j, :].
-Padding cuts the outermost elements of `y` off.
+Padding cuts the outermost elements of `y` off. `disjoint_windows_joint` has those of training.
 
 The library has float32 kernels of tensor cores for few such convolutions. Of 42 with windows of 2x2 on an H100, plain
 images took 104 to 314 us, channels-last ones 47 to 728, and the product 34 to 115; copying its result takes about 30.
@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 
 from .channels_last import keeps_layout
 from .context import Context
-from .graph import aten, convolution_of, insert, is_call, propagate, val
+from .graph import Convolution, aten, convolution_of, insert, is_call, propagate, val
 from .mixed_layouts import is_channels_last
 
 MOST_CUT = 0.25  # of the product's elements that padding may cut off
@@ -35,7 +35,12 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def _suits(n: Node, ctx: Context) -> bool:
-    x, w, _, stride, padding, dilation, transposed, added, groups = convolution_of(n)
+    return is_tiled(convolution_of(n), ctx)
+
+
+def is_tiled(call: Convolution, ctx: Context) -> bool:
+    """Return whether a convolution is a transposed one of static float32 images whose windows tile the result."""
+    x, w, _, stride, padding, dilation, transposed, added, groups = call
     image, weight = val(x), val(w)
     if not transposed or groups != 1 or image.dim() != 4 or image.dtype != torch.float32 or weight.dtype != image.dtype:
         return False
@@ -78,14 +83,16 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
 
 
 def _is_among_channels_last(n: Node) -> bool:
-    """Return whether the image of a convolution is channels-last, or another convolution reads or writes its images."""
+    """Return whether the image of a convolution is channels-last, or will be with those of other convolutions."""
+    return is_channels_last(val(n.args[0])) or is_among_images(n)
+
+
+def is_among_images(n: Node) -> bool:
+    """Return whether another convolution reads or writes the images that a convolution writes or reads."""
     x = n.args[0]
     assert isinstance(x, Node)
-    return (
-        is_channels_last(val(x))
-        or _meets_convolution(x, lambda m: m.all_input_nodes[:1])
-        or any(_meets_convolution(u, lambda m: list(m.users)) for u in n.users)
-    )
+    before = _meets_convolution(x, lambda m: m.all_input_nodes[:1])
+    return before or any(_meets_convolution(u, lambda m: list(m.users)) for u in n.users)
 
 
 def _meets_convolution(n: Node, neighbours: Callable[[Node], list[Node]]) -> bool:

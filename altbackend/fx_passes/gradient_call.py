@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-from .graph import aten, is_call, replace, val
+from .graph import Convolution, aten, is_call, replace, val
 
 
 class GradientCall(NamedTuple):
@@ -27,7 +27,7 @@ class GradientCall(NamedTuple):
     padding: Any
     dilation: Any
     transposed: bool
-    output_padding: Argument
+    output_padding: Any
     groups: int
     mask: Any
 
@@ -36,6 +36,12 @@ def gradient_of(n: Node) -> GradientCall:
     """Return the arguments of a call of `aten.convolution_backward`."""
     arguments: tuple[Any, ...] = n.args
     return GradientCall(*arguments)
+
+
+def convolution_of_gradient(call: GradientCall) -> Convolution:
+    """Return the arguments of the convolution that has this gradient, without its bias."""
+    window = call.stride, call.padding, call.dilation
+    return Convolution(call.x, call.w, None, *window, call.transposed, call.output_padding, call.groups)
 
 
 def replace_gradients(joint: GraphModule, place: int, gradient: Callable[[Node, GradientCall], Node | None]) -> int:

@@ -16,6 +16,7 @@ from . import (
     conv_bn,
     depthwise,
     disjoint_windows,
+    disjoint_windows_joint,
     effects,
     embedding_bags,
     few_filters,
@@ -111,6 +112,7 @@ _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "
 _SMALL_PRODUCTS = (DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}")
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
 _GROUPS = (DecisionKind.LAYOUT, "convolutions in groups", "padded", "{} of widths without a fast kernel")
+_WINDOWS = (DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride")
 _STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
@@ -164,6 +166,7 @@ PASSES: tuple[Pass, ...] = (
         "group gradients", P.JOINT, GPU, FAST, group_gradients.run,
         decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups"),
     ),
+    Pass("disjoint windows", P.JOINT, GPU, FAST, disjoint_windows_joint.run, decision=_WINDOWS),
     Pass("padded groups", P.JOINT, GPU, FAST, padded_groups.run_joint, when=prefers_channels_last, decision=_GROUPS),
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
@@ -224,10 +227,7 @@ PASSES: tuple[Pass, ...] = (
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
     ),
-    Pass(
-        "disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run,
-        decision=(DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride"),
-    ),
+    Pass("disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run, decision=_WINDOWS),
     Pass("padded groups", P.INFERENCE, GPU, FAST, padded_groups.run, when=prefers_channels_last, decision=_GROUPS),
     Pass(
         "sequence convolutions", P.INFERENCE, CPU, ANY, conv1d.run, when=has_onednn,

@@ -17,6 +17,7 @@ from ..ir import expr as ex
 from ..ir import value as va
 from . import padded_copies
 from .context import Ctx, target_name
+from .parts import Part, most_of_an_element, part_taken
 from .repeated_terms import stored_statistic
 from .temporary_layout import are_kernels, operand_strides, readers
 from .tensor import Tensor, axes
@@ -151,12 +152,19 @@ def _returned(ctx: Ctx, node: torch.fx.Node, k: int | None = None) -> int:
 
 
 def _readers(node: torch.fx.Node, k: int | None) -> int:
-    """Return the number of users that read the values of a node; the users of a view count in its place."""
-    total = 0
+    """Return the number of users that read an element of a node, the most of any; a view's users count in its place.
+
+    The two halves of a gate have one reader each, and each element has one.
+    """
+    total, parts = 0, list[tuple[Part, int]]()
     for user in node.users:
         if k is not None and user.target is operator.getitem and user.args[1] != k:
             continue
         if user.op == "call_function" and target_name(user.target) in _SHAPE_ONLY:
             continue
-        total += _readers(user, None) if user.op == "call_function" and passes_storage_on(user) else 1
-    return total
+        count = _readers(user, None) if user.op == "call_function" and passes_storage_on(user) else 1
+        if k is None and (part := part_taken(user)) is not None:
+            parts.append((part, count))
+        else:
+            total += count
+    return total + most_of_an_element(parts)

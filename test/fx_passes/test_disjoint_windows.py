@@ -17,6 +17,8 @@ from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.mixed_layouts import is_channels_last
 from test import triton_run
 from test.compare import difference
+from test.fx_passes.test_cuda_inference import targets
+from test.fx_passes.test_cuda_joint import rewritten as joint_graph
 from test.graphs import trace
 
 T = torch.Tensor
@@ -94,3 +96,48 @@ def test_16_bits_and_other_settings_stay_with_the_library(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch_api, "allows_tf32_convolutions", lambda: True)
     (gm,) = trace(GRAPHS["alone"], x, w, b)
     assert rewritten(gm) == 0
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("window", [(2, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["alone", "with a bias"])
+def test_training(biased: bool, window: tuple[int, int], last: bool) -> None:
+    """The convolution and both gradients are products; `joint_graph` compares results and their strides."""
+
+    def fn(x: T, w: T, b: T) -> T:
+        y = F.conv_transpose2d(x.tanh(), w, b if biased else None, w.shape[2:])
+        return (y * (1 if biased else b[0])).sigmoid().square().mean()
+
+    gm = joint_graph(fn, *inputs(window, last))
+    assert not [n for n in gm.graph.nodes if "convolution" in str(n.target)]
+    assert targets(gm).count("aten.mm.default" if last else "aten.bmm.default") == 3
+
+
+def test_planes_that_the_library_cannot_align_train_as_rows() -> None:
+    x, w = torch.randn(2, 5, 3, 3), inputs((2, 2), False)[1]
+    gm = joint_graph(lambda x, w: F.conv_transpose2d(x, w, None, 2).sigmoid().mean(), x, w)
+    assert targets(gm).count("aten.mm.default") == 3
+
+
+def test_images_among_convolutions_train_as_rows() -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        return F.conv2d(F.conv_transpose2d(x, w, None, 2).relu(), v).sigmoid().mean()
+
+    x, w, _ = inputs((2, 2), False)
+    gm = joint_graph(fn, x, w, torch.randn(3, 6, 3, 3))
+    assert targets(gm).count("aten.mm.default") == 3
+
+
+def test_only_one_gradient() -> None:
+    def fn(x: T, w: T) -> T:
+        return F.conv_transpose2d(x.detach(), w, None, 2).sigmoid().mean() + x.mean()
+
+    gm = joint_graph(fn, *inputs((2, 2), False)[:2])
+    assert targets(gm).count("aten.bmm.default") == 2
+
+
+def test_padded_windows_train_with_the_library() -> None:
+    x, w, _ = inputs((2, 2), False)
+    gm = joint_graph(lambda x, w: F.conv_transpose2d(x, w, None, 2, 1).square().mean(), x, w)
+    assert "aten.bmm.default" not in targets(gm)
+    assert len([n for n in gm.graph.nodes if "convolution" in str(n.target)]) == 2

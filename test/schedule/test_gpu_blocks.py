@@ -290,6 +290,20 @@ def test_columns_share_an_operand_of_their_points() -> None:
     assert "(program // 2) * 20 + r0" in kernel.source
 
 
+def test_scanned_columns_leave_registers_for_what_reads_them() -> None:
+    """Columns that begin anywhere: beside a scan, a thread has as many elements as the work on them leaves room for."""
+
+    def gated(x: T, a: T, b: T) -> T:
+        return x.flip(1).cumsum(1).flip(1) * a.relu() - b.exp() * a
+
+    x = torch.empty(64, 96, 43, 43)
+    (alone,) = blocks_of(lambda x: x.cumsum(1), x)
+    assert (alone.xblock, *alone.rblocks.values()) == (64, 32)
+    s = schedule(trace(gated, x, *(torch.empty_like(x) for _ in range(2)))[0], ctx=ON_GPU)
+    (b,) = (choose_blocks(s.program, k, H200) for k in s.steps if isinstance(k, Kernel))
+    assert (b.xblock, *b.rblocks.values()) == (64, 8)
+
+
 def test_a_normalisation_of_scanned_columns_is_a_kernel_of_its_own() -> None:
     scan, *others = blocks_of(lambda x: x.cumsum(1).log_softmax(1), torch.empty(64, 880, 64))
     assert scan.looped(880)

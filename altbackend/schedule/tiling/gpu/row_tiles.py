@@ -64,6 +64,10 @@ SUMMED_WINDOWS = (512, 8)  # results and warps of a program that adds products o
 # points, Triton lays the warp along an operand of one row, and the whole tile with it. Columns that begin anywhere have
 # 32 points all the same: a scan over 256 channels of 5x5 took 225 us for 264.
 SCANNED, SCANNED_RUN = (64, 16), 2
+# The estimated registers beside which a thread has those of its scans, which are twice as many as the elements, and the
+# points of such a tile. A scan's gradient, a gate's and a softmax's spilled 392 registers of a thread with 32 points,
+# 22 with 16 points, and none with 8; with an estimate of 100, others took 96 to 168.
+SCANNED_REGISTERS, FEWEST_SCANNED = 100, 8
 # Rows, points and warps where columns are few: more warps have loads under way. With columns that begin anywhere, few
 # rows and many points were the fastest.
 FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
@@ -526,8 +530,11 @@ def _scanned_columns(r: _Rows, n: Index) -> Blocks | None:
         xblock, rblock, warps = FEW_SCANNED_UNALIGNED if r.reads_single_elements else FEW_SCANNED
         xblock, run = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), 0
         warps = min(warps, warps_of(xblock * rblock))
-    elif isinstance(n, int):
-        rblock = min(rblock * 2 if r.reads_single_elements else rblock, power_of_two(n))
+    else:
+        if isinstance(n, int):
+            rblock = min(rblock * 2 if r.reads_single_elements else rblock, power_of_two(n))
+        while rblock > FEWEST_SCANNED and _registers_needed(r, xblock * rblock // WARP) > SCANNED_REGISTERS:
+            rblock //= 2
     return Blocks(
         form=Form.ROWS,
         flat=False,
