@@ -19,6 +19,7 @@ from ..aten.view import is_view
 from ..ir import expr as ex
 from ..ir import value as va
 from ..ir.expr import Index
+from ..ir.loops import Reduction
 from .context import Ctx, dense_strides, memory_order
 from .tensor import Tensor, axes
 
@@ -41,10 +42,33 @@ def operand_strides(
 def order_of_operands(
     ctx: Ctx, parts: Sequence[Tensor], sizes: Sequence[Index], fake: torch.Tensor
 ) -> tuple[Index, ...] | None:
-    """Return dense strides of `sizes` in the order of the operands of `parts`; None where one has that of `fake`."""
-    orders = [order for t in parts for order in _orders(t)]
+    """Return dense strides of `sizes` in the order of the operands of `parts`; None where one has that of `fake`.
+
+    Where operands lie in several orders, the order of rows whose statistics a GPU has computed comes first: the kernel
+    of the statistics then computes the parts, too.
+    """
+    orders = [order for t in parts for _, order in _orders(t)]
     traced = memory_order(ctx.shape(fake.stride()), sizes)
-    return dense_strides(orders[0], sizes) if orders and traced not in orders else None
+    if traced not in orders:
+        return dense_strides(orders[0], sizes) if orders else None
+    if not ctx.gpu or all(order == traced for order in orders):
+        return None
+    along = next((order for t in parts if (order := _order_of_rows(ctx, t)) is not None), traced)
+    return dense_strides(along, sizes) if along != traced else None
+
+
+def _order_of_rows(ctx: Ctx, t: Tensor) -> list[int] | None:
+    """Return the order of an operand whose rows lie in memory and have statistics that `t` reads; None without one."""
+    axis_of: dict[str, int] = {}
+    live = [k for k, n in enumerate(t.sizes) if n != 1]
+    for b, index in va.loads(t.value):
+        missing = [k for k in live if ex.coefficient(index, axes(t.sizes)[k]) == 0]
+        if len(missing) == 1 and len(live) > 1:
+            axis_of[b] = missing[0]
+    statistics = [n for n in ctx.nodes if isinstance(n, Reduction) and n.out in axis_of] if axis_of else []
+    reduced = {b for n in statistics for b, _ in va.loads(n.value)}
+    axes_of_rows = {axis_of[n.out] for n in statistics}
+    return next((order for b, order in _orders(t) if b in reduced and order[-1] in axes_of_rows), None)
 
 
 def readers(node: torch.fx.Node, k: int | None) -> Iterator[torch.fx.Node]:
@@ -97,10 +121,10 @@ def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:
     return readers_take_any and not ctx.returned[n]
 
 
-def _orders(t: Tensor) -> Iterator[list[int]]:
-    """Yield the order of memory of each operand that has as many elements as `t`."""
-    for _, index in va.loads(t.value):
+def _orders(t: Tensor) -> Iterator[tuple[str, list[int]]]:
+    """Yield each operand that has as many elements as `t`, and its order of memory."""
+    for b, index in va.loads(t.value):
         strides = [ex.coefficient(index, a) for a in axes(t.sizes)]
         full = all(n == 1 or (isinstance(c, int) and c > 0) for c, n in zip(strides, t.sizes, strict=True))
         if full:
-            yield memory_order([1 if c is None else c for c in strides], t.sizes)
+            yield b, memory_order([1 if c is None else c for c in strides], t.sizes)

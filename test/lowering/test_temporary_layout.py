@@ -154,3 +154,22 @@ def test_strides_that_a_range_of_sizes_keeps_from_a_division_by_zero(rows: int) 
     x = torch.randn(rows, 4)
     torch._dynamo.reset()
     assert not difference(compiled(fn, dynamic=True)(x), fn(x), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("last", [0, 1], ids=["a channels-last target", "a channels-last image"])
+def test_values_of_two_orders_lie_along_rows_whose_statistics_are_known(last: int) -> None:
+    """The kernel of a softmax over channels computes the loss, and reads a plain target across its rows."""
+
+    def fn(x: T, target: T) -> T:
+        y = (F.group_norm(x, 2).softmax(1) - target).abs()  # torch's group norm is plain
+        return torch.where(y < 0.5, y * y, y - 0.25).sum((1, 2, 3))
+
+    args = [torch.randn(3, 8, 5, 4), torch.randn(3, 8, 5, 4)]
+    args[1 - last] = args[1 - last].contiguous(memory_format=torch.channels_last)
+    assert not difference(triton_run.compiled(fn)(*args), fn(*args), strides=False, tolerance=2e-5)
+    large = [torch.empty(16, 64, 32, 32), torch.empty(16, 64, 32, 32)]
+    large[1 - last] = large[1 - last].contiguous(memory_format=torch.channels_last)
+    s = graphs.schedule(graphs.trace(fn, *large)[0], ctx=triton_run.TARGET)
+    values = [b for b in s.program.buffers.values() if b.kind == "temp" and b.numel == large[0].numel()]
+    assert values
+    assert all((b.sizes[b.strides.index(1)] == 64) == bool(last) for b in values)
