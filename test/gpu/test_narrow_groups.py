@@ -19,6 +19,9 @@ CASES = {
     "depthwise images": ((8, 8, 3, 2, 1, 8), (3, 8, 33, 30)),
     "wide depthwise windows": ((6, 6, 7, 1, 3, 6), (2, 6, 30, 31)),
     "strided volumes": ((16, 16, 5, 2, 2, 2), (2, 16, 11, 9, 10)),
+    "padded groups": ((48, 48, 3, 1, 1, 2), (3, 48, 17, 30)),
+    "padded groups with steps": ((96, 96, 3, 2, 1, 8), (3, 96, 17, 30)),
+    "padded groups of wide windows": ((48, 48, 5, 1, 2, 2), (3, 48, 17, 30)),
 }
 
 
@@ -38,15 +41,15 @@ def test_as_exact_as_eager(name: str, dtype: torch.dtype, last: bool, monkeypatc
         memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
         x = x.to(memory_format=memory_format)
     compiled = torch.compile(lambda y: layer(y).tanh(), backend=alt, dynamic=False)
-    wanted = _gradients(lambda y: exact(y).tanh(), x.double(), exact)
+    wanted = gradients(lambda y: exact(y).tanh(), x.double(), exact)
     for got, eager, want in zip(
-        _gradients(compiled, x, layer), _gradients(lambda y: layer(y).tanh(), x, layer), wanted, strict=True
+        gradients(compiled, x, layer), gradients(lambda y: layer(y).tanh(), x, layer), wanted, strict=True
     ):
         errors = [float((y.double() - want).norm() / want.norm()) for y in (got, eager)]
         assert errors[0] <= 1.5 * errors[1] + torch.finfo(dtype).eps
 
 
-def _gradients(fn: object, x: torch.Tensor, layer: nn.Module) -> list[torch.Tensor]:
+def gradients(fn: object, x: torch.Tensor, layer: nn.Module) -> list[torch.Tensor]:
     """Return the result in inference, the result in training, and the gradients of the image and of the parameters."""
     assert callable(fn)
     with torch.no_grad():

@@ -1,0 +1,40 @@
+"""Convolutions that passes of a GPU pad or turn into products: results and gradients against eager in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from altbackend import alt
+from test.gpu.test_narrow_groups import gradients
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+TF32_ERROR = 2e-3  # of gradients of results, each of operands of 11 bits
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "groups of 12": (nn.Conv2d(48, 48, 3, 1, 1, groups=4), (3, 48, 17, 20)),
+    "groups of 24 with steps": (nn.Conv2d(48, 48, 3, 2, 1, groups=2), (3, 48, 17, 20)),
+    "groups of 20 and windows of 5x5": (nn.Conv2d(40, 40, 5, 1, 2, groups=2), (3, 40, 17, 20)),
+    "windows that tile the result": (nn.ConvTranspose2d(16, 24, 2, 2), (3, 16, 12, 10)),
+    "windows over planes that are not aligned": (nn.ConvTranspose2d(16, 24, 3, 3), (3, 16, 13, 11)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_float32_in_tf32(name: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    torch.manual_seed(0)
+    layer, sizes = LAYERS[name]
+    layer = layer.to("cuda", torch.float32)
+    x = torch.randn(sizes, device="cuda")
+    x = x.to(memory_format=torch.channels_last) if last else x
+    torch._dynamo.reset()
+    got = gradients(torch.compile(lambda y: layer(y).tanh(), backend=alt, dynamic=False), x, layer)
+    eager = gradients(lambda y: layer(y).tanh(), x, layer)
+    layer = layer.double()
+    assert [y.stride() for y in got[:2]] == [y.stride() for y in eager[:2]]
+    for y, want in zip(got, gradients(lambda y: layer(y).tanh(), x.double(), layer), strict=True):
+        assert float((y.double() - want).norm() / want.norm()) <= TF32_ERROR
