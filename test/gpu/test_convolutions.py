@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -21,12 +23,19 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
+@pytest.fixture
+def allowed_tf32() -> Iterator[None]:
+    """Convolutions and products round to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_float32_in_tf32(name: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    torch.manual_seed(0)
+def test_float32_in_tf32(name: str, last: bool, allowed_tf32: None) -> None:
     layer, sizes = LAYERS[name]
     layer = layer.to("cuda", torch.float32)
     x = torch.randn(sizes, device="cuda")
