@@ -304,6 +304,24 @@ def test_scanned_columns_leave_registers_for_what_reads_them() -> None:
     assert (b.xblock, *b.rblocks.values()) == (64, 8)
 
 
+@pytest.mark.parametrize(
+    ("fn", "size", "warps"),
+    [
+        (lambda x: x.mean(2), 18, 1),
+        (lambda x: x.amax(2), 13, 1),
+        (lambda x: x.mean(2), 20, 2),  # columns that begin at whole vectors
+        (lambda x: x.softmax(2), 18, 8),
+        (lambda x: x.argmax(2), 18, 8),
+    ],
+    ids=["mean", "maximum", "aligned", "softmax", "position"],
+)
+def test_one_warp_totals_many_short_columns_that_begin_anywhere(fn: Callable[[T], T], size: int, warps: int) -> None:
+    (b,) = blocks_of(fn, torch.empty(2500, 128, size, size))
+    assert b.warps == warps
+    x = torch.randn(3, 4, size, size)
+    assert not difference(triton_run.compiled(fn, ctx=SMALL_GPU)(x), fn(x), strides=False, tolerance=2e-5)
+
+
 def test_a_normalisation_of_scanned_columns_is_a_kernel_of_its_own() -> None:
     scan, *others = blocks_of(lambda x: x.cumsum(1).log_softmax(1), torch.empty(64, 880, 64))
     assert scan.looped(880)

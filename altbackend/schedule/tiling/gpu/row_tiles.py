@@ -236,7 +236,8 @@ def _row_blocks(r: _Rows) -> Blocks:
     if r.columns and not r.persistent and len(long_lengths) == 1 and _slides(r.members):
         return _sliding(r, long_lengths[0])
     alone = r.columns and len(long_lengths) == 1
-    if alone and (_scans_in_one_pass(r) or _shares_points(r)) and (b := _scanned_columns(r, long_lengths[0])):
+    by_threads = alone and (_scans_in_one_pass(r) or _shares_points(r) or _totals_short_columns(r))
+    if by_threads and (b := _scanned_columns(r, long_lengths[0])):
         return b
     column_rows = _rows_of_columns(r) if r.columns and not r.persistent else ROWS_OF_COLUMNS
     most = COLUMN_LIMIT * ROWS_OF_COLUMNS // column_rows
@@ -511,6 +512,20 @@ def _shares_points(r: _Rows) -> bool:
         return False
     reads = [(q, i) for q in members for _, i in va.loads(q.value)]
     return any(ex.coefficient(i, q.inner[-1]) == 1 and is_shared(i, SCANNED[0], q.row) for q, i in reads)
+
+
+def _totals_short_columns(r: _Rows) -> bool:
+    """Return whether a kernel only totals short columns that begin anywhere, so many that a thread may take two.
+
+    Of 18 points, 64 columns are 110 instructions of eight warps each, with four barriers. One warp has 175 and none.
+    """
+    most = 2 * SCANNED[1]
+    few = all(n == 1 or (isinstance(n, int) and n <= most) for n in r.lengths)
+    passes = [s for s in r.kernel.stages if any(ex.size_of(v) != 1 for v in s.inner)]
+    rows = [q for q in r.members if q.points != 1]
+    totals = len(passes) == 1 and all(q.kind is Kind.IN_ROW and not _finds_position(q) for q in rows)
+    light = SCANNED[0] * most // WARP * _tiles_of_thread(r) <= MOST_REGISTERS / 2
+    return r.reads_single_elements and few and totals and light and _has_many(r, SCANNED[0])
 
 
 def _has_many(r: _Rows, xblock: int) -> bool:
