@@ -85,6 +85,12 @@ def slow_compiler(tmp_path: Path) -> str:
     return str(path)
 
 
+def in_the_foreground() -> None:
+    """Heed signals of a terminal, which a shell has processes ignore that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
@@ -98,8 +104,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 text=True,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 start_new_session=True,
-                # a shell that runs tests in the background has them ignore Ctrl-C
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+                preexec_fn=in_the_foreground,
                 **more,  # type: ignore[call-overload]
             )
         )
