@@ -2,9 +2,10 @@
 
     python -m benchmarks.groups [--dtypes float32,bfloat16] [--windows 3,5,1] [--stride 1] [--training] [--seconds 60]
 
-A row: dtype, window, side of the image, groups x channels of a group -> channels of a padded one, and microseconds on
-the GPU of each layout, medians of three times four calls. With `--training`, of the convolution and of both gradients.
-TF32 is allowed. `altbackend/aten/narrow_groups.py` has the rules that such tables gave.
+A row names the dtype, the window, the side of the image, the groups and their channels, and those of padded groups.
+Then come the microseconds of each layout on the GPU, medians of three times four calls. With `--training`, a layout has
+three: of the convolution and of both gradients. TF32 is allowed. `altbackend/aten/narrow_groups.py` has the rules that
+such tables gave.
 """
 
 from __future__ import annotations

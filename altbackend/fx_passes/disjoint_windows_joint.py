@@ -26,8 +26,9 @@ from .disjoint_windows import is_among_images, is_tiled
 from .gradient_call import convolution_of_gradient, gradient_of
 from .graph import Convolution, aten, convolution_of, insert, is_call, propagate, replace, val
 from .mixed_layouts import is_channels_last
+from .padding_cost import ALIGNED, alignment
 
-ALIGNMENT = 16  # bytes of a row of an operand, of which tensor cores want a multiple
+LEAST_PLANE = 4  # points of a plane for each element of a window: dW of each image has at most a quarter of its size
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
@@ -82,10 +83,12 @@ class Planes(Windows):
     """Windows over plain images: X is [n, channels, points], and Y is [n, elements of a window, points]."""
 
     def image(self) -> Node:
+        """Return X, a view."""
         n, channels, height, width = self.points
         return self.insert(aten.reshape.default, self.call.x, [n, channels, height * width])
 
     def weight(self) -> Node:
+        """Return W for each image: [n, channels, elements of a window], a view."""
         n, channels, *_ = self.points
         matrix = self.insert(aten.reshape.default, self.call.weight, [1, channels, math.prod(self.window)])
         return self.insert(aten.expand.default, matrix, [n, channels, math.prod(self.window)])
@@ -119,10 +122,12 @@ class Rows(Windows):
     """Windows over images whose points are rows of channels: X is [points, channels]."""
 
     def image(self) -> Node:
+        """Return X, a copy unless the image is channels-last."""
         n, channels, height, width = self.points
         return self.permuted(self.call.x, [0, 2, 3, 1], [n * height * width, channels])
 
     def weight(self) -> Node:
+        """Return W: [channels, elements of a window]."""
         return self.permuted(self.call.weight, [0, 2, 3, 1], [self.points[1], math.prod(self.window)])
 
     def result(self) -> Node:
@@ -158,11 +163,15 @@ Kind = type[Planes] | type[Rows]
 
 
 def _kind(n: Node, call: Convolution) -> Kind:
-    """Return the kind of a convolution's windows. Products of plain images want planes that the library can align."""
-    x = val(call.x)
-    aligned = math.prod(x.shape[2:]) * x.element_size() % ALIGNMENT == 0
+    """Return the kind of a convolution's windows: planes where the library can align them, and they are large.
+
+    The weight's gradients of all images of planes lie in memory, before they are added.
+    """
+    x, points = val(call.x), math.prod(val(call.x).shape[2:])
+    is_aligned = alignment(points, x.element_size()) == ALIGNED
+    is_large = points >= LEAST_PLANE * math.prod(val(call.weight).shape[1:])
     is_plain = not is_channels_last(x) and (is_call(n, aten.convolution_backward.default) or not is_among_images(n))
-    return Planes if aligned and is_plain else Rows
+    return Planes if is_aligned and is_large and is_plain else Rows
 
 
 def _rewrite_convolution(w: Planes | Rows) -> None:

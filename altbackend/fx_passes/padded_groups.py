@@ -23,10 +23,11 @@ from ..compat import torch_api
 from .channels_last import is_generated
 from .context import Context
 from .conv_bias import split_bias
-from .gradient_call import gradient_of
+from .gradient_call import convolution_of_gradient, gradient_of
 from .graph import (
     KEEPS_LAYOUT,
     READ_THROUGH,
+    Convolution,
     aten,
     convolution_of,
     insert,
@@ -57,11 +58,11 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Pad the groups of convolutions of an inference graph where wider ones are faster; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if is_call(n, aten.convolution.default) and not is_generated(n):
-            call = convolution_of(n)
-            if (wide := _padded_width(call.x, call.weight, call.groups, call.transposed)) is not None:
-                _pad_convolution(gm, n, wide)
-                count += 1
+        if not is_call(n, aten.convolution.default) or is_generated(n):
+            continue
+        if (wide := _padded_width(convolution_of(n))) is not None:
+            _pad_convolution(gm, n, wide)
+            count += 1
     return count
 
 
@@ -70,25 +71,22 @@ def run_joint(joint: GraphModule, ctx: Context) -> int:
     count = 0
     for n in list(joint.graph.nodes):
         if is_call(n, aten.convolution.default) and not is_generated(n):
-            call = convolution_of(n)
-            operands = call.x, call.weight, call.groups, call.transposed
+            call, pad = convolution_of(n), _pad_convolution
         elif is_call(n, aten.convolution_backward.default) and not n.args[10][2]:
-            gradient = gradient_of(n)
-            operands = gradient.x, gradient.w, gradient.groups, gradient.transposed
+            call, pad = convolution_of_gradient(gradient_of(n)), _pad_gradient
         else:
             continue
-        wide = _padded_width(*operands)
-        if wide is not None and trains_padded(val(operands[1]).shape, wide):
-            pad = _pad_convolution if n.target is aten.convolution.default else _pad_gradient
+        wide = _padded_width(call)
+        if wide is not None and trains_padded(val(call.weight).shape, wide):
             pad(joint, n, wide)
             count += 1
     return count
 
 
-def _padded_width(image: Node, weight: Node, groups: int, transposed: bool) -> int | None:
+def _padded_width(call: Convolution) -> int | None:
     """Return the channels that a padded group has; None for a convolution that stays as it is."""
-    x, w = val(image), val(weight)
-    if groups == 1 or transposed or x.dim() != 4 or x.dtype != w.dtype:
+    x, w = val(call.x), val(call.weight)
+    if call.groups == 1 or call.transposed or x.dim() != 4 or x.dtype != w.dtype:
         return None
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None

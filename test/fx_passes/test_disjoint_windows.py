@@ -98,6 +98,11 @@ def test_16_bits_and_other_settings_stay_with_the_library(monkeypatch: pytest.Mo
     assert rewritten(gm) == 0
 
 
+def large(last: bool = False) -> T:
+    x = torch.randn(2, 5, 12, 10)  # 120 points, of 24 elements of a window
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize("window", [(2, 2), (1, 4)], ids=str)
 @pytest.mark.parametrize("biased", [False, True], ids=["alone", "with a bias"])
@@ -108,13 +113,14 @@ def test_training(biased: bool, window: tuple[int, int], last: bool) -> None:
         y = F.conv_transpose2d(x.tanh(), w, b if biased else None, w.shape[2:])
         return (y * (1 if biased else b[0])).sigmoid().square().mean()
 
-    gm = joint_graph(fn, *inputs(window, last))
+    gm = joint_graph(fn, large(last), *inputs(window, last)[1:])
     assert not [n for n in gm.graph.nodes if "convolution" in str(n.target)]
     assert targets(gm).count("aten.mm.default" if last else "aten.bmm.default") == 3
 
 
-def test_planes_that_the_library_cannot_align_train_as_rows() -> None:
-    x, w = torch.randn(2, 5, 3, 3), inputs((2, 2), False)[1]
+@pytest.mark.parametrize("size", [(15, 15), (12, 6)], ids=["not aligned", "small"])
+def test_other_planes_train_as_rows(size: tuple[int, int]) -> None:
+    x, w = torch.randn(2, 5, *size), inputs((2, 2), False)[1]
     gm = joint_graph(lambda x, w: F.conv_transpose2d(x, w, None, 2).sigmoid().mean(), x, w)
     assert targets(gm).count("aten.mm.default") == 3
 
@@ -123,8 +129,7 @@ def test_images_among_convolutions_train_as_rows() -> None:
     def fn(x: T, w: T, v: T) -> T:
         return F.conv2d(F.conv_transpose2d(x, w, None, 2).relu(), v).sigmoid().mean()
 
-    x, w, _ = inputs((2, 2), False)
-    gm = joint_graph(fn, x, w, torch.randn(3, 6, 3, 3))
+    gm = joint_graph(fn, large(), inputs((2, 2), False)[1], torch.randn(3, 6, 3, 3))
     assert targets(gm).count("aten.mm.default") == 3
 
 
@@ -132,12 +137,12 @@ def test_only_one_gradient() -> None:
     def fn(x: T, w: T) -> T:
         return F.conv_transpose2d(x.detach(), w, None, 2).sigmoid().mean() + x.mean()
 
-    gm = joint_graph(fn, *inputs((2, 2), False)[:2])
+    gm = joint_graph(fn, large(), inputs((2, 2), False)[1])
     assert targets(gm).count("aten.bmm.default") == 2
 
 
 def test_padded_windows_train_with_the_library() -> None:
-    x, w, _ = inputs((2, 2), False)
+    x, w = large(), inputs((2, 2), False)[1]
     gm = joint_graph(lambda x, w: F.conv_transpose2d(x, w, None, 2, 1).square().mean(), x, w)
     assert "aten.bmm.default" not in targets(gm)
     assert len([n for n in gm.graph.nodes if "convolution" in str(n.target)]) == 2

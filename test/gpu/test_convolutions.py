@@ -18,7 +18,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "groups of 12": (nn.Conv2d(48, 48, 3, 1, 1, groups=4), (3, 48, 17, 20)),
     "groups of 24 with steps": (nn.Conv2d(48, 48, 3, 2, 1, groups=2), (3, 48, 17, 20)),
     "groups of 20 and windows of 5x5": (nn.Conv2d(40, 40, 5, 1, 2, groups=2), (3, 40, 17, 20)),
-    "windows that tile the result": (nn.ConvTranspose2d(16, 24, 2, 2), (3, 16, 12, 10)),
+    "windows that tile the result": (nn.ConvTranspose2d(16, 24, 2, 2), (3, 16, 24, 20)),
     "windows over planes that are not aligned": (nn.ConvTranspose2d(16, 24, 3, 3), (3, 16, 13, 11)),
 }
 
