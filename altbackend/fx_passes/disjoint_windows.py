@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 
 from .channels_last import keeps_layout
 from .context import Context
-from .graph import Convolution, aten, convolution_of, insert, is_call, propagate, val
+from .graph import READ_THROUGH, Convolution, aten, convolution_of, insert, is_call, propagate, val
 from .mixed_layouts import is_channels_last
 
 MOST_CUT = 0.25  # of the product's elements that padding may cut off
@@ -67,6 +67,8 @@ def _rewrite(gm: GraphModule, n: Node) -> None:
     if _is_among_channels_last(n):
         windows = call(aten.permute.default, y, [0, 1, 3, 2, 4, 5])
         last = call(aten.reshape.default, windows, [batch, height * kh, width * kw, out])
+        if any(padding):
+            last.meta[READ_THROUGH] = True
         image = call(aten.permute.default, last, [0, 3, 1, 2])
     else:
         windows = call(aten.permute.default, y, [0, 5, 1, 3, 2, 4])

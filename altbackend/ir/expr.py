@@ -93,6 +93,7 @@ __all__ = [
     "resized",
     "show",
     "size_of",
+    "stride",
     "strides_for",
     "sub",
     "substitute",
@@ -151,6 +152,19 @@ def coefficient(e: Index, v: Atom) -> Index | None:
         rest.remove(v)
         parts.append(product(tuple(rest), c))
     return add(*parts)
+
+
+def stride(e: Index, v: Atom) -> Index | None:
+    """Return the coefficient of `v` in a place in memory, or the largest one of parts that depend on `v` alone.
+
+    Such parts are the looked-up rows of an enlarged image, or the windows that tile one. They keep the order of the
+    image's dimensions. None for other places.
+    """
+    c = coefficient(e, v)
+    if c is not None or isinstance(e, int):
+        return c
+    parts = [(m, n) for m, n in e.terms if any(v in a.vars for a in m)]
+    return max(n for _, n in parts) if all(len(m) == 1 and m[0].vars == {v} for m, _ in parts) else None
 
 
 def without_lookups(e: Index) -> Index:

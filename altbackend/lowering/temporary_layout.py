@@ -124,7 +124,7 @@ def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:
 def _orders(t: Tensor) -> Iterator[tuple[str, list[int]]]:
     """Yield each operand that has as many elements as `t`, and its order of memory."""
     for b, index in va.loads(t.value):
-        strides = [ex.coefficient(index, a) for a in axes(t.sizes)]
+        strides = [ex.stride(index, a) for a in axes(t.sizes)]
         full = all(n == 1 or (isinstance(c, int) and c > 0) for c, n in zip(strides, t.sizes, strict=True))
         if full:
             yield b, memory_order([1 if c is None else c for c in strides], t.sizes)

@@ -79,11 +79,27 @@ def _order(node: Pointwise | Scan, index: Index, writer: MappedNode) -> list[Ato
     """Return the loops of a node whose first ones count the rows of `writer`, which the node reads at `index`."""
     rows: list[Atom] = []
     for part in sorted(parts_of_row(writer.index, writer.row), key=lambda p: -p.fewer):
-        suits = (v for v in node.dims if ex.coefficient(index, v) == part.stride and ex.size_of(v) == part.size)
-        if (loop := next(suits, None)) is None or loop in rows:
+        loops = _loops_of_part(node, index, part)
+        if loops is None or not set(loops).isdisjoint(rows):
             return None
-        rows.append(loop)
+        rows += loops
     return [*rows, *(v for v in (*node.dims, *rdims(node)) if v not in rows)] if rows else None
+
+
+def _loops_of_part(node: Pointwise | Scan, index: Index, part: RowPart) -> list[Atom] | None:
+    """Return the loops, slow to fast, that count a part of a row's number: one, or several that are one in memory.
+
+    The depth and the height of a volume are one part of the rows of its statistics.
+    """
+    loops: list[Atom] = []
+    points = 1
+    while points < part.size:
+        suits = (v for v in node.dims if ex.coefficient(index, v) == points * part.stride and ex.size_of(v) != 1)
+        if (loop := next(suits, None)) is None or loop in loops or not isinstance(size := ex.size_of(loop), int):
+            return None
+        loops.insert(0, loop)
+        points *= size
+    return loops if points == part.size else None
 
 
 def _reads_own_row(q: MappedNode, total: MappedNode) -> bool:

@@ -19,7 +19,7 @@ from test import triton_run
 from test.compare import difference
 from test.fx_passes.test_cuda_inference import targets
 from test.fx_passes.test_cuda_joint import rewritten as joint_graph
-from test.graphs import trace
+from test.graphs import schedule, trace
 
 T = torch.Tensor
 GRAPHS: dict[str, Any] = {
@@ -146,3 +146,22 @@ def test_padded_windows_train_with_the_library() -> None:
     gm = joint_graph(lambda x, w: F.conv_transpose2d(x, w, None, 2, 1).square().mean(), x, w)
     assert "aten.bmm.default" not in targets(gm)
     assert len([n for n in gm.graph.nodes if "convolution" in str(n.target)]) == 2
+
+
+@pytest.mark.parametrize("name", ["softmax", "activation", "scan"])
+def test_windows_that_padding_cuts_are_read_in_place(name: str) -> None:
+    following = {
+        "softmax": lambda y: y.softmax(1),
+        "activation": lambda y: y.sigmoid() * 2,
+        "scan": lambda y: y.cumsum(1),
+    }[name]
+
+    def fn(x: T, w: T) -> T:
+        return following(F.conv_transpose2d(x, w, stride=2, padding=1))
+
+    x, w = (torch.randn(n).contiguous(memory_format=torch.channels_last) for n in ((2, 5, 9, 10), (5, 6, 2, 2)))
+    (gm,) = trace(fn, x, w)
+    assert rewritten(gm) == 1
+    s = schedule(gm, ctx=triton_run.TARGET)
+    assert (s.kernels, s.calls) == (1, 1)
+    assert not difference(triton_run.compiled(fn)(x, w), fn(x, w), strides=False, tolerance=2e-5)

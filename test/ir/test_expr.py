@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from altbackend.ir import expr as ex
+from altbackend.ir import value as va
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 6}
 VARS = {n: ex.var(n, size) for n, size in SIZES.items()}
@@ -179,6 +180,16 @@ def test_coefficient_splits_linear_expressions(t: Tree) -> None:
         rest = ex.sub(e, ex.mul(c, ex.ix(v)))
         assert v not in ex.vars_of(rest)
         assert v not in ex.vars_of(c)
+
+
+def test_strides_of_parts_that_depend_on_one_variable() -> None:
+    a, b, c = (ex.ix(VARS[n]) for n in "abc")
+    looked_up = ex.lookup(va.index(ex.mul(b, 2)), 0, 9)
+    tiled = ex.add(ex.mul(ex.floordiv(c, 2), 100), ex.mul(ex.mod(c, 2), 10))
+    place = ex.add(ex.mul(a, 3), ex.mul(looked_up, 7), tiled)
+    assert [ex.stride(place, VARS[n]) for n in "abcd"] == [3, 7, 100, 0]
+    both = ex.add(ex.floordiv(ex.add(a, c), 2), ex.mul(a, b))
+    assert ex.stride(both, VARS["a"]) is None
 
 
 @FUZZ

@@ -173,3 +173,26 @@ def test_values_of_two_orders_lie_along_rows_whose_statistics_are_known(last: in
     values = [b for b in s.program.buffers.values() if b.kind == "temp" and b.numel == large[0].numel()]
     assert values
     assert all((b.sizes[b.strides.index(1)] == 64) == bool(last) for b in values)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_an_enlarged_image_is_one_kernel_in_the_layout_of_its_source(mode: str) -> None:
+    def fn(x: T) -> T:
+        y = F.interpolate(x, scale_factor=2.0, mode=mode)
+        return y * y.sigmoid()
+
+    x = torch.randn(2, 8, 6, 5).contiguous(memory_format=LAST)
+    s = graphs.schedule(graphs.trace(fn, x)[0], ctx=triton_run.TARGET)
+    assert (s.kernels, s.calls) == (1, 0)
+    assert not difference(triton_run.compiled(fn)(x), fn(x), tolerance=2e-6)
+
+
+def test_totals_of_a_looked_up_image_run_as_memory_lies() -> None:
+    def fn(x: T) -> T:
+        return F.interpolate(x, scale_factor=2.0).mul(3).argmin(2)
+
+    x = torch.randn(3, 4, 5, 6)
+    s = graphs.schedule(graphs.trace(fn, x)[0], ctx=triton_run.TARGET)
+    (stored,) = (b for b in s.program.buffers.values() if len(b.sizes) == 4 and set(b.sizes) == {3, 4, 10, 12})
+    assert stored.strides == (480, 120, 12, 1)
+    assert torch.equal(triton_run.compiled(fn)(x), fn(x))

@@ -309,13 +309,13 @@ def test_scanned_columns_leave_registers_for_what_reads_them() -> None:
     [
         (lambda x: x.mean(2), 18, 1),
         (lambda x: x.amax(2), 13, 1),
-        (lambda x: x.mean(2), 20, 2),  # columns that begin at whole vectors
+        (lambda x: x.mean(2), 20, 1),  # columns that begin at whole vectors
+        (lambda x: x.argmax(2), 18, 1),
         (lambda x: x.softmax(2), 18, 8),
-        (lambda x: x.argmax(2), 18, 8),
     ],
-    ids=["mean", "maximum", "aligned", "softmax", "position"],
+    ids=["mean", "maximum", "aligned", "position", "softmax"],
 )
-def test_one_warp_totals_many_short_columns_that_begin_anywhere(fn: Callable[[T], T], size: int, warps: int) -> None:
+def test_one_warp_totals_many_short_columns(fn: Callable[[T], T], size: int, warps: int) -> None:
     (b,) = blocks_of(fn, torch.empty(2500, 128, size, size))
     assert b.warps == warps
     x = torch.randn(3, 4, size, size)
@@ -493,3 +493,77 @@ def test_windows_that_columns_read_in_short_runs_are_a_kernel_of_their_own(width
         return y, y.square().mean(2)
 
     assert len(blocks_of(fn, torch.empty(2048, 96, 8, width))) == kernels
+
+
+def halves(x: T) -> T:
+    return (x[:, ::2] + x[:, 1::2]).argmin(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "dtype", "rows", "warps"),
+    [
+        (lambda x: x.mean(-1), (99_968, 49), torch.float32, 32, 1),
+        (lambda x: x.argmax(-1), (99_968, 67), torch.bfloat16, 16, 1),
+        (lambda x: x.softmax(-1), (99_968, 67), torch.float32, 8, 1),
+        (lambda x: x.softmax(-1), (99_968, 66), torch.bfloat16, 8, 1),  # pairs
+        (lambda x: x.softmax(-1), (99_968, 201), torch.float32, 4, 1),
+        (lambda x: x.softmax(-1), (2_112, 201), torch.float32, 2, 1),  # fewer rows, so that programs fill the device
+        (halves, (99_968, 128), torch.float32, 4, 1),  # elements that are apart
+        (lambda x: x.flip(-1).softmax(-1), (99_968, 64), torch.float32, 4, 1),
+        (lambda x: x.softmax(-1), (99_968, 64), torch.float32, 32, 4),  # whole vectors
+        (lambda x: x.softmax(-1), (99_968, 501), torch.float32, 4, 4),
+        (lambda x: x.softmax(-1), (99_968, 25), torch.float32, 64, 4),  # a warp has the whole row
+    ],
+)
+def test_a_warp_has_whole_rows_of_which_threads_take_few_elements_at_once(
+    fn: Callable[[T], T], shape: tuple[int, int], dtype: torch.dtype, rows: int, warps: int
+) -> None:
+    (b,) = blocks_of(fn, torch.empty(shape, dtype=dtype))
+    assert (b.xblock, b.warps) == (rows, warps)
+    x = torch.randn(37, shape[1]).to(dtype)
+    assert not difference(triton_run.compiled(fn, ctx=SMALL_GPU)(x), fn(x), tolerance=1e-2 if x.itemsize == 2 else 1e-6)
+
+
+@pytest.mark.parametrize(("width", "rows", "warps"), [(67, 4, 1), (33, 8, 1), (64, 64, 8), (200, 4, 2)])
+def test_programs_with_totals_over_such_rows_have_one_warp(width: int, rows: int, warps: int) -> None:
+    def totals(x: T) -> tuple[T, T]:
+        y = x * (x * 2).mean(-1, keepdim=True)
+        return y, y.sum(0)
+
+    b = blocks_of(totals, torch.empty(99_968, width))[0]
+    assert (b.form, b.xblock, b.warps) == (Form.PERSISTENT, rows, warps)
+    x = torch.randn(37, width)
+    for own, expected in zip(triton_run.compiled(totals, ctx=SMALL_GPU)(x), totals(x), strict=True):
+        assert not difference(own, expected, tolerance=2e-5)
+
+
+def test_one_warp_totals_columns_of_up_to_64_points() -> None:
+    def fn(x: T) -> T:
+        return x.argmin(1)
+
+    (b,) = blocks_of(fn, torch.empty(3000, 34, 128, dtype=torch.bfloat16))
+    assert (b.xblock, b.warps) == (32, 1)
+    (short,) = blocks_of(fn, torch.empty(3000, 7, 512))
+    assert (short.xblock, short.warps) == (256, 1)
+    (few,) = blocks_of(fn, torch.empty(30, 34, 128, dtype=torch.bfloat16))
+    assert few.warps > 1
+    x = torch.randn(5, 34, 40)
+    assert torch.equal(triton_run.compiled(fn, ctx=SMALL_GPU)(x), fn(x))
+
+
+@pytest.mark.parametrize("dim", [4, 2])
+def test_rows_of_a_volume_are_counted_as_its_statistics_lie(dim: int) -> None:
+    """A softmax over the width, stored plain, is one kernel: depth and height are one part of a row's number."""
+
+    def fn(x: T, b: T) -> T:
+        return (x + b).exp().softmax(dim)
+
+    def volume(*size: int) -> T:
+        return torch.rand(size).contiguous(memory_format=torch.channels_last_3d)
+
+    s = schedule(
+        trace(fn, torch.empty(808, 8, 8, 8, 192).permute(0, 4, 1, 2, 3), torch.empty(192, 1, 1, 1))[0], ctx=ON_GPU
+    )
+    assert s.kernels == (1 if dim == 4 else 2)
+    x, b = volume(2, 16, 3, 4, 5), torch.randn(16, 1, 1, 1)
+    assert not difference(triton_run.compiled(fn, ctx=SMALL_GPU)(x, b), fn(x, b), strides=False, tolerance=1e-6)

@@ -120,25 +120,12 @@ def _steps_of_main_operand(x: Tensor, value: Value) -> list[Index]:
     best: list[Index] = []
     best_terms = -1
     for _, index in va.loads(value):
-        # an index that is not linear in a dimension jumps in memory, so the dimension counts as slower than any stride
-        steps = [_FAR if (c := _step(index, a)) is None else c for a in axes(x.sizes)]
+        # an index that depends on a dimension in another way jumps in memory: slower than any stride
+        steps = [_FAR if (c := ex.stride(index, a)) is None else c for a in axes(x.sizes)]
         used = sum(c != 0 for c in steps)
         if used > best_terms:
             best, best_terms = steps, used
     return best
-
-
-def _step(index: Index, a: ex.Atom) -> Index | None:
-    """Return the stride of a dimension in a position; that of a rolled dimension as if it did not jump back."""
-    c = ex.coefficient(index, a)
-    if c is not None or isinstance(index, int):
-        return c
-    terms = [(m, k) for m, k in index.terms if any(a in atom.vars for atom in m)]
-    if len(terms) != 1 or len(terms[0][0]) != 1:
-        return None
-    ((atom,), stride) = terms[0]
-    rolled = isinstance(atom, ex.Mod) and ex.coefficient(atom.dividend, a) in (1, -1)
-    return stride if rolled else None
 
 
 def loop_order(x: Tensor, value: Value) -> list[int]:

@@ -43,6 +43,7 @@ from .blocks import (
     reads_total,
     warps_of,
 )
+from .narrow_rows import NARROW_PERSISTENT_PROGRAMS, narrow_tile
 from .one_pass import joined_passes
 from .pressure import alive_at_once
 from .program_rows import is_shared
@@ -77,9 +78,14 @@ FEW_SCANNED, FEW_SCANNED_UNALIGNED = (64, 64, 4), (16, 128, 4)
 # 32 points: 648,172 rows of 72 points took 129 us for 224 with four rows, in bfloat16 89 for 165. Of 144 points in
 # bfloat16, tiles of 16 rows took 384 us, of 32 rows 463.
 SCANNED_ROW, SCANNED_ROWS, LEAST_SCANNED, SCANNED_TILE, TURNED_SCAN_TILE = 512, 4, 256, 1024, 4096
+LEAST_TURNED_SCAN = 512  # elements of such a tile of short rows: programs start at a rate of 1.4 a nanosecond
 # Elements of a tile of tall columns, of which a program has two sectors at least: a softmax over 248 points of 368,032
 # columns took 293 us with 16 columns, 353 with 32 and 471 with 64.
 TALL_TILE = 4096
+# Elements of a tile of columns of up to COLUMN_BLOCK points that one warp totals, its columns at least, and the
+# estimated registers of a thread, at most: an argmin over 34 points took 57 us with 32 columns and 53 with 64, with
+# four warps 137 and 121; means over 18 points 100 us with 64 columns, 109 with 128, and 103 with 128 in four warps.
+LONE_TILE, LONE_COLUMNS, LONE_REGISTERS = 2048, 32, 128
 LEAST_FILLED = 3 / 4  # part of the larger blocks of a long row that its points fill, at least
 # Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
 # 452 with two, in bfloat16 205 for 253.
@@ -270,15 +276,22 @@ def _row_blocks(r: _Rows) -> Blocks:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
     turned_scan = scans and some_rows_are_neighbours(r.members, k.stored)
     if turned_scan:
-        xblock = _fewer_rows(r, min(2 * _rows_of_sector(r), TURNED_SCAN_TILE // widest), xblock)
+        most = max(2 * _rows_of_sector(r), LEAST_TURNED_SCAN // widest)
+        xblock = _fewer_rows(r, min(most, TURNED_SCAN_TILE // widest), xblock)
     least = min(_rows_of_sector(r), xblock) if r.columns else 1  # a single column would be one element of each sector
     while of_thread and xblock > least and xblock * widest > of_thread * WARP * WINDOW_WARPS:
         xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, _of_tall_tile(r, xblock, widest), widest)
+    lone = _columns_of_one_warp(r, widest) if r.columns and not (r.persistent or long or of_thread) else 0
+    xblock = lone or xblock
+    is_narrow = not (r.columns or r.persistent or long or of_thread or scans)
+    narrow = narrow_tile(r.program, k, widest, persistent=False, backwards=_runs_backwards(r)) if is_narrow else 0
+    if narrow:
+        xblock = _fewer_rows(r, max(narrow // widest, 1), 1, warps=1)
     warps = min(max(xblock * widest // (of_thread * WARP), 1), MOST_WARPS) if of_thread else 1
     warps = max(widest // WARP, 1) if turned_scan else warps
-    if not of_thread and not scans:
+    if not (of_thread or scans or narrow or lone):
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
@@ -298,12 +311,12 @@ def _row_blocks(r: _Rows) -> Blocks:
     )
 
 
-def _fewer_rows(r: _Rows, xblock: int, fewest: int) -> int:
-    """Return at most `xblock` rows a program, so few that the programs fill the device."""
+def _fewer_rows(r: _Rows, xblock: int, fewest: int, warps: int = 4) -> int:
+    """Return at most `xblock` rows a program, so few that the programs of so many warps fill the device."""
     rows = r.kernel.rows
     if isinstance(rows, int):
         xblock = min(xblock, power_of_two(rows))
-        while xblock > fewest and rows < xblock * r.device.parallelism // 4:
+        while xblock > fewest and rows < xblock * r.device.parallelism // warps:
             xblock //= 2
     return 1 if rows == 1 else xblock
 
@@ -397,6 +410,8 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
         tile, warps = FEW_TOTALS
     if tile // widest < _rows_of_sector(r) and some_rows_are_neighbours(r.members, r.kernel.stored):
         tile, warps = TURNED_PERSISTENT
+    elif narrow := narrow_tile(r.program, r.kernel, widest, persistent=True, backwards=_runs_backwards(r)):
+        tile, warps = narrow, 1
     xblock, fewest = tile // widest, sms * FEWEST_PERSISTENT
     most = sms * _resident(r, warps, tile // (WARP * warps))
     if isinstance(rows, int):
@@ -422,7 +437,8 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
 def _resident(r: _Rows, warps: int, elements: int) -> int:
     """Return the programs that a multiprocessor's registers hold, whose threads have `elements` of every tile."""
     registers = _registers_needed(r, elements)
-    return min(max(int(r.device.registers // (WARP * warps * registers)), FEWEST_PERSISTENT), MOST_PERSISTENT)
+    most = NARROW_PERSISTENT_PROGRAMS if warps == 1 else MOST_PERSISTENT
+    return min(max(int(r.device.registers // (WARP * warps * registers)), FEWEST_PERSISTENT), most)
 
 
 def _tiles_of_thread(r: _Rows) -> float:
@@ -526,6 +542,20 @@ def _totals_short_columns(r: _Rows) -> bool:
     totals = len(passes) == 1 and all(q.kind is Kind.IN_ROW and not _finds_position(q) for q in rows)
     light = SCANNED[0] * most // WARP * _tiles_of_thread(r) <= MOST_REGISTERS / 2
     return r.reads_single_elements and few and totals and light and _has_many(r, SCANNED[0])
+
+
+def _columns_of_one_warp(r: _Rows, widest: int) -> int:
+    """Return the columns whose totals one warp computes: 0 where points are stored, or registers do not hold a tile.
+
+    The programs fill the device.
+    """
+    only_totals = all(q.points == 1 or (q.kind is Kind.IN_ROW and q.results == 1) for q in r.members)
+    if not only_totals or widest > COLUMN_BLOCK:
+        return 0
+    xblock = LONE_TILE // widest
+    while xblock >= LONE_COLUMNS and _registers_needed(r, xblock * widest // WARP) > LONE_REGISTERS:
+        xblock //= 2
+    return xblock if xblock >= LONE_COLUMNS and _has_many(r, 4 * xblock) else 0
 
 
 def _has_many(r: _Rows, xblock: int) -> bool:
