@@ -567,3 +567,49 @@ def test_rows_of_a_volume_are_counted_as_its_statistics_lie(dim: int) -> None:
     assert s.kernels == (1 if dim == 4 else 2)
     x, b = volume(2, 16, 3, 4, 5), torch.randn(16, 1, 1, 1)
     assert not difference(triton_run.compiled(fn, ctx=SMALL_GPU)(x, b), fn(x, b), strides=False, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("channels", "tile"), [(256, (8, 256)), (64, (32, 64)), (96, (64, 32)), (3, None)])
+def test_rows_at_looked_up_places_are_tiles(channels: int, tile: tuple[int, int] | None) -> None:
+    """Each row's place is computed once; plain images, whose columns are looked up, are not tiled."""
+
+    def fn(x: T) -> T:
+        return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+    (b,) = blocks_of(fn, torch.empty(40, 64, 64, channels).permute(0, 3, 1, 2))
+    found = (b.xblock, *b.rblocks.values()) if b.form is Form.TRANSPOSE else None
+    assert found == tile
+    (plain,) = blocks_of(fn, torch.empty(40, channels, 64, 64))
+    assert plain.form is Form.FLAT
+    x = torch.randn(2, channels, 5, 7).contiguous(memory_format=torch.channels_last)
+    small = ScheduleContext(replace(H200, sms=0))  # filled by any tile
+    assert not difference(triton_run.compiled(fn, ctx=small)(x), fn(x), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_long_rows_that_are_scanned_across_and_stored_along_run_block_by_block(dtype: torch.dtype) -> None:
+    def fn(x: T) -> T:
+        return (x + 1).permute(1, 0).cumsum(1, dtype=dtype)
+
+    (b,) = blocks_of(fn, torch.empty(624, 119_808, dtype=dtype))
+    assert (b.xblock, *b.rblocks.values(), b.warps) == (64, 16, 1)
+    x = torch.randn(530, 140).to(dtype)
+    own, expected = triton_run.compiled(fn, ctx=SMALL_GPU)(x), fn(x)
+    assert not difference(own, expected, fn(x.double()) if dtype != torch.float32 else None, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_short_rows_that_are_read_across_and_stored_along_are_one_warps(dtype: torch.dtype) -> None:
+    def fn(x: T, b: T) -> T:
+        return (x + b).exp().softmax(4)
+
+    def volume(*size: int) -> T:
+        return torch.rand(size).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+
+    large = torch.empty(808, 8, 8, 8, 192, dtype=dtype).permute(0, 4, 1, 2, 3)
+    s = schedule(trace(fn, large, torch.empty(192, 1, 1, 1, dtype=dtype))[0], ctx=ON_GPU)
+    (b,) = (choose_blocks(s.program, k, H200) for k in s.steps if isinstance(k, Kernel))
+    assert (b.xblock, *b.rblocks.values(), b.warps) == (128, 8, 1)
+    x, bias = volume(2, 16, 3, 4, 5), torch.randn(16, 1, 1, 1).to(dtype)
+    own, expected, exact = triton_run.compiled(fn, ctx=SMALL_GPU)(x, bias), fn(x, bias), fn(x.double(), bias.double())
+    assert not difference(own, expected, exact, strides=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from altbackend.lazy_dataclass import dataclass
@@ -45,6 +46,8 @@ SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines 
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
 NEAR = 4  # elements of a step, at most, for which the sectors that a tile reads still hold several of its elements
 COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
+# Elements and columns of tiles whose places are looked up, and the part of the columns that exists, at least.
+LOOKED_UP_TILE, LOOKED_UP_COLUMNS, LEAST_FILLED = 2048, (256, 128, 64, 32), 3 / 4
 VECTOR = 16  # bytes of the widest load
 VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
 
@@ -66,6 +69,8 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
         costly = _flops_per_row(k, loops[-1]) > COSTLY_ROW
         columns = FLAT_BLOCK * (2 if costly else 1)
         return _two_loops(p, k, loops, (1, columns), warps_of(columns))
+    if (tile := _looked_up_tile(k, device)) is not None:
+        return _two_loops(p, k, k.stages[0].inner, tile, warps_of(math.prod(tile)))
     if kinds <= {Kind.POINT, Kind.SCATTER}:
         return _flat(p, k, lengths, device)
     totals = Kind.IN_ROW in kinds and Kind.SCAN not in kinds and not reads_total(k.nodes)
@@ -266,6 +271,28 @@ def _row_constant_loops(k: Kernel) -> tuple[Atom, ...] | None:
     row_starts = [ex.substitute(i, {column: 0}) for i in indices if ex.coefficient(i, column) == 1]
     aligned = all(ex.mod(i, VECTOR_ELEMENTS) == 0 for i in row_starts)
     return (*outer, column) if aligned and any(ex.vars_of(i) for i in row_constants) else None
+
+
+def _looked_up_tile(k: Kernel, device: Gpu) -> tuple[int, int] | None:
+    """Return the rows and columns of tiles whose rows lie at looked-up places; None without such rows.
+
+    A tile computes the place of each row once, and reads whole vectors along the columns. Element by element, an
+    enlarged channels-last image of 256 channels took 160 us in float32 and 223 in bfloat16, for TorchInductor's 71 and
+    40. Triton 3.6 would lay threads across the rows where columns are looked up, too.
+    """
+    if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes) or len(k.stages[0].inner) < 2:
+        return None
+    column, length = k.stages[0].inner[-1], ex.size_of(k.stages[0].inner[-1])
+    places = [v for q in k.nodes for _, i in va.loads(q.value) for v in ex.lookups(i)]
+    of_rows = all(not va.loads(v) and column not in v.vars for v in places)
+    if not places or not of_rows or not isinstance(length, int):
+        return None
+    fills = (c for c in LOOKED_UP_COLUMNS if length >= LEAST_FILLED * c * -(-length // c))
+    columns = next(fills, 0)
+    many = (
+        isinstance(n := ex.prod(map(ex.size_of, k.stages[0].inner)), int) and n >= LOOKED_UP_TILE * device.parallelism
+    )
+    return (LOOKED_UP_TILE // columns, columns) if columns and many else None
 
 
 def _flops_per_row(k: Kernel, column: Atom) -> int:
