@@ -613,3 +613,11 @@ def test_short_rows_that_are_read_across_and_stored_along_are_one_warps(dtype: t
     x, bias = volume(2, 16, 3, 4, 5), torch.randn(16, 1, 1, 1).to(dtype)
     own, expected, exact = triton_run.compiled(fn, ctx=SMALL_GPU)(x, bias), fn(x, bias), fn(x.double(), bias.double())
     assert not difference(own, expected, exact, strides=False)
+
+
+def test_windows_of_seven_over_volumes_are_summed_by_a_loop() -> None:
+    def fn(x: T) -> T:
+        return F.conv3d(x, torch.ones(96, 1, 7, 7, 7), padding=3, groups=96)
+
+    b = max(blocks_of(fn, torch.empty(35, 96, 19, 19, 19)), key=lambda b: len(b.rblocks))
+    assert (b.xblock, *b.rblocks.values(), b.warps) == (512, 1, 8)
