@@ -287,12 +287,10 @@ def _looked_up_tile(k: Kernel, device: Gpu) -> tuple[int, int] | None:
     of_rows = all(not va.loads(v) and column not in v.vars for v in places)
     if not places or not of_rows or not isinstance(length, int):
         return None
-    fills = (c for c in LOOKED_UP_COLUMNS if length >= LEAST_FILLED * c * -(-length // c))
-    columns = next(fills, 0)
-    many = (
-        isinstance(n := ex.prod(map(ex.size_of, k.stages[0].inner)), int) and n >= LOOKED_UP_TILE * device.parallelism
-    )
-    return (LOOKED_UP_TILE // columns, columns) if columns and many else None
+    columns = next((c for c in LOOKED_UP_COLUMNS if length >= LEAST_FILLED * c * -(-length // c)), 0)
+    points = ex.prod(map(ex.size_of, k.stages[0].inner))
+    fills_device = isinstance(points, int) and points >= LOOKED_UP_TILE * device.parallelism
+    return (LOOKED_UP_TILE // columns, columns) if columns and fills_device else None
 
 
 def _flops_per_row(k: Kernel, column: Atom) -> int:

@@ -86,8 +86,8 @@ LEAST_TURNED_SCAN = 512  # elements of such a tile of short rows: programs start
 # columns took 293 us with 16 columns, 353 with 32 and 471 with 64.
 TALL_TILE = 4096
 # Elements of a tile of columns of up to COLUMN_BLOCK points that one warp totals, its columns at least, and the
-# estimated registers of a thread, at most: an argmin over 34 points took 57 us with 32 columns and 53 with 64, with
-# four warps 137 and 121; means over 18 points 100 us with 64 columns, 109 with 128, and 103 with 128 in four warps.
+# estimated registers of a thread of one warp, at most. An argmin over 34 points took 57 us with 32 columns and 53 with
+# 64, with four warps 137 and 121; means over 18 points 100 us with 64 columns, 109 with 128, and 103 with 128 in four.
 LONE_TILE, LONE_COLUMNS, LONE_REGISTERS = 2048, 32, 128
 # Points of a short row that is read across and stored along, at most, and the elements of its tile, which one warp has.
 # Its threads total whole rows. With four warps, 2,048 elements of bfloat16 pass through shared memory in 66 accesses of
@@ -151,9 +151,8 @@ class _Rows:
             return True
         both = some_rows_are_neighbours(self.members, self.kernel.stored)
         if both and self._is_longer(SCANNED_ROW) and _scans_in_one_pass(self) and _has_many(self, SCANNED[0]):
-            return (
-                True  # 119,808 rows of 624 points, stored along: 214 us for 1,226 with 16 rows, in bfloat16 130 for 148
-            )
+            # 119,808 rows of 624 points took 214 us for 1,226 with 16 whole rows, in bfloat16 130 for 148
+            return True
         simple = all(q.kind in (Kind.POINT, Kind.IN_ROW) for q in self.members) and not self._leave_device_idle
         return both and simple and (self._is_longer(TILED_ROW) or bool(self.turned))
 
@@ -301,7 +300,7 @@ def _row_blocks(r: _Rows) -> Blocks:
     if is_narrow and widest <= SHORT_TURNED and some_rows_are_neighbours(r.members, k.stored):
         narrow = TURNED_TILE
     if narrow:
-        xblock = _fewer_rows(r, max(narrow // widest, 1), 1, warps=1)
+        xblock = _of_one_warp(r, max(narrow // widest, 1), widest)
     warps = min(max(xblock * widest // (of_thread * WARP), 1), MOST_WARPS) if of_thread else 1
     warps = max(widest // WARP, 1) if turned_scan else warps
     if not (of_thread or scans or narrow or lone):
@@ -555,6 +554,13 @@ def _totals_short_columns(r: _Rows) -> bool:
     totals = len(passes) == 1 and all(q.kind is Kind.IN_ROW and not _finds_position(q) for q in rows)
     light = SCANNED[0] * most // WARP * _tiles_of_thread(r) <= MOST_REGISTERS / 2
     return r.reads_single_elements and few and totals and light and _has_many(r, SCANNED[0])
+
+
+def _of_one_warp(r: _Rows, xblock: int, widest: int) -> int:
+    """Return at most `xblock` rows of `widest` points, so few that the registers of one warp hold their tiles."""
+    while xblock > 1 and _registers_needed(r, xblock * widest // WARP) > LONE_REGISTERS:
+        xblock //= 2
+    return _fewer_rows(r, xblock, 1, warps=1)
 
 
 def _columns_of_one_warp(r: _Rows, widest: int) -> int:
