@@ -46,16 +46,16 @@ def same(got: tuple[T, ...], want: tuple[T, ...]) -> None:
 
 def test_all_three_products_of_a_wide_projection_are_padded() -> None:
     fn = joint(lambda x, w: F.linear(x, w).float().logsumexp(1).mean())
-    x, w = ((torch.randn(s) / 16).bfloat16() for s in ((4096, 2048), (1031, 2048)))
+    x, w = ((torch.randn(s) / 16).bfloat16() for s in ((2048, 1024), (1031, 1024)))
+    want = fn(x.float(), w.float())  # a CPU without 16-bit products takes a minute for these
     gm = traced(fn, x, w)
-    want = gm(x, w)
     assert pad_matmul.pad(gm) == 3
     gm.graph.eliminate_dead_code()
     gm.recompile()
     gm.graph.lint()
     same(gm(x, w), want)
     sides = [n.meta["val"].shape for n in gm.graph.nodes if str(n.target) == "aten.mm.default"]
-    assert sorted(map(tuple, sides)) == [(1040, 2048), (4096, 1040), (4096, 2048)]
+    assert sorted(map(tuple, sides)) == [(1040, 1024), (2048, 1024), (2048, 1040)]
     pads = [n.args[0] for n in gm.graph.nodes if "constant_pad" in str(n.target)]
     assert len(pads) == len(set(pads)) == 2  # the weight and the gradient of the logits, once each
     gm = traced(fn, x[:64], w)
