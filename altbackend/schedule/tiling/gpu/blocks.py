@@ -16,6 +16,8 @@ from ...kernel import Kernel
 from ...loop_mapping import Kind, MappedNode
 
 WARP = 32  # threads
+VECTOR = 16  # bytes of the widest load
+LEAST_FILLED = 3 / 4  # part of its blocks that a loop fills, at least
 MOST_WARPS = 32
 PER_THREAD = 64  # elements of a tile that a thread may hold
 POSITION_LIMIT = 2**31 - 2**24  # positions below it need 32 bits, even those of masked elements beyond the end
@@ -143,6 +145,11 @@ def ceil_div(n: Index, d: int) -> Index:
 def power_of_two(n: int) -> int:
     """Return the least power of two that is not less than `n`."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def fills(length: int, block: int) -> bool:
+    """Return whether a loop of `length` points fills its blocks of `block`; one of unknown length, 0, does."""
+    return length >= LEAST_FILLED * -(-length // block) * block
 
 
 def at_most(n: Index, limit: int) -> Index:

@@ -17,11 +17,13 @@ from ...kernel import Kernel
 from ...loop_mapping import Kind
 from ...products.matmul import Matmul, tiles_of
 from .blocks import (
+    VECTOR,
     WARP,
     Blocks,
     Form,
     at_most,
     ceil_div,
+    fills,
     is_wide,
     loaded_buffers,
     longest,
@@ -46,9 +48,7 @@ SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines 
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
 NEAR = 4  # elements of a step, at most, for which the sectors that a tile reads still hold several of its elements
 COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
-# Elements and columns of tiles whose places are looked up, and the part of the columns that exists, at least.
-LOOKED_UP_TILE, LOOKED_UP_COLUMNS, LEAST_FILLED = 2048, (256, 128, 64, 32), 3 / 4
-VECTOR = 16  # bytes of the widest load
+LOOKED_UP_TILE, LOOKED_UP_COLUMNS = 2048, (256, 128, 64, 32)  # elements and columns of tiles of looked-up rows
 VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
 
 
@@ -287,7 +287,7 @@ def _looked_up_tile(k: Kernel, device: Gpu) -> tuple[int, int] | None:
     of_rows = all(not va.loads(v) and column not in v.vars for v in places)
     if not places or not of_rows or not isinstance(length, int):
         return None
-    columns = next((c for c in LOOKED_UP_COLUMNS if length >= LEAST_FILLED * c * -(-length // c)), 0)
+    columns = next((c for c in LOOKED_UP_COLUMNS if fills(length, c)), 0)
     points = ex.prod(map(ex.size_of, k.stages[0].inner))
     fills_device = isinstance(points, int) and points >= LOOKED_UP_TILE * device.parallelism
     return (LOOKED_UP_TILE // columns, columns) if columns and fills_device else None

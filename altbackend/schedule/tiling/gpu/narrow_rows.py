@@ -19,10 +19,8 @@ from ....ir import value as va
 from ....ir.expr import Atom, Index
 from ....ir.loops import Program
 from ...kernel import Kernel
-from ...rows import some_rows_are_neighbours
-from .blocks import WARP
+from .blocks import VECTOR, WARP
 
-VECTOR = 16  # bytes of the widest load
 NARROW_ROW = 256  # points of the longest such row: of 501 points, one warp took 173 us and four warps 178
 MOST_AT_ONCE = 2  # of 200 points, four at once, one warp took 175 us and four 170; their gradient 248 and 246
 # Elements of a tile of one warp: of rows that are stored, and of rows with totals alone, whose programs have less to
@@ -69,10 +67,10 @@ class _Access:
 def narrow_tile(p: Program, k: Kernel, widest: int, persistent: bool, backwards: bool) -> int:
     """Return the elements of a tile of rows of `widest` points for one warp; 0 where more warps are better.
 
-    `backwards`: the kernel runs along its rows from their ends.
+    All accesses run along rows. `backwards`: the kernel does so from their ends.
     """
     accesses = list(_accesses(p, k, backwards))
-    if not accesses or widest > NARROW_ROW or some_rows_are_neighbours(k.nodes, k.stored):
+    if not accesses or widest > NARROW_ROW:
         return 0
     apart, at_once = any(a.step not in (0, 1) for a in accesses), max(a.at_once for a in accesses)
     if not apart and (at_once > MOST_AT_ONCE or widest <= WARP * at_once):

@@ -31,11 +31,13 @@ from ...rows import (
 )
 from .blocks import (
     MOST_WARPS,
+    VECTOR,
     WARP,
     Blocks,
     Form,
     at_most,
     ceil_div,
+    fills,
     is_wide,
     loaded_buffers,
     longest,
@@ -54,7 +56,6 @@ LONG_BLOCK_OF_FEW = 8192  # elements in registers of a long row that is read fro
 COLUMN_BLOCK = 64  # points of a tile whose rows, not points, are neighbours in memory; it has ROWS_OF_COLUMNS rows
 WIDE_WINDOW = 8  # positions of a tensor that a point reads, from which they decide about registers and the cache
 WINDOW_BYTES, WINDOW_WARPS = 96, 8  # bytes of a thread's windows of which all fit in L1, and warps of their program
-VECTOR = 16  # bytes of the widest load
 WINDOW = 3  # positions of a tensor, each with its own total: registers do not hold whole rows of so many tiles
 # Rows, points and warps of each of these tiles: the fastest of 12 over 8 depthwise convolutions on an H200.
 SLIDING = (64, 16, 4)
@@ -93,7 +94,6 @@ LONE_TILE, LONE_COLUMNS, LONE_REGISTERS = 2048, 32, 128
 # Its threads total whole rows. With four warps, 2,048 elements of bfloat16 pass through shared memory in 66 accesses of
 # each warp (743 us for 79 million elements), with one warp 1,024 in 13, as Triton's machine code shows.
 SHORT_TURNED, TURNED_TILE = 16, 1024
-LEAST_FILLED = 3 / 4  # part of the larger blocks of a long row that its points fill, at least
 # Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
 # 452 with two, in bfloat16 205 for 253.
 UNALIGNED_ELEMENTS = 8
@@ -149,12 +149,35 @@ class _Rows:
         """
         if rows_are_neighbours(self.members, self.kernel.stored):
             return True
-        both = some_rows_are_neighbours(self.members, self.kernel.stored)
+        both = self.some_lie_across
         if both and self._is_longer(SCANNED_ROW) and _scans_in_one_pass(self) and _has_many(self, SCANNED[0]):
             # 119,808 rows of 624 points took 214 us for 1,226 with 16 whole rows, in bfloat16 130 for 148
             return True
         simple = all(q.kind in (Kind.POINT, Kind.IN_ROW) for q in self.members) and not self._leave_device_idle
         return both and simple and (self._is_longer(TILED_ROW) or bool(self.turned))
+
+    @cached_property
+    def some_lie_across(self) -> bool:
+        """Return whether an access is contiguous from row to row, though most may be contiguous along rows."""
+        return some_rows_are_neighbours(self.members, self.kernel.stored)
+
+    @cached_property
+    def runs_backwards(self) -> bool:
+        """Return whether a scan reads and stores its rows from their ends, as the gradient of a cumulative sum does.
+
+        Totals may add in any order; the first of equal positions is another one from the end.
+        """
+        rows = [q for q in self.members if q.points != 1]
+        static = all(isinstance(n, int) for n in self.lengths)
+        if self.columns or not static or not any(q.kind is Kind.SCAN for q in rows):
+            return False
+        if any(len(q.inner) != 1 or q.points != rows[0].points or _finds_position(q) for q in rows):
+            return False
+        written, stored = {q.node.out for q in rows}, self.kernel.stored
+        accesses = [(i, q.inner[0]) for q in rows for b, i in va.loads(q.value) if b not in written]
+        accesses += [(q.index, q.inner[0]) for q in rows if q.node.out in stored]
+        steps = [ex.coefficient(i, v) for i, v in accesses]
+        return steps.count(-1) > steps.count(1)
 
     @property
     def _leave_device_idle(self) -> bool:
@@ -219,24 +242,7 @@ def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Bloc
     """Return the blocks of a kernel whose programs compute rows of `lengths` points."""
     r = _Rows(p, k, lengths, device)
     b = _row_blocks(r)
-    return replace(b, backwards=True) if _runs_backwards(r) else b
-
-
-def _runs_backwards(r: _Rows) -> bool:
-    """Return whether a scan reads and stores its rows from their ends, as the gradient of a cumulative sum does.
-
-    Totals may add in any order; the first of equal positions is another one from the end.
-    """
-    rows = [q for q in r.members if q.points != 1]
-    if r.columns or not any(q.kind is Kind.SCAN for q in rows) or not all(isinstance(n, int) for n in r.lengths):
-        return False
-    if any(len(q.inner) != 1 or q.points != rows[0].points or _finds_position(q) for q in rows):
-        return False
-    written, stored = {q.node.out for q in rows}, r.kernel.stored
-    accesses = [(i, q.inner[0]) for q in rows for b, i in va.loads(q.value) if b not in written]
-    accesses += [(q.index, q.inner[0]) for q in rows if q.node.out in stored]
-    steps = [ex.coefficient(i, v) for i, v in accesses]
-    return steps.count(-1) > steps.count(1)
+    return replace(b, backwards=True) if r.runs_backwards else b
 
 
 def _finds_position(q: MappedNode) -> bool:
@@ -278,13 +284,13 @@ def _row_blocks(r: _Rows) -> Blocks:
     of_long = _rows_of_sector(r) if sums_windows else ROWS_OF_COLUMNS
     fewest = 1 if not r.columns else of_long if long else column_rows
     xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
-    if not r.columns and not long and widest <= TILED_ROW and some_rows_are_neighbours(r.members, k.stored):
+    if not r.columns and not long and widest <= TILED_ROW and r.some_lie_across:
         xblock = max(xblock, _in_registers(r, min(ROWS_OF_COLUMNS, BOTH_WAYS // widest), widest))
     xblock = _fewer_rows(r, xblock, fewest)
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
         xblock = min(xblock, max(SCANNED_ROWS, LEAST_SCANNED // widest), max(SCANNED_TILE // widest, 1))
-    turned_scan = scans and some_rows_are_neighbours(r.members, k.stored)
+    turned_scan = scans and r.some_lie_across
     if turned_scan:
         most = max(2 * _rows_of_sector(r), LEAST_TURNED_SCAN // widest)
         xblock = _fewer_rows(r, min(most, TURNED_SCAN_TILE // widest), xblock)
@@ -293,17 +299,11 @@ def _row_blocks(r: _Rows) -> Blocks:
         xblock //= 2
     if r.columns and not long:
         xblock = _in_registers(r, _of_tall_tile(r, xblock, widest), widest)
-    lone = _columns_of_one_warp(r, widest) if r.columns and not (r.persistent or long or of_thread) else 0
-    xblock = lone or xblock
-    is_narrow = not (r.columns or r.persistent or long or of_thread or scans)
-    narrow = narrow_tile(r.program, k, widest, persistent=False, backwards=_runs_backwards(r)) if is_narrow else 0
-    if is_narrow and widest <= SHORT_TURNED and some_rows_are_neighbours(r.members, k.stored):
-        narrow = TURNED_TILE
-    if narrow:
-        xblock = _of_one_warp(r, max(narrow // widest, 1), widest)
+    one_warp = 0 if r.persistent or long or of_thread or scans else _rows_of_one_warp(r, widest)
+    xblock = one_warp or xblock
     warps = min(max(xblock * widest // (of_thread * WARP), 1), MOST_WARPS) if of_thread else 1
     warps = max(widest // WARP, 1) if turned_scan else warps
-    if not (of_thread or scans or narrow or lone):
+    if not (of_thread or scans or one_warp):
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
@@ -420,9 +420,10 @@ def _persistent_rows(r: _Rows, rblocks: dict[Index, int]) -> Blocks:
     tile, warps = next(form for most, form in PERSISTENT_TILES.items() if widest <= most)
     if widest <= SHORT_ROW and all(q.results == 1 for q in r.members if q.kind is Kind.CROSS_ROW):
         tile, warps = FEW_TOTALS
-    if tile // widest < _rows_of_sector(r) and some_rows_are_neighbours(r.members, r.kernel.stored):
+    if r.some_lie_across and tile // widest < _rows_of_sector(r):
         tile, warps = TURNED_PERSISTENT
-    elif narrow := narrow_tile(r.program, r.kernel, widest, persistent=True, backwards=_runs_backwards(r)):
+    narrow = 0 if r.some_lie_across else narrow_tile(r.program, r.kernel, widest, True, r.runs_backwards)
+    if narrow:
         tile, warps = narrow, 1
     xblock, fewest = tile // widest, sms * FEWEST_PERSISTENT
     most = sms * _resident(r, warps, tile // (WARP * warps))
@@ -556,8 +557,17 @@ def _totals_short_columns(r: _Rows) -> bool:
     return r.reads_single_elements and few and totals and light and _has_many(r, SCANNED[0])
 
 
-def _of_one_warp(r: _Rows, xblock: int, widest: int) -> int:
-    """Return at most `xblock` rows of `widest` points, so few that the registers of one warp hold their tiles."""
+def _rows_of_one_warp(r: _Rows, widest: int) -> int:
+    """Return the rows of a program of one warp, whose tiles its registers hold; 0 where more warps are better."""
+    if r.columns:
+        return _columns_of_one_warp(r, widest)
+    if r.some_lie_across:
+        tile = TURNED_TILE if widest <= SHORT_TURNED else 0
+    else:
+        tile = narrow_tile(r.program, r.kernel, widest, persistent=False, backwards=r.runs_backwards)
+    if not tile:
+        return 0
+    xblock = max(tile // widest, 1)
     while xblock > 1 and _registers_needed(r, xblock * widest // WARP) > LONE_REGISTERS:
         xblock //= 2
     return _fewer_rows(r, xblock, 1, warps=1)
@@ -647,7 +657,7 @@ def _warp_factor(r: _Rows, long: frozenset[Index], unit: int, warps: int) -> int
     length = max((n for n in long if isinstance(n, int)), default=0)
     row_bytes = length * sum(r.program.buffers[b].dtype.itemsize for b in read)
     most = MOST_LONG_WARPS if warps == warps_of(LONG_BLOCK_OF_FEW) else MOST_WARPS
-    factors = [factor for factor in (1, 2, 4, 8) if warps * factor <= most and _fills(length, unit * factor)] or [1]
+    factors = [factor for factor in (1, 2, 4, 8) if warps * factor <= most and fills(length, unit * factor)] or [1]
     for factor in factors:
         programs = r.device.sms * (r.device.threads_per_sm // (WARP * warps * factor))
         if programs * row_bytes <= r.device.cached_row_bytes:
@@ -658,11 +668,6 @@ def _warp_factor(r: _Rows, long: frozenset[Index], unit: int, warps: int) -> int
 def _filled(unit: int, long: frozenset[Index]) -> int:
     """Return a block of at most `unit` points that a long row fills, LONG_BLOCK at least."""
     length = max((n for n in long if isinstance(n, int)), default=0)
-    while unit > LONG_BLOCK and not _fills(length, unit):
+    while unit > LONG_BLOCK and not fills(length, unit):
         unit //= 2
     return unit
-
-
-def _fills(length: int, block: int) -> bool:
-    """Return whether the points of a row fill its blocks; an unknown length, 0, does."""
-    return length >= LEAST_FILLED * -(-length // block) * block
