@@ -65,6 +65,7 @@ def test_parts_cover_every_case() -> None:
     assert set(ALWAYS) <= set(CASES)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", [*part(PART, CASES), *ALWAYS], ids=lambda c: f"{PART}-{c.op}-{c.dtype}-{c.direction}")
 def test_operator(case: Case) -> None:
     found = check(case, Settings("cpu", 3))

@@ -39,6 +39,7 @@ def chosen() -> list[Case]:
     return [c for c in dict.fromkeys(found) if c != ILL_CONDITIONED]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", chosen(), ids=lambda c: f"{c.op}-{c.dtype}-{c.direction}")
 def test_operator(case: Case) -> None:
     found = check(case, replace(SETTINGS, cubin=case.op in MACHINE_CODE))

@@ -202,7 +202,7 @@ def programs(draw: st.DrawFn) -> Callable[[T, T, T], Any]:
     return run
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(programs())
 def test_gradients_are_eagers_and_no_more_is_saved_than_by_saving_all(fn: Callable[..., Any]) -> None:
     torch._dynamo.reset()

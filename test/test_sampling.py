@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from test import fresh
 
 ROOT = Path(__file__).parent.parent
 FILE = """
@@ -42,7 +42,6 @@ def test_many(seen, a, b, c, d):
 def test_cases(text: str, options: tuple[str, ...], count: int, tmp_path: Path) -> None:
     (tmp_path / "test_drawn.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = sample\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "test.conftest", "-p", "no:cacheprovider", *options, "."]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    words = ["-m", "pytest", "-q", "-p", "test.conftest", "-p", "no:cacheprovider", *options, "."]
+    done = fresh.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert f"{count} passed" in done.stdout, done.stdout + done.stderr

@@ -103,6 +103,7 @@ EPILOGUES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, dtype: torch.dtype) -> None:
@@ -164,6 +165,7 @@ def one_real_kernel(tiles: Tiles, rows: int, columns: int, depth: int) -> Triton
     return kernel
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("tiles", [t for t in cost.SEARCH if t.descriptors], ids=str)
 def test_memory_is_what_was_planned(tiles: Tiles) -> None:
     kernel = one_real_kernel(tiles, 4096, 3072, 768)
@@ -284,6 +286,7 @@ def kernel(in0, in1, in2, in3, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr,
 REAL_SHAPES = [(12608, 3072, 768), (200, 1000, 264)]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("sizes", REAL_SHAPES, ids=str)
 @pytest.mark.parametrize("tiles", cost.TEMPLATES, ids=str)
 def test_real_tiles_become_machine_code(tiles: Tiles, sizes: tuple[int, int, int]) -> None:

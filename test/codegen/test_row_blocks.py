@@ -44,7 +44,7 @@ def few_rows_of_many_columns(x: T) -> T:
 @pytest.mark.parametrize(
     "sizes", [(3, 40, 121), (2, 75, 33), (1, 1000, 16), (2, 64, 1024), (2, 500, 1030), (3, 33, 700)], ids=str
 )
-@pytest.mark.sample(8, every_value=True)
+@pytest.mark.sample(12, every_value=True)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_values(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
     x = torch.randn(sizes) if dtype.is_floating_point else torch.randint(-9, 9, sizes)

@@ -391,7 +391,7 @@ from test.differential import test_checks
 torch._dynamo.config.capture_scalar_outputs = True
 torch._dynamo.config.capture_dynamic_output_shape_ops = True
 found = {}
-for fn in test_checks.CHECKS[::4]:
+for fn in test_checks.CHECKS[::8]:
     options = {"cache_dir": sys.argv[1], "strict": True}
     run = torch.compile(fn, backend=alt, dynamic=False, fullgraph=True, options=options)
     found[fn.__name__] = [repr(type(r)) if isinstance(r, Exception) else [t.tolist() for t in r]

@@ -97,7 +97,7 @@ def second_order(net: Net, x: T) -> None:
 PROGRAMS = (hooks, retained, own_gradient, accumulated, compiled_forward, second_order)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_gradients(program: Callable[[Net, T], None]) -> None:
     torch._dynamo.reset()

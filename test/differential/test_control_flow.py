@@ -106,6 +106,7 @@ def test_inference(fn: Callable[..., Any], dynamic: bool, tmp_path: Path) -> Non
     assert all(": compiled" in line for line in found)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 def test_training(fn: Callable[..., Any], dynamic: bool, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def test_training(fn: Callable[..., Any], dynamic: bool, tmp_path: Path) -> None
     assert all(": compiled" in line for line in found)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_path_of_a_gpu(fn: Callable[..., Any], dynamic: bool) -> None:

@@ -70,6 +70,7 @@ def small_databases() -> list[Case]:
     return list(dict.fromkeys(found))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", small_databases(), ids=lambda c: f"{c.op}-{c.direction}")
 def test_higher_order_and_custom_operators(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # torch's partitioner leaves a file where it fails

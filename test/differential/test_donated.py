@@ -73,6 +73,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("host", ["python", "cpp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_kept_graph_gives_the_same_gradients_again(name: str, host: str, answers: list[bool]) -> None:

@@ -83,7 +83,7 @@ def _after_error(run: Callable[[T, T, T], T], e: T) -> T:
     return x
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("host", ["python", "cpp"])
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_inputs_after_an_error(fn: Callable[[T, T, T], T], host: str) -> None:

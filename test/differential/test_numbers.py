@@ -180,6 +180,7 @@ def _difference(got: Any, want: Any) -> str:
     return difference(got, want, tolerance=0 if isinstance(want, T) else None)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("table", "names"), GROUPS, ids=lambda x: x[0] if isinstance(x, list) else "")
 def test_forms(table: dict[str, Any], names: list[str]) -> None:
     fn = numbers(table, names)

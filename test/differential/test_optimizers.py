@@ -64,7 +64,7 @@ def compare(make: Callable[[Any], optim.Optimizer], shapes: Any, dtype: torch.dt
     return new.kernels // new.graphs
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_steps(name: str) -> None:
     make, most = CASES[name]

@@ -67,6 +67,7 @@ def reductions(x: torch.Tensor, skip: tuple[str, ...] = ()) -> dict[str, torch.T
     return out
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("layout", list(layouts()))
 def test_every_set_of_dimensions(layout: str) -> None:
     x = layouts()[layout]
@@ -80,6 +81,7 @@ def test_rows_along_every_dimension(layout: str) -> None:
     check(lambda x: [ROWS[n](x, dim=d) for n in ROWS for d in range(3)], x, names=names)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(1, 6, 7), (5, 1, 7), (5, 6, 1), (1, 1, 1)], ids=str)
 def test_dimensions_of_size_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)

@@ -79,7 +79,7 @@ CHUNKS = 8
 WITH_ERRORS = [op for op in op_db if op.error_inputs_func is not None]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_error_inputs(chunk: int) -> None:
     """torch's own samples of wrong inputs; what aot_eager accepts too, or raises as another type, does not count."""

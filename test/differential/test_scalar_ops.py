@@ -98,6 +98,7 @@ def takes(name: str, dtype: torch.dtype) -> bool:
     return True
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_operator(dtype: torch.dtype) -> None:
     names = [n for n in OPS if n not in DRAWN and takes(n, dtype)]

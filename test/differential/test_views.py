@@ -71,6 +71,7 @@ def inputs(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("layout", list(inputs(torch.float32)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_views(layout: str, dtype: torch.dtype) -> None:

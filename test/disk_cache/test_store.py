@@ -293,6 +293,7 @@ def compiled(tmp_path: Path) -> Callable[..., list[str]]:
     return run
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not namespaces(), reason="no file system can be mounted here")
 @pytest.mark.parametrize(
     ("options", "expected"),

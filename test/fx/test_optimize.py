@@ -329,6 +329,7 @@ class Loop(nn.Module):
         return result
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("limit", [0.0, 5.0, 100.0, 1000.0])
 def test_unroll_loops(limit: float) -> None:
     x, bound = torch.ones(3), torch.tensor(limit)

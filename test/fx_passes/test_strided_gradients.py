@@ -35,6 +35,7 @@ CASES: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], int]] = { 
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     fn, *shapes, count = CASES[name]

@@ -209,6 +209,7 @@ def damage(suffix: str) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("change", "named"),
     [

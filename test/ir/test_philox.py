@@ -147,6 +147,7 @@ DROPOUTS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", DROPOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_of_a_gpu_drops_what_that_of_a_cpu_drops(name: str, dtype: torch.dtype) -> None:

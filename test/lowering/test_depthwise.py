@@ -60,6 +60,7 @@ def check(fn: Callable[..., Any], *args: T) -> None:
     assert errors[0] <= errors[1] + 2 * torch.finfo(got.dtype).eps
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("taps", "stride", "padding", "dilation"),
     [
@@ -75,6 +76,7 @@ def test_forward(taps: int, stride: list[int], padding: list[int], dilation: lis
     check(fn, image(2, CHANNELS, 9, 10, dtype=torch.float32), weight(taps, torch.float32), torch.randn(CHANNELS))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("taps", "stride", "padding"),
     [(3, [1, 1], [1, 1]), (5, [2, 2], [2, 2]), (3, [2, 1], [0, 2]), (1, [3, 3], [0, 0])],

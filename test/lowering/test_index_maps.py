@@ -71,6 +71,7 @@ def test_equal_to_eager(family: str, image: str) -> None:
     check(FAMILIES[family], IMAGES[image](), tolerance=1e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients(family: str) -> None:
     check_gradients(FAMILIES[family], IMAGES["batch"]())

@@ -31,6 +31,7 @@ def reductions(fn: Callable[..., T], *inputs: T) -> list[Reduction]:
     return [n for n in schedule(gm, None, ScheduleContext(H200)).program.nodes if isinstance(n, Reduction)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("fn", "shape"), [(products, (64, 6)), (distances, (6, 64))])
 def test_rows_lie_as_results_where_the_main_operand_lacks_a_dimension(

@@ -36,6 +36,7 @@ def matrix(x: T, y: T) -> T:
     return z @ z.flip(1).t()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("fn", "kernels"), [(flipped, 1), (rolled, 1), (read_by_another, 2)])
 def test_one_reader_of_two_orders_computes_the_value(fn: Callable[..., T], kernels: int, dtype: torch.dtype) -> None:

@@ -87,11 +87,13 @@ def test_adaptive_average_of_symbolic_sizes(size: tuple[int, int]) -> None:
     assert (stats.snapshot() - before).library_calls == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("image", IMAGES)
 def test_images(image: str) -> None:
     check(lambda x: [*max_pools(x), *avg_pools(x), *adaptive_pools(x)], IMAGES[image]())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("image", IMAGES)
 def test_gradients(image: str) -> None:
     check_gradients(lambda x: [*max_pools(x)[::2], *avg_pools(x), *adaptive_pools(x)], IMAGES[image]())

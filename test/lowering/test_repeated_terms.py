@@ -46,6 +46,7 @@ def computes(root: va.Value, op: str) -> bool:
     return any(v.op == op for v in va.walk(root))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("fn", "op"), [(weighted, "exp"), (smallest, "exp"), (padded, "exp")])
 @pytest.mark.usefixtures("any_work")

@@ -120,6 +120,7 @@ def test_a_widened_temporary_is_stored_as_it_was_before() -> None:
     assert {b.dtype for b in program.buffers.values() if b.sizes == (2, 5, 12, 16)} == {torch.bfloat16}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("compile_", [compiled, triton_run.compiled], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("fn", [converted, concatenated, convolved], ids=lambda f: f.__name__)
 def test_results_do_not_depend_on_the_layout_of_temporaries(fn: object, compile_: object) -> None:

@@ -67,7 +67,7 @@ def command(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         ("fault_crash", "crash: it ended with status 3", "amax", few_operators, 5),
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_a_graph_shrinks_to_the_call_that_fails(
     tmp_path: Path, fault: str, verdict: str, operator: str, fn: Callable[..., torch.Tensor], fewest: int
 ) -> None:

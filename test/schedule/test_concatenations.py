@@ -87,6 +87,7 @@ def test_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(before.nodes) - len(after.nodes) == len(before.buffers) - len(after.buffers)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str) -> None:
     fn, inputs, _ = CASES[name]

@@ -239,6 +239,7 @@ def test_equal_to_eager(fn: Callable[[T], T]) -> None:
     assert not difference(got, fn(x), strides=False, tolerance=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("sizes", "order", "columns"),
     [
@@ -271,6 +272,7 @@ def test_a_program_scans_several_columns_block_by_block(shape: tuple[int, ...], 
     assert b.looped(880)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("n", [10, 494, 4000])
 def test_threads_scan_columns_alone(n: int) -> None:
     """A warp lies along columns, also where a result is the total of what it scans."""
@@ -365,6 +367,7 @@ def test_scanned_columns_are_equal_to_eager(name: str, dtype: torch.dtype, small
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("window", "elements"), [(8, 2), (9, 2), (13, 1), (20, 1)])
 def test_windows_beside_a_reduction_stay_in_the_cache(window: int, elements: int) -> None:
     def fn(x: T) -> T:
@@ -377,6 +380,7 @@ def test_windows_beside_a_reduction_stay_in_the_cache(window: int, elements: int
     assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("side", [13, 56, 80, 130])
 def test_long_rows_of_windows_are_read_in_blocks(side: int) -> None:
     def fn(x: T) -> T:
@@ -389,6 +393,7 @@ def test_long_rows_of_windows_are_read_in_blocks(side: int) -> None:
     assert not difference(triton_run.compiled(fn)(x), fn(x), strides=False, tolerance=2e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("side", [56, 80, 130])
 def test_rows_of_windows_behind_statistics_fit_a_program(side: int) -> None:
     def fn(x: T) -> T:
@@ -569,6 +574,7 @@ def test_rows_of_a_volume_are_counted_as_its_statistics_lie(dim: int) -> None:
     assert not difference(triton_run.compiled(fn, ctx=SMALL_GPU)(x, b), fn(x, b), strides=False, tolerance=1e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("channels", "tile"), [(256, (8, 256)), (64, (32, 64)), (96, (16, 128)), (3, None)])
 def test_rows_at_looked_up_places_are_tiles(channels: int, tile: tuple[int, int] | None) -> None:
     """Each row's place is computed once; plain images, whose columns are looked up, are not tiled."""

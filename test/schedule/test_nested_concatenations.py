@@ -106,6 +106,7 @@ def test_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (before is after) == (gone == 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str) -> None:
     fn, inputs, _ = CASES[name]

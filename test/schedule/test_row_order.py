@@ -81,6 +81,7 @@ def test_neighbouring_threads_read_neighbours(name: str) -> None:
     assert all(s <= {1} for s in strides)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fn", [
     lambda x: (x * 2).softmax(1),
     lambda x: (x * 2).log_softmax(1) + 1,

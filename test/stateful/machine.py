@@ -364,6 +364,7 @@ def run(way: str, runs: int, steps: int, number: int, shrink: bool = True, devic
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,  # the first ends the run
         phases=(Phase.generate,) if not shrink else (Phase.generate, Phase.shrink),
     )
     machine_type = machine(way, device)

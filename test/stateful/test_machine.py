@@ -7,7 +7,7 @@ import pytest
 from altbackend.runtime import page_guard
 from test.stateful import machine
 
-PROGRAMS = {"auto": 30, "counters": 15, "refused": 15, "frozen": 12, "never": 12, "interpreted": 8}
+PROGRAMS = {"auto": 20, "counters": 10, "refused": 10, "frozen": 8, "never": 8, "interpreted": 5}
 
 
 @pytest.mark.timeout(300)
