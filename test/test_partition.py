@@ -416,9 +416,7 @@ def test_twenty_thousand_nodes() -> None:
     graph.output((values[-1], gradients[-1], None))
     for n in graph.nodes:
         n.meta["val"] = torch.empty(16, 16, device="meta")
-    with torch.no_grad():
-        liveness = classify(GraphModule(torch.nn.Module(), graph), 1)
-    assert len(liveness.kinds) > 20_000
+    assert len(graph.nodes) > 20_000
     forward, backward = partition.split(GraphModule(torch.nn.Module(), graph), 1)
     results: Any = forward.graph.output_node().args[0]
     saved = results[1:]

@@ -4,7 +4,7 @@ A program's calls each make their own inputs. What a call shows is noted down: v
 share memory with which inputs and with each other, all memory behind the inputs afterwards, and gradients. The first
 process compiles and so fills a cache folder; a child runs all programs of a list once more from it.
 
-    python -m test.ways MODULE:LIST FOLDER FILE THREADS  # what the child runs; it writes what it noted to FILE
+    python -m test.ways MODULE:LIST FOLDER FILE THREADS [NAME...]  # what the child runs; it writes its notes to FILE
 """
 
 from __future__ import annotations
@@ -199,48 +199,59 @@ class Everywhere:
         return "\n".join(f"{way}: {text}" for way, text in found.items() if text)
 
 
-def everywhere(where: str, folder: Path) -> Everywhere:
-    """All ways of the programs of a list, `module:name` or `module:function(numbers)`, with `folder` as their cache."""
+def everywhere(where: str, folder: Path, names: Sequence[str] = ()) -> Everywhere:
+    """All ways of the programs of a list, `module:name` or `module:function(numbers)`, with `folder` as their cache.
+
+    `names`: those of the programs that run; all where it is empty.
+    """
     noted: dict[str, dict[str, Noted]] = {way: {} for way in WAYS}
-    for program in programs_of(where):
+    for program in programs_of(where, names):
         for way in WAYS[:2]:
             noted[way][program.name] = notes(program, compiled(program, folder))
     file = folder / "noted.pt"
-    done = fresh.run(["-m", "test.ways", where, str(folder), str(file), str(torch.get_num_threads())], timeout=300)
+    words = ["-m", "test.ways", where, str(folder), str(file), str(torch.get_num_threads()), *names]
+    done = fresh.run(words, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     found = torch.load(file, weights_only=True)
     noted[WAYS[2]] = {name: value_ for name, (value_, _) in found.items()}
     return Everywhere(noted, {name: verdicts for name, (_, verdicts) in found.items()})
 
 
-def once(where: str, factory: pytest.TempPathFactory) -> Everywhere:
-    """`everywhere` for all workers of a test run: the first one computes it, and the others read its file."""
-    base = factory.getbasetemp()
+def once(where: str, request: pytest.FixtureRequest) -> Everywhere:
+    """`everywhere` for all workers of a test run: the first one computes it, and the others read its file.
+
+    Only the programs of cases that run are compiled.
+    """
+    base = request.getfixturevalue("tmp_path_factory").getbasetemp()
+    cases = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    programs: list[Any] = [case.callspec.params["program"] for case in cases if "program" in case.fixturenames]
+    names = [program.name for program in programs]
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / where.replace(":", "-")
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         file = folder / "everywhere.pickle"
         if not file.exists():
             (folder / "kept").mkdir()
-            found = everywhere(where, folder / "kept")
+            found = everywhere(where, folder / "kept", names)
             file.write_bytes(pickle.dumps(found))
             return found
         shared: Everywhere = pickle.loads(file.read_bytes())
         return shared
 
 
-def programs_of(where: str) -> list[Program]:
+def programs_of(where: str, names: Sequence[str] = ()) -> list[Program]:
     module, _, name = where.partition(":")
     value_: Any = importlib.import_module(module)
     found = getattr(value_, name.partition("(")[0])
-    return list(found(*map(int, name.partition("(")[2].rstrip(")").split(","))) if "(" in name else found)
+    programs = found(*map(int, name.partition("(")[2].rstrip(")").split(","))) if "(" in name else found
+    return [program for program in programs if not names or program.name in names]
 
 
 def main() -> None:
-    where, folder, file, threads = sys.argv[1:]
+    where, folder, file, threads, *names = sys.argv[1:]
     torch.set_num_threads(int(threads))  # which graphs' keys hold
     out = {}
-    for program in programs_of(where):
+    for program in programs_of(where, names):
         with Verdicts() as seen:
             noted = notes(program, compiled(program, Path(folder)))
         out[program.name] = (noted, seen.found)

@@ -63,7 +63,7 @@ def emitted(s: Scheduled) -> list[Emitted]:
     return [(k, *print_triton.emit(s.program, k)) for _, tiled in steps if isinstance(tiled, list) for k in tiled]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_variant_is_right(name: str) -> None:
     fn, sizes = CASES[name]

@@ -165,6 +165,7 @@ def test_gradients_of_captured_tensors() -> None:
     check(fn, inputs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_totals_of_the_gradient_are_rounded_as_its_products(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_api, "allows_tf32", lambda: tf32)
@@ -206,6 +207,7 @@ def test_sizes_that_vary() -> None:
             torch.testing.assert_close(compiled(*inputs), fn(*inputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_chosen_tiles(dtype: torch.dtype) -> None:
     """Options of the call choose tiles of other sizes than the blocks."""

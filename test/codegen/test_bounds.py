@@ -37,6 +37,7 @@ def test_the_interpreter_refuses_to_read_outside_a_tensor(shift: int) -> None:
         triton_run._worker(True).submit(triton_worker.launch, source, [x, out], [], {"XBLOCK": 8}, 1).result()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -160,6 +160,7 @@ NORMS: dict[str, tuple[Callable[[T], Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("name", "dtype", "memory_format"), [
     *((name, torch.float32, LAST) for name in NORMS),

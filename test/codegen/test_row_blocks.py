@@ -88,7 +88,7 @@ def test_short_rows_are_turned_over_too(tmp_path: Path) -> None:
 WIDTHS = [torch.bool, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.sample(4, every_value=True)
+@pytest.mark.sample(8, every_value=True)
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 64, 28), (3, 32, 10), (5, 24, 5), (2, 8, 17), (1, 130, 9), (2, 33, 31)], ids=str)
 def test_pointwise_kernels_between_layouts(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -141,7 +141,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.sample(4, every_value=True)
+@pytest.mark.sample(8, every_value=True)
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize(("sizes", "order"), ORDERS, ids=str)
 def test_the_first_and_the_last_dimension_exchanged(

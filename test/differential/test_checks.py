@@ -563,6 +563,7 @@ DIVISIONS: dict[str, Callable[[T, T], Any]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", list(DIVISIONS))
 def test_integer_division_by_zero(name: str, dtype: torch.dtype) -> None:

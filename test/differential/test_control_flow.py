@@ -93,6 +93,7 @@ def decisions(folder: Path) -> list[str]:
     return [line for line in lines if line.startswith("subgraph: ")]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 def test_inference(fn: Callable[..., Any], dynamic: bool, tmp_path: Path) -> None:

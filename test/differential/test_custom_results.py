@@ -37,6 +37,7 @@ WRONG: dict[str, tuple[Callable[[T], Any], Callable[[T], Any], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_result_that_was_not_promised_is_an_error(kind: str, dynamic: bool, define: Any) -> None:

@@ -19,6 +19,7 @@ def kernels(folder: Path) -> str:
     return "\n".join(f.read_text() for f in sorted(folder.glob("*/*kernels.cpp")))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "fn",
@@ -83,6 +84,7 @@ def test_rows_in_another_order(fn: Callable[[T], T], threads: int, tmp_path: Pat
     assert "if (++g" in kernels(tmp_path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("sizes", [(3, 9000, 33), (1, 70000, 2), (8, 256, 96), (300, 9, 40), (4, 700, 7)], ids=str)
 def test_sums_of_columns_are_as_exact_as_eager(sizes: tuple[int, ...], dynamic: bool) -> None:

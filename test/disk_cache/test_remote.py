@@ -321,6 +321,7 @@ def store_threads() -> int:
     return sum(t.name == "altbackend-store" for t in threading.enumerate())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("act", [silent, closes, garbage, drips, hangs_up_within])
 def test_a_server_that_fails_costs_one_warning_and_bounded_time(
     options: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, act: Callable[[socket.socket], None]

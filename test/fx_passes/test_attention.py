@@ -457,6 +457,7 @@ def test_a_form_on_a_gpu(case: Case) -> None:
         assert len(backend.calls()) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "fn", [scaled, additive, viewed_heads, shifted_windows, with_sink, grouped_with_sink], ids=lambda fn: fn.__name__

@@ -131,6 +131,7 @@ SPELLINGS: list[tuple[Callable[..., T], Inputs]] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("fn", "inputs"), SPELLINGS, ids=lambda x: getattr(x, "__name__", ""))
 @pytest.mark.parametrize("on", ["cpu", "cuda"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

@@ -89,7 +89,7 @@ def changed(fn: Callable[..., T], *inputs: T) -> tuple[int, GraphModule]:
     return found[0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("fn", "count"), CASES)
 def test_operands_change_once_and_results_stay(fn: Callable[[T], T], count: int, dtype: torch.dtype) -> None:

@@ -49,6 +49,7 @@ def inputs(window: tuple[int, int], last: bool) -> tuple[T, T, T]:
     return (x.to(memory_format=torch.channels_last) if last else x), w, torch.randn(6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)

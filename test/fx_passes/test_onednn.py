@@ -141,7 +141,7 @@ def test_activations_are_graph_results(dtype: torch.dtype, tmp_path: Path) -> No
     assert text.count("'swish'") >= len(LAYERS)
 
 
-@pytest.mark.sample(4, every_value=True)
+@pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer", ["conv1d", "conv2d", "conv3d", "linear", "linear 3-d"])
 def test_binary(layer: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def lowered(fn: Callable[..., Any], *inputs: T, gpu: bool, disabled: str = "") -
     return program
 
 
-@pytest.mark.sample(3, every_value=True)
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("fn", [*UPDATES, custom], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_equals_eager(fn: Callable[..., Any], dtype: torch.dtype) -> None:

@@ -72,6 +72,7 @@ def test_one_column_with_a_bias(depth: int, bias: tuple[int, ...], dtype: torch.
     assert (got - want).abs().max() <= 4 * torch.finfo(dtype).eps * want.abs().max()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("rows", "depth"), [(1, 5000), (300, 1), (300, 64), (2, 3)])
 def test_one_column_and_its_gradients(rows: int, depth: int) -> None:
     torch.manual_seed(0)

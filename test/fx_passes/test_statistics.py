@@ -24,6 +24,7 @@ def plain(x: T, weight: T, bias: T) -> T:
     return F.group_norm(x, 8) * weight.sum() + bias.sum()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("fn", "dtype", "memory_format"), [
     (group_norm, torch.float32, torch.channels_last),
     (group_norm, torch.bfloat16, torch.contiguous_format),

@@ -83,12 +83,13 @@ PROGRAMS = [
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> ways.Everywhere:
+def noted(request: pytest.FixtureRequest) -> ways.Everywhere:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        return ways.once(f"{HERE}:PROGRAMS", tmp_path_factory)
+        return ways.once(f"{HERE}:PROGRAMS", request)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_inputs_overlap_differently_from_call_to_call(program: Program, noted: ways.Everywhere) -> None:
     assert noted.wrong(program) == ""

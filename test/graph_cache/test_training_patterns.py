@@ -131,6 +131,7 @@ PATTERNS = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_results_are_those_of_eager(pattern: Callable[[Compile], list[T]], tmp_path: Path) -> None:
     expected = pattern(lambda f: f)

@@ -111,10 +111,11 @@ PROGRAMS += [
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> ways.Everywhere:
-    return ways.once(f"{HERE}:PROGRAMS", tmp_path_factory)
+def noted(request: pytest.FixtureRequest) -> ways.Everywhere:
+    return ways.once(f"{HERE}:PROGRAMS", request)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_values_behind_negative_and_conjugate_bits(program: Program, noted: ways.Everywhere) -> None:
     assert noted.wrong(program) == ""

@@ -209,10 +209,11 @@ PROGRAMS += [Program(f"{name}, any size", EVERY[name][0], at_places(EVERY[name][
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> ways.Everywhere:
-    return ways.once(f"{HERE}:PROGRAMS", tmp_path_factory)
+def noted(request: pytest.FixtureRequest) -> ways.Everywhere:
+    return ways.once(f"{HERE}:PROGRAMS", request)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_views_of_inputs_wherever_they_begin(program: Program, noted: ways.Everywhere) -> None:
     assert noted.wrong(program) == ""

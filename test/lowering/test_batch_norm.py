@@ -42,6 +42,7 @@ def _fresh() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("centre", [0.0, 1000.0])
 def test_pieces_are_as_accurate_as_eager_around_a_large_mean(layout: str, centre: float) -> None:
@@ -84,7 +85,7 @@ def test_sizes_that_do_not_divide_take_two_passes() -> None:
 SHAPES = [(6, 5), (4, 5, 7), (4, 5, 6, 7), (2, 5, 3, 4, 4)]
 
 
-@pytest.mark.sample(3, every_value=True)
+@pytest.mark.sample(5, every_value=True)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -87,6 +87,7 @@ def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int])
     check(gradients(stride, padding, [1, 1]), image(*y.shape), x, w)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("taps", "stride", "padding"),
     [(3, [1, 1], [1, 1]), (5, [2, 2], [2, 2]), (3, [2, 1], [0, 2]), (1, [3, 3], [0, 0])],

@@ -36,7 +36,7 @@ FORMS: dict[str, Callable[[Pair, Pair], Sequence[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.sample(2, every_value=True)
+@pytest.mark.sample(4, every_value=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_results(form: str, dtype: torch.dtype) -> None:

@@ -66,6 +66,7 @@ if torch_api.version() < (2, 13):  # traced padding has no channels-last strides
     CASES.remove(("pads", "channels last"))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("family", "image"), CASES)
 def test_equal_to_eager(family: str, image: str) -> None:
     check(FAMILIES[family], IMAGES[image](), tolerance=1e-5)

@@ -40,6 +40,7 @@ def computed(a: T, b: T, c: T) -> T:
     return F.batch_norm(torch.cat([a @ b, c @ b, b.exp()], 1), MEAN.to(a), VAR.to(a))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("fn", "kernels"), [(normalised, 1), (activated, 1), (hard_activated, 1), (scanned, 1), (computed, 4)]

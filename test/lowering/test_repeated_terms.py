@@ -73,6 +73,7 @@ def normalised(x: T, y: T) -> T:
     return (x * (x.square().mean(2, keepdim=True) + 1e-5).rsqrt() * y).log_softmax(3)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("any_work")

@@ -63,6 +63,7 @@ def test_scans_between_other_operators() -> None:
         check(fn, torch.randn(shape))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_positions_of_extrema(layout: str) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ def masked_mean(x: T, t: T) -> T:
     return 2 * (p * mask).sum((2, 3)) / p.sum((2, 3))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_gradient_of_a_turned_mask(layout: torch.memory_format, dtype: torch.dtype) -> None:

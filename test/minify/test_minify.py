@@ -187,6 +187,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_rebuilds_its_graph(tmp_path: Path, name: str, dynamic: bool) -> None:

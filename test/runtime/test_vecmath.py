@@ -139,6 +139,7 @@ def worst(error: Tensor, *inputs: Tensor) -> str:
     return f"{float(error[at]):.3f} ulp at " + ", ".join(f"{float(x[at]):.9g}" for x in inputs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", UNARY, ids=lambda case: case.name)
 def test_float_error_in_ulps(built: tuple[Isa, Library], case: Case) -> None:
     isa, library = built

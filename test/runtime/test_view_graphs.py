@@ -74,6 +74,7 @@ def both(f: Callable[[Tensor], Any], a: Tensor, options: dict[str, Any]) -> None
         assert (g is a) == (e is a)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_are_views_of_the_input(

@@ -97,6 +97,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]], list[int]]] 
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", list(CASES))
 def test_results_and_launches(name: str) -> None:
     fn, make, sizes = CASES[name]

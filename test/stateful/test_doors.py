@@ -240,6 +240,7 @@ def test_memory_that_processes_share_is_read_in_each_call(way: str) -> None:
     check(model, compiled, "another process wrote")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shared", [True, False])
 def test_memory_that_a_file_is_mapped_to_is_read_in_each_call(shared: bool, way: str, tmp_path: Path) -> None:
     """A write to the file is one to memory, in a private mapping as long as nobody has written the page."""

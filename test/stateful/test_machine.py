@@ -26,5 +26,5 @@ def test_random_programs(way: str) -> None:
 def test_a_guard_that_sees_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_guard.Guard, "unchanged", lambda *_: True)
     with pytest.raises(BaseException) as found:  # noqa: PT011  # an assertion, or a group of several
-        machine.run("auto", 60, 8, 2, shrink=False)
+        machine.run("auto", 60, 8, 6, shrink=False)
     assert "off by" in "".join(map(str, getattr(found.value, "exceptions", [found.value])))
