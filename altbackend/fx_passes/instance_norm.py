@@ -1,8 +1,9 @@
 """Rewrite instance normalisations by their own statistics as group normalisations with a channel a group.
 
 torch computes them by joining batch and channels to one dimension. In a channels-last image these are not neighbours,
-so the image would be copied; a group normalisation reads it as it lies. The gradients of both are equally exact, since
-`decomp.py` has a gradient of group normalisations without large terms.
+so the image would be copied. A group normalisation reads it as it lies, and its kernel stores the contiguous result
+that torch returns. The gradients of both are equally exact, since `decomp.py` has a gradient of group normalisations
+without large terms.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ def _rewrite(n: Node) -> bool:
             torch.nn.functional.group_norm,
             (args["input"], int(x.shape[1]), args["weight"], args["bias"], args["eps"]),
         )
-    call.meta = dict(n.meta)
-    n.replace_all_uses_with(call)
+        # torch's result is contiguous whatever its input; later operators and the caller see those strides
+        result = call if x.is_contiguous() else n.graph.call_method("contiguous", (call,))
+    call.meta, result.meta = dict(n.meta), dict(n.meta)
+    n.replace_all_uses_with(result)
     n.graph.erase_node(n)
     return True
 
