@@ -1,8 +1,8 @@
 """Programs run as eager does, compiled anew, after a reset of Dynamo, and in another process from the cache.
 
-A program's calls each make their own inputs. What a call shows is noted down: values, dtypes, geometry, which results
-share memory with which inputs and with each other, all memory behind the inputs afterwards, and gradients. The first
-process compiles and so fills a cache folder; a child runs all programs of a list once more from it.
+A program's calls each make their own inputs. What a call shows is noted down: values, dtypes, geometry and gradients.
+So is which results share memory with inputs and with each other, and all memory behind the inputs afterwards. The first
+process compiles and so fills a cache folder. A child then runs the same programs once more from it.
 
     python -m test.ways MODULE:LIST FOLDER FILE THREADS [NAME...]  # what the child runs; it writes its notes to FILE
 """
