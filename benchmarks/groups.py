@@ -1,6 +1,7 @@
 """Time the library's convolutions of images in groups: plain, channels-last, and with zeros for wider groups.
 
-    python -m benchmarks.groups [--dtypes float32,bfloat16] [--windows 3,5,1] [--stride 1] [--training] [--seconds 60]
+    python -m benchmarks.groups [--dtypes float32,bfloat16] [--windows 3,5,1] [--widths 12,24] [--stride 1]
+        [--training] [--seconds 60]
 
 A row names the dtype, the window, the side of the image, the groups and their channels, and those of padded groups.
 Then come the microseconds of each layout on the GPU, medians of three times four calls. With `--training`, a layout has
@@ -43,9 +44,9 @@ class Case:
         return next(n for n in FAST if n > self.width)
 
 
-def cases(dtypes: list[torch.dtype], windows: list[int], stride: int) -> Iterator[Case]:
-    """Yield all cases."""
-    sizes = itertools.product(dtypes, windows, IMAGES, GROUPS, WIDTHS)
+def cases(dtypes: list[torch.dtype], windows: list[int], widths: list[int], stride: int) -> Iterator[Case]:
+    """Yield all cases; `widths`: channels of a group."""
+    sizes = itertools.product(dtypes, windows, IMAGES, GROUPS, widths)
     for dtype, window, (side, elements), groups, width in sizes:
         batch = max(1, elements // (groups * width * side * side))
         yield Case(dtype, window, side, groups, width, batch, stride)
@@ -87,6 +88,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--dtypes", default="float32,bfloat16")
     p.add_argument("--windows", default="3,5,1")
+    p.add_argument("--widths", default=",".join(map(str, WIDTHS)))
     p.add_argument("--stride", type=int, default=1)
     p.add_argument("--training", action="store_true")
     p.add_argument("--seconds", type=float, default=60)
@@ -94,7 +96,8 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = True
     dtypes = [getattr(torch, name) for name in args.dtypes.split(",")]
     ends = time.monotonic() + args.seconds
-    for c in cases(dtypes, [int(n) for n in args.windows.split(",")], args.stride):
+    windows, widths = ([int(n) for n in text.split(",")] for text in (args.windows, args.widths))
+    for c in cases(dtypes, windows, widths, args.stride):
         if time.monotonic() > ends:
             print("the time is over")
             return

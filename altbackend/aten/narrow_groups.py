@@ -29,8 +29,7 @@ _FAST_GROUPS_OF_FLOATS = 8  # groups of four channels of float32 volumes from wh
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 _DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
-# Windows of padded groups; those of 5x5 gain where the wider group has at most this many times the channels.
-_SMALL_SQUARE, _LARGE_SQUARE, _MOST_PADDED = [3, 3], [5, 5], 1.6
+_SMALL_SQUARE, _LARGE_SQUARE = [3, 3], [5, 5]  # windows of padded groups
 _MOST_SAVED = 1.5  # times the channels of an image, for which a padded one is saved
 # Groups from which padded ones are faster, by their channels: the library has slow kernels for fewer.
 _LEAST_GROUPS_OF_FLOATS, _LEAST_GROUPS = {8: 4}, {8: 4, 16: 8}
@@ -90,8 +89,9 @@ def padded_width(image: Sequence[int], weight: Sequence[int], dtype: torch.dtype
     """Return the channels of a wider group that the library convolves faster, with the zeros; None if there are none.
 
     `image`: [n, channels, height, width]; `weight` as in `in_generated_kernel`. Measured on an H200 for 2, 4 and 8
-    groups of 6 to 96 channels, four sizes of images and windows of 3x3 and 5x5 (docs/decisions/padded-groups.md).
+    groups of 5 to 96 channels, four sizes of images and windows of 3x3 and 5x5 (docs/decisions/padded-groups.md).
     Padded images took 0.17 to 1.0 of the time of the faster other layout in 237 cases, and 1.5 to 1.9 in three.
+    Groups of 5, 10, 18 and 36 channels were measured later: 0.2 to 0.98.
     """
     filters, width, *window = weight
     wide = next((w for w in (*_FAST_GROUPS, _DOUBLE_GROUP) if w >= width), width)
@@ -99,7 +99,7 @@ def padded_width(image: Sequence[int], weight: Sequence[int], dtype: torch.dtype
         return None
     if window == _LARGE_SQUARE:
         is_smaller = min(image[2:]) < window[0]
-        if wide > _WIDEST_GROUP or wide > _MOST_PADDED * width or (wide == _WIDEST_GROUP and is_smaller):
+        if wide > _WIDEST_GROUP or (wide == _WIDEST_GROUP and is_smaller):
             return None
     least = _LEAST_GROUPS_OF_FLOATS if dtype == torch.float32 else _LEAST_GROUPS
     return wide if filters // width >= least.get(wide, 2) else None

@@ -8,7 +8,6 @@ one padded copy, and with freezing the copies of weights are made once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import field
 
@@ -22,7 +21,7 @@ from ..aten.reduction import is_normalisation, is_reduction
 from ..aten.view import is_view
 from .context import Context
 from .graph import aten, function_of, insert, is_call, propagate, val
-from .padding_cost import TILE_SIDE, TILE_TERMS, Padding, Work, alignment, missing, rate_of
+from .padding_cost import Padding, Sizes, alignment, missing, rate_of, work_of
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -54,9 +53,6 @@ def pad(gm: GraphModule, constant: set[Node] | None = None, free: set[Node] | fr
             slices.append(_pad_all(gm, n, more, padded))
     propagate(gm, slices)
     return len(slices)
-
-
-Sizes = tuple[int, int, int]  # rows, depth, width
 
 
 def _operands(n: Node) -> tuple[Node, Node, Node | None]:
@@ -107,15 +103,8 @@ def _pays(n: Node, sizes: Sizes, more: Sizes, padded: _Copies, free: set[Node] |
     if (r or w) and not _sliced_for_free(n):
         copied.append(val(n).numel())
     unaligned = min(alignment(s, itemsize) for s, m in zip(sizes, more, strict=True) if m)
-    work, wide = (_work(batch, s, itemsize) for s in (sizes, (rows + r, depth + d, width + w)))
+    work, wide = (work_of(batch, s, itemsize) for s in (sizes, (rows + r, depth + d, width + w)))
     return Padding(rate, unaligned, work, wide, sum(copied) * itemsize, len(copied)).pays()
-
-
-def _work(batch: int, sizes: Sizes, itemsize: int) -> Work:
-    rows, depth, width = sizes
-    elements = rows * depth + depth * width + rows * width
-    tiles = batch * math.ceil(rows / TILE_SIDE) * math.ceil(depth / TILE_TERMS) if width <= TILE_SIDE else 0
-    return Work(2.0 * batch * rows * depth * width, 1.0 * batch * elements * itemsize, tiles)
 
 
 def _in_kernel(x: Node) -> bool:

@@ -5,14 +5,17 @@ The factor depends on the dtype and on the largest power of two that divides the
 
     time = START_US + max(slowdown * operations / rate, bytes / bandwidth)
 
-Products of many small matrices wait for memory, whatever the alignment. A product of 16 bits with few columns is
-computed in tiles, and each tile of unaligned rows takes about as long, however few of its columns exist.
+A product of 16 bits with few columns is computed in tiles, and each tile of unaligned rows takes about as long, however
+few of its columns exist. A multiprocessor starts a block for each small matrix of a batch, whatever its alignment:
+
+    time >= blocks * (block_us + depth / TILE_TERMS * terms_us)
 
 `python -m benchmarks.padding` measures the factors and prints this table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -27,49 +30,94 @@ START_US = 2.0  # time of a product without terms
 COPY_START_US = 1.0
 COPY_LAUNCH_US = 12.0  # time of the processor for a copy: a call whose GPU waits for the processor takes so much longer
 LEAST_GAIN = 0.05  # part of the unpadded time that padding has to save
+# Rows of which a batched product computes no fewer at once, and the least part of a tile's columns. With bfloat16 on an
+# H200, 28,409 products of 33x64x33 took 313 us (padded 122), 14,201 of 65x64x65 1,125 (112), and 46,875 of 10x128x10
+# 118 (173).
+LEAST_ROWS, LEAST_WIDTH = 16, 0.5
 # Rows, columns and terms of a tile of rows of 16 bits that are not aligned, and its microseconds, by the bytes of the
 # alignment, divided by the multiprocessors that compute tiles at once. On an H200, 2,651,456 rows of 16 terms and 9
 # columns took 286 us (padded 108), 100,000 rows of 65 terms and 64 columns 30. 524,288 rows of 62 terms and 64 columns
 # took 69 us (47), of 36 terms 63 (43); 2,307,320 rows of 30 terms and 8 columns with a bias 379 (67).
 TILE_SIDE, TILE_TERMS, TILE_US = 64, 32, MappingProxyType({2: 0.0069, 4: 0.004, 8: 0.004})
+NONE: Mapping[int, float] = MappingProxyType({})
+# The same for batched products of 16 bits, and of float32 with TF32.
+BATCHED_US, BATCHED_FLOATS_US = (
+    MappingProxyType({2: 0.0069, 4: 0.0065, 8: 0.0065}),
+    MappingProxyType({4: 0.0095, 8: 0.009}),
+)
 ALIGNED = 16  # bytes that the rows of fast products are multiples of
 # Bytes that padded rows are multiples of: a sector. Over 13 products of bfloat16 on an H100, rows of whole sectors took
 # 0.73 to 1.02 of the time of rows padded to 16 bytes.
 SECTOR = 32
 
 
+Sizes = tuple[int, int, int]  # rows, depth and width of a product
+
+
 @dataclass(frozen=True)
 class Rate:
-    """Operations in a microsecond; by the alignment of rows in bytes, their slowdown and the time of a narrow tile."""
+    """Operations in a microsecond; by the alignment of rows in bytes, their slowdown and the time of a narrow tile.
+
+    `batched_tile_us`: the time of a tile of a batched product. `block_us`, `terms_us`: the time of a block of such a
+    product, and of `TILE_TERMS` of its terms, which aligned rows take, too.
+    """
 
     per_us: float
     slowdown: Mapping[int, float]
     tile_us: Mapping[int, float]
+    batched_tile_us: Mapping[int, float]
+    block_us: float
+    terms_us: float
 
     def us(self, work: Work, alignment: int) -> float:
         """Return the time of a product whose rows are multiples of `alignment` bytes."""
         computing = self.slowdown.get(alignment, 1.0) * work.operations / self.per_us
         tiles = work.narrow_tiles * self.tile_us.get(alignment, 0.0)
-        return START_US + max(computing, work.bytes / BYTES_PER_US, tiles)
+        batched = work.batched_tiles * self.batched_tile_us.get(alignment, 0.0)
+        blocks = work.blocks * (self.block_us + work.terms * self.terms_us)
+        return START_US + max(computing, work.bytes / BYTES_PER_US, tiles, batched, blocks)
 
 
 @dataclass(frozen=True)
 class Work:
     """Multiplications and additions of a product, and the bytes of its operands and its result.
 
-    `narrow_tiles`: the tiles, each of `TILE_TERMS` terms, of a product of at most `TILE_SIDE` columns; 0 for others.
+    `narrow_tiles`: the tiles, each of `TILE_TERMS` terms, of one product of at most `TILE_SIDE` columns; 0 for others.
+    `batched_tiles`, `blocks`: the tiles of batched products, and their results in blocks of `TILE_SIDE`; 0 for others.
+    `terms`: the tiles that a block adds.
     """
 
     operations: float
     bytes: float
     narrow_tiles: float = 0.0
+    batched_tiles: float = 0.0
+    blocks: int = 0
+    terms: int = 0
+
+
+def work_of(batch: int, sizes: Sizes, itemsize: int) -> Work:
+    """Return the work of `batch` products."""
+    rows, depth, width = sizes
+    operations = 2.0 * batch * rows * depth * width
+    size = 1.0 * batch * (rows * depth + depth * width + rows * width) * itemsize
+    terms, is_narrow = math.ceil(depth / TILE_TERMS), width <= TILE_SIDE
+    down, across = math.ceil(rows / TILE_SIDE), math.ceil(width / TILE_SIDE)
+    if batch == 1:
+        return Work(operations, size, narrow_tiles=down * terms if is_narrow else 0)
+    tiles = batch * _parts(rows) * max(_parts(width), LEAST_WIDTH) * terms
+    return Work(operations, size, batched_tiles=tiles, blocks=batch * down * across, terms=terms)
+
+
+def _parts(elements: int) -> float:
+    """Return the sides of tiles that elements take, in parts of `LEAST_ROWS`."""
+    return math.ceil(elements / LEAST_ROWS) * LEAST_ROWS / TILE_SIDE
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
     {
-        "16-bit": Rate(670e6, MappingProxyType({2: 5.0, 4: 2.9, 8: 2.9}), TILE_US),
-        "tf32": Rate(290e6, MappingProxyType({4: 1.95, 8: 2.0}), MappingProxyType({})),
-        "float32": Rate(49e6, MappingProxyType({}), MappingProxyType({})),
+        "16-bit": Rate(670e6, MappingProxyType({2: 5.0, 4: 2.9, 8: 2.9}), TILE_US, BATCHED_US, 0.0036, 0.0001),
+        "tf32": Rate(290e6, MappingProxyType({4: 1.95, 8: 2.0}), NONE, BATCHED_FLOATS_US, 0.0011, 0.0023),
+        "float32": Rate(49e6, NONE, NONE, NONE, 0.0, 0.0),
     }
 )
 

@@ -119,6 +119,18 @@ def test_positions_of_special_numbers(dim: int) -> None:
     check(lambda x: (*x.max(dim), *x.min(dim)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
+def test_rows_of_the_largest_number_have_their_first_position(dtype: torch.dtype) -> None:
+    """No element is better than the one that a pass begins with."""
+    x = ties(5, 70, dtype=dtype)
+    x[1:4] = torch.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+    x[2, 9] = 2
+    if dtype.is_floating_point:
+        x[3, 60] = torch.nan
+    check(lambda x: (x.argmin(1), (-x).argmax(1), x.view(5, 7, 10).argmin(2)), x)
+    check(lambda x: x.t().flip(0).argmin(0), x)
+
+
 def test_an_extremum_beside_its_position_and_a_prologue() -> None:
     check(lambda x: (x * 2).sin().max(1), torch.randn(5, 70))
     check(lambda x: (x.relu() + 1).max(1).values + x.argmin(1), torch.randn(5, 70))

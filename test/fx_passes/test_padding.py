@@ -134,3 +134,35 @@ def test_a_copy_costs_a_launch(size: int, copies: int, pays: bool) -> None:
     sizes = (size, -(-size // 8) * 8)
     work, padded = (padding_cost.Work(2.0 * n**3, 6.0 * n**2) for n in sizes)
     assert padding_cost.Padding(rate, 2, work, padded, copies * 2 * size**2, copies).pays() == pays
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "sizes", "pays"),
+    [
+        (torch.bfloat16, 46_875, (10, 128, 10), False),
+        (torch.bfloat16, 208_333, (9, 32, 9), False),
+        (torch.bfloat16, 14_201, (65, 64, 65), True),
+        (torch.float16, 28_409, (33, 64, 33), True),
+        (torch.bfloat16, 1_546, (197, 197, 64), True),
+        (torch.float32, 46_875, (10, 128, 10), False),
+        (torch.float32, 14_648, (50, 50, 64), True),
+    ],
+    ids=str,
+)
+def test_batched_products_of_few_rows_stay(
+    dtype: torch.dtype, batch: int, sizes: padding_cost.Sizes, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels around the product pad its operands and read its result."""
+    monkeypatch.setattr(torch_api, "allows_tf32", lambda: True)
+    rows, depth, width = sizes
+    with FakeTensorMode():
+        a, b = torch.empty(batch, rows, depth, dtype=dtype), torch.empty(batch, depth, width, dtype=dtype)
+        gm = make_fx(lambda a, b: torch.bmm(a.sin(), b.sin()) * 2)(a, b)
+    assert bool(pad_matmul.pad(gm)) == pays
+
+
+def test_an_operand_that_is_no_kernels_is_not_copied_for_few_rows() -> None:
+    """A copy of 300 MB would take as long as the products of a matrix with its transpose."""
+    with FakeTensorMode():
+        gm = make_fx(lambda x: torch.bmm(x, x.mT) * 2)(torch.empty(75_088, 10, 128, dtype=torch.bfloat16))
+    assert pad_matmul.pad(gm) == 0

@@ -2,6 +2,12 @@
 
 Every element of the tile has the best value that it has seen, and the least position of that value. A NaN is better
 than every number. After the pass the elements of a row are compared.
+
+Where positions grow along the row, an element keeps the first of equal values, and only a better one replaces it:
+
+    better = not (value >= best) and best is no NaN        (of a minimum; the first part holds for a NaN)
+
+A row of which no value is better than the identity, as one of infinities, has the position of its first point.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from ...ir import value as va
 from ...ir.expr import Index
 from ...ir.loops import Reduction
 from ...ir.value import Value
-from ...schedule.tiling.gpu.online_position import OnlinePosition
+from ...schedule.tiling.gpu.online_position import OnlinePosition, first_position
 from ..cpp.ast import Let, name
 from .one_pass import emit_points, over_blocks
 from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, shape_of, store
@@ -26,11 +32,15 @@ TILE = frozenset({"x", "r"})
 
 @dataclass(frozen=True)
 class Running:
-    """The names of the best values and of their positions. `op`: "max" or "min"."""
+    """The names of the best values and of their positions. `op`: "max" or "min".
+
+    `first`: the position of a row's first point, where positions grow along the row.
+    """
 
     best: Value
     at: Value
     op: str
+    first: Value | None
 
 
 def emit_online_position(e: Emitter, scope: Scope, one_pass: OnlinePosition) -> None:
@@ -55,7 +65,7 @@ def _start(e: Emitter, scope: Scope, one_pass: OnlinePosition, n: Index) -> Runn
         scope.body.append(Accumulator(label, kind, va.identity(reduction, kind), shape))
         names.append(name(label, kind))
         e.axes[names[-1]] = TILE
-    return Running(names[0], names[1], op)
+    return Running(names[0], names[1], op, first_position(one_pass))
 
 
 def _turn(e: Emitter, inner: Scope, one_pass: OnlinePosition, run: Running) -> None:
@@ -67,6 +77,24 @@ def _turn(e: Emitter, inner: Scope, one_pass: OnlinePosition, run: Running) -> N
     node = replace(one_pass.least.node, value=one_pass.position)
     least = on_tile(e, inner, replace(one_pass.least, node=node, value=one_pass.position))
     position = fill_block(e, inner, least, bind(e, inner, least.value), "min")
+    keep = _keep_first if run.first is not None else _keep_least
+    keep(e, inner, run, value, position)
+
+
+def _keep_first(e: Emitter, inner: Scope, run: Running, value: Value, position: Value) -> None:
+    """Emit the update by values whose positions come after those of the tile."""
+    is_better = va.apply("gt" if run.op == "max" else "lt", value, run.best)
+    if value.dtype.is_floating_point:
+        is_worse = va.apply("le" if run.op == "max" else "ge", value, run.best)
+        is_number = va.apply("eq", run.best, run.best)
+        is_better = va.apply("logical_and", va.apply("logical_not", is_worse), is_number)
+    is_better = let(e, inner, is_better, TILE)
+    inner.body.append(Let(run.at.attr, va.apply("where", is_better, position, run.at)))
+    inner.body.append(Let(run.best.attr, va.apply("where", is_better, value, run.best)))
+
+
+def _keep_least(e: Emitter, inner: Scope, run: Running, value: Value, position: Value) -> None:
+    """Emit the update by values at any positions."""
     better = va.apply("gt" if run.op == "max" else "lt", value, run.best)
     equal = va.apply("eq", value, run.best)
     if value.dtype.is_floating_point:
@@ -91,6 +119,9 @@ def _finish(e: Emitter, scope: Scope, one_pass: OnlinePosition, run: Running) ->
     kind = run.at.dtype
     candidates = let(e, scope, va.apply("where", hit, run.at, va.identity("min", kind)), TILE)
     first = let(e, scope, va.make("reduced", (candidates,), kind, ("min", rank - 1, rank)), axes, "total")
+    if run.first is not None:
+        none = va.apply("eq", first, va.identity("min", kind))
+        first = let(e, scope, va.apply("where", none, bind(e, scope, va.cast(run.first, kind)), first), axes)
     for q, result in zip((one_pass.extremum, one_pass.least), (total, first), strict=True):
         mapped = on_tile(e, scope, q)
         e.results[q.node.out], e.writers[q.node.out] = result, mapped

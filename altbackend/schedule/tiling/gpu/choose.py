@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from altbackend.lazy_dataclass import dataclass
@@ -48,7 +47,8 @@ SQUARE, SMALL_SQUARE = 64, 32  # sides of a transposing tile: whole cache lines 
 SHORT_SIDE = 8  # elements of a sector of float32, the one short side with which a tile has no elements outside
 NEAR = 4  # elements of a step, at most, for which the sectors that a tile reads still hold several of its elements
 COSTLY_ROW = 16  # float additions of a row that take a thread as long as two elements
-LOOKED_UP_TILE, LOOKED_UP_COLUMNS = 2048, (256, 128, 64, 32)  # elements and columns of tiles of looked-up rows
+LOOKED_UP_TILE, LOOKED_UP_COLUMNS = 1024, (256, 128, 64, 32)  # elements and columns of tiles of looked-up rows
+LOOKED_UP_BYTES = 64  # bytes that a thread of such a tile stores: four vectors
 VECTOR_ELEMENTS = 8  # elements of 16 bits in one load
 
 
@@ -70,7 +70,7 @@ def _without_rows(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> B
         columns = FLAT_BLOCK * (2 if costly else 1)
         return _two_loops(p, k, loops, (1, columns), warps_of(columns))
     if (tile := _looked_up_tile(k, device)) is not None:
-        return _two_loops(p, k, k.stages[0].inner, tile, warps_of(math.prod(tile)))
+        return _two_loops(p, k, k.stages[0].inner, tile, _warps_of_looked_up(p, k))
     if kinds <= {Kind.POINT, Kind.SCATTER}:
         return _flat(p, k, lengths, device)
     totals = Kind.IN_ROW in kinds and Kind.SCAN not in kinds and not reads_total(k.nodes)
@@ -277,8 +277,9 @@ def _looked_up_tile(k: Kernel, device: Gpu) -> tuple[int, int] | None:
     """Return the rows and columns of tiles whose rows lie at looked-up places; None without such rows.
 
     A tile computes the place of each row once, and reads whole vectors along the columns. Element by element, an
-    enlarged channels-last image of 256 channels took 160 us in float32 and 223 in bfloat16, for TorchInductor's 71 and
-    40. Triton 3.6 would lay threads across the rows where columns are looked up, too.
+    enlarged channels-last image of 256 channels took 160 us in float32 and 223 in bfloat16, for TorchInductor's 60 and
+    40. Tiles of 2,048 elements with four warps took 73 and 64, of 1,024 with two warps 67 and 55, with one 72 and 48.
+    Triton 3.6 would lay threads across the rows where columns are looked up, too.
     """
     if len(k.stages) != 1 or any(q.kind is not Kind.POINT for q in k.nodes) or len(k.stages[0].inner) < 2:
         return None
@@ -291,6 +292,12 @@ def _looked_up_tile(k: Kernel, device: Gpu) -> tuple[int, int] | None:
     points = ex.prod(map(ex.size_of, k.stages[0].inner))
     fills_device = isinstance(points, int) and points >= LOOKED_UP_TILE * device.parallelism
     return (LOOKED_UP_TILE // columns, columns) if columns and fills_device else None
+
+
+def _warps_of_looked_up(p: Program, k: Kernel) -> int:
+    """Return the warps of a tile of looked-up rows, whose threads store LOOKED_UP_BYTES each."""
+    itemsize = max((p.buffers[b].dtype.itemsize for b in k.stored), default=4)
+    return max(LOOKED_UP_TILE * itemsize // (LOOKED_UP_BYTES * WARP), 1)
 
 
 def _flops_per_row(k: Kernel, column: Atom) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from altbackend.lazy_dataclass import dataclass
 
+from ....ir import expr as ex
+from ....ir import value as va
 from ....ir.loops import Reduction
 from ....ir.value import Value
 from ...kernel import Stage
@@ -49,6 +51,22 @@ def online_position(first: Stage, second: Stage, stored: frozenset[str]) -> Onli
     operand, at = inlined(extremum.value, point_of), (extremum.node.out, extremum.index)
     row_position = position(inlined(least.value, point_of), operand, at)
     return None if row_position is None else OnlinePosition(extremum, least, row_position, tuple(points))
+
+
+def first_position(one_pass: OnlinePosition) -> Value | None:
+    """Return the position of a row's first point where positions grow along the row; None for other positions."""
+    position, q = one_pass.position, one_pass.least
+    while position.op == "cast":
+        position = position.args[0]
+    if position.op != "index":
+        return None
+    steps = [ex.coefficient(position.attr, v) for v in q.inner]
+    last = steps[-1]
+    if not isinstance(last, int) or last < 1:
+        return None
+    if any(c != ex.mul(n, last) for c, n in zip(steps, ex.strides_for(q.sizes), strict=True)):
+        return None
+    return va.index(ex.substitute(position.attr, dict.fromkeys(q.inner, 0)))
 
 
 def _reduces(q: MappedNode, *ops: str) -> bool:

@@ -92,8 +92,9 @@ TALL_TILE = 4096
 LONE_TILE, LONE_COLUMNS, LONE_REGISTERS = 2048, 32, 128
 # Points of a short row that is read across and stored along, at most, and the elements of its tile, which one warp has.
 # Its threads total whole rows. With four warps, 2,048 elements of bfloat16 pass through shared memory in 66 accesses of
-# each warp (743 us for 79 million elements), with one warp 1,024 in 13, as Triton's machine code shows.
-SHORT_TURNED, TURNED_TILE = 16, 1024
+# each warp (763 us for 79 million elements). One warp took 276 us with 1,024 elements, 207 with 512 and 206 with 256,
+# in float32 194, 197 and 207.
+SHORT_TURNED, TURNED_TILE = 16, 512
 # Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
 # 452 with two, in bfloat16 205 for 253.
 UNALIGNED_ELEMENTS = 8
