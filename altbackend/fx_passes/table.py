@@ -39,6 +39,7 @@ from . import (
     reinplace,
     shared_input,
     simplify,
+    small_images,
     small_products,
     statistics,
     strided_gradients,
@@ -113,6 +114,7 @@ _SMALL_PRODUCTS = (DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
 _GROUPS = (DecisionKind.LAYOUT, "convolutions in groups", "padded", "{} of widths without a fast kernel")
 _WINDOWS = (DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride")
+_SMALL_IMAGES = (DecisionKind.LAYOUT, "convolutions of small images", "as matmuls", "{} whose windows cover them")
 _STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")
 _FOLDED = (DecisionKind.FREEZING, "batch normalisation", "folded", "{} into convolutions")
 
@@ -157,11 +159,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("record result layouts", P.JOINT, BOTH, ANY, output_layouts.record),
     Pass("few keys", P.JOINT, GPU, FAST, few_keys.run_joint, decision=_FEW_KEYS),
     Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),
+    Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
+    Pass("small images", P.JOINT, GPU, FAST, small_images.run, decision=_SMALL_IMAGES),
     Pass(
         "pad matmuls", P.JOINT, GPU, ANY, pad_matmul.run_joint,
         decision=(DecisionKind.LAYOUT, "matmuls", "padded", "{} whose rows the library does not align"),
     ),
-    Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
     Pass(
         "group gradients", P.JOINT, GPU, FAST, group_gradients.run,
         decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups"),
@@ -171,6 +174,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "channels last", P.JOINT, GPU, ANY, channels_last_joint.run, when=prefers_channels_last,
         decision=(DecisionKind.LAYOUT, "convolutions", "channels-last", "images of static shapes"),
+    ),
+    Pass(
+        "weights of small images", P.JOINT, GPU, FAST, small_images.run_weight_gradients,
+        decision=(DecisionKind.LAYOUT, "gradients of weights", "as matmuls", "{} of small images"),
     ),
     Pass(
         "few filters", P.JOINT, GPU, FAST, few_filters.run,
@@ -227,6 +234,7 @@ PASSES: tuple[Pass, ...] = (
         "patch convolutions", P.INFERENCE, BOTH, ANY, patchify.run,
         decision=(DecisionKind.LAYOUT, "patch convolutions", "as matmuls", "{} with kernel = stride and no padding"),
     ),
+    Pass("small images", P.INFERENCE, GPU, FAST, small_images.run, decision=_SMALL_IMAGES),
     Pass("disjoint windows", P.INFERENCE, GPU, FAST, disjoint_windows.run, decision=_WINDOWS),
     Pass("padded groups", P.INFERENCE, GPU, FAST, padded_groups.run, when=prefers_channels_last, decision=_GROUPS),
     Pass(

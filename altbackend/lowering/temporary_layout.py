@@ -99,14 +99,18 @@ def _converts(n: torch.fx.Node) -> bool:
 def reduced_strides(ctx: Ctx, order: Sequence[int], sizes: Sequence[Index]) -> tuple[Index, ...]:
     """Return the strides of the results of a reduction, which are `sizes`, of an operand that lies in `order`.
 
-    The results lie in the order of the operand, so that the loops over both are the same. They are row-major on a GPU,
-    where tiles are turned over in registers, and where others than kernels read the results of the node.
+    The results lie in the order of the operand, so that the loops over both are the same. They are row-major where
+    others than kernels read the results of the node. On a GPU, whose tiles are turned over in registers, they are
+    row-major, too, unless the fastest dimension of the operand remains, as of means over a batch of channels-last
+    images. A kernel that reads both would read each of them from a sector of its own.
     """
     fake = ctx.node.meta["val"]
     is_result = isinstance(fake, torch.Tensor) and ex.prod(ctx.shape(fake.shape)) == ex.prod(sizes)
-    if ctx.gpu or (is_result and not all(is_computed(u) for u in ctx.node.users)):
-        return ex.strides_for(tuple(sizes))
-    return dense_strides(order, sizes)
+    if ctx.gpu:
+        follows = is_result and sizes[order[-1]] != 1 and is_temporary(ctx, ctx.node)
+    else:
+        follows = not is_result or all(is_computed(u) for u in ctx.node.users)
+    return dense_strides(order, sizes) if follows else ex.strides_for(tuple(sizes))
 
 
 def is_computed(n: torch.fx.Node) -> bool:
@@ -117,7 +121,7 @@ def is_computed(n: torch.fx.Node) -> bool:
 
 def is_temporary(ctx: Ctx, n: torch.fx.Node) -> bool:
     """Return whether kernels alone read a node, perhaps through views, so that its value may lie in any layout."""
-    readers_take_any = all(is_computed(u) or (is_view(u) and is_temporary(ctx, u)) for u in n.users)
+    readers_take_any = all(are_kernels([u]) or (is_view(u) and is_temporary(ctx, u)) for u in n.users)
     return readers_take_any and not ctx.returned[n]
 
 

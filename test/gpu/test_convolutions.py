@@ -18,6 +18,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "groups of 12": (nn.Conv2d(48, 48, 3, 1, 1, groups=4), (3, 48, 17, 20)),
     "groups of 24 with steps": (nn.Conv2d(48, 48, 3, 2, 1, groups=2), (3, 48, 17, 20)),
     "groups of 20 and windows of 5x5": (nn.Conv2d(40, 40, 5, 1, 2, groups=2), (3, 40, 17, 20)),
+    "groups of 18 and windows of 5x5": (nn.Conv2d(36, 36, 5, 1, 2, groups=2), (3, 36, 17, 20)),
+    "windows that cover the image": (nn.Conv2d(8, 16, 7, 1, 3), (3000, 8, 4, 4)),
+    "small images": (nn.Conv2d(8, 16, 3, 1, 1), (3000, 8, 5, 5)),
     "windows that tile the result": (nn.ConvTranspose2d(16, 24, 2, 2), (3, 16, 24, 20)),
     "windows over planes that are not aligned": (nn.ConvTranspose2d(16, 24, 3, 3), (3, 16, 13, 11)),
 }
@@ -47,3 +50,20 @@ def test_float32_in_tf32(name: str, last: bool, allowed_tf32: None) -> None:
     assert [y.stride() for y in got[:2]] == [y.stride() for y in eager[:2]]
     for y, want in zip(got, gradients(lambda y: layer(y).tanh(), x.double(), layer), strict=True):
         assert float((y.double() - want).norm() / want.norm()) <= TF32_ERROR
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("name", ["windows that cover the image", "small images"])
+def test_bfloat16(name: str, last: bool) -> None:
+    """Results and gradients have at most 1.5 times the errors of eager's."""
+    layer, sizes = LAYERS[name]
+    layer = layer.to("cuda", torch.bfloat16)
+    x = torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    torch._dynamo.reset()
+    got = gradients(torch.compile(lambda y: layer(y).tanh(), backend=alt, dynamic=False), x, layer)
+    eager = gradients(lambda y: layer(y).tanh(), x, layer)
+    layer = layer.double()
+    for y, e, want in zip(got, eager, gradients(lambda y: layer(y).tanh(), x.double(), layer), strict=True):
+        own, of_eager = (float((g.double() - want).norm() / want.norm()) for g in (y, e))
+        assert own <= 1.5 * of_eager + 1e-4, (own, of_eager)

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.report import stats
-from test.compare import check, check_gradients, compiled
+from altbackend.schedule.kernel import Kernel
+from test import graphs, triton_run
+from test.compare import check, check_gradients, compiled, difference
 
 pytestmark = pytest.mark.sample(3)
 
@@ -125,3 +127,19 @@ def test_generated() -> None:
     outs = compiled(lambda x: [*max_pools(x)[::2], *avg_pools(x)[:-1], *adaptive_pools(x)])(x)
     torch.autograd.grad([o.sum() for o in outs], [x])
     assert (stats.snapshot() - before).library_calls == 0
+
+
+@pytest.mark.parametrize("size", [(3, 4), (6, 7)], ids=str)
+def test_gradients_of_adaptive_averages_are_divided_once(size: tuple[int, int]) -> None:
+    """Shares of fewer windows than elements are stored; the values are eager's."""
+    x, g = torch.randn(2, 3, 8, 7), torch.randn(2, 3, *size)
+
+    def fn(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.aten._adaptive_avg_pool2d_backward(g, x)
+        return y
+
+    s = graphs.schedule(graphs.trace(fn, x, g)[0], ctx=triton_run.TARGET)
+    text = [triton_run.emit(s.program, k)[0].source for k in s.steps if isinstance(k, Kernel)]
+    assert sum(t.count("div_rn(") + t.count("quotient(t") for t in text) == (2 if size == (3, 4) else 8)
+    assert not difference(triton_run.compiled(fn)(x, g), fn(x, g), tolerance=1e-6)
+    check_gradients(lambda x: F.adaptive_avg_pool2d(x, size), x)

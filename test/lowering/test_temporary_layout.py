@@ -198,3 +198,27 @@ def test_totals_of_a_looked_up_image_run_as_memory_lies() -> None:
     (stored,) = (b for b in s.program.buffers.values() if len(b.sizes) == 4 and set(b.sizes) == {3, 4, 10, 12})
     assert stored.strides == (480, 120, 12, 1)
     assert torch.equal(triton_run.compiled(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("dim", [0, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_totals_of_a_channels_last_image_lie_as_it_does(dim: int, dtype: torch.dtype) -> None:
+    """A kernel that divides the image by them reads both along the channels."""
+
+    def fn(x: T) -> T:
+        return (F.normalize(x, p=1, dim=dim) + 1).mean((1, 2) if dim == 0 else 1)
+
+    large = torch.empty(937, 22, 22, 256, dtype=dtype).permute(0, 3, 1, 2)
+    s = graphs.schedule(graphs.trace(fn, large, computes=False)[0], ctx=triton_run.TARGET)
+    sizes = [1 if k == dim else n for k, n in enumerate((937, 256, 22, 22))]
+    (total,) = (b for b in s.program.buffers.values() if list(b.sizes) == sizes)
+    assert total.strides[1] == 1
+    x = image(3, 8, 5, 6).to(dtype)
+    exact = fn(x.double()) if dtype == torch.bfloat16 else None
+    assert not difference(triton_run.compiled(fn)(x), fn(x), exact, tolerance=2e-6)
+
+
+def test_totals_that_are_returned_have_the_strides_of_eager() -> None:
+    x = image(3, 8, 5, 6).float()
+    for fn in (lambda x: x.sum(0), lambda x: x.amax(2), lambda x: x.mean(3, keepdim=True)):
+        assert not difference(triton_run.compiled(fn)(x), fn(x), tolerance=2e-6)

@@ -182,20 +182,35 @@ def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
         reach = [_most_windows(a, b) for a, b in zip(n, m, strict=True)]
         # the last window with start = floor(o n / m) <= i is o = ceil((i + 1) m / n) - 1
         newest = [ex.floordiv(ex.sub(ex.mul(ex.add(p[lead + d], 1), m[d]), 1), n[d]) for d in range(rank)]
-        grad = stored(ctx, grad)
+        share = _shares(ctx, grad, n)
 
         def term(o: list[Index]) -> tuple[Value, Value]:
             conds = []
-            v = wide(grad.at([*p[:lead], *o]))
             for d in range(rank):
                 end = adaptive_end(o[d], n[d], m[d])
                 conds += [va.compare_index("ge", o[d], 0), va.compare_index("lt", p[lead + d], end)]
-                v = s.div(v, as_number(ex.sub(end, adaptive_start(o[d], n[d], m[d])), v.dtype))
-            return va.conjunction(*conds), v
+            return va.conjunction(*conds), share.at([*p[:lead], *o])
 
         return finish(ctx, x.sizes, grad.dtype, _gather(ctx, x.sizes, reach, newest, term))
 
     return lower
+
+
+def _shares(ctx: Ctx, grad: Tensor, n: Sequence[Index]) -> Tensor:
+    """Return the gradient of each element of a window, grad / elements of the window, for windows over `n` inputs.
+
+    Shares of fewer windows than inputs are stored. Otherwise each input divides the gradients of all its windows, one
+    dimension after the other: 24 divisions for eight windows of volumes.
+    """
+    m = grad.sizes[-len(n) :]
+    few = ex.bounds(ex.sub(ex.prod(n), ex.mul(2, ex.prod(m))))[0] >= 0
+    grad = grad.rounded() if few else stored(ctx, grad)
+    share = wide(grad.value)
+    for o, a, b in zip(points(grad.sizes)[-len(n) :], n, m, strict=True):
+        elements = ex.sub(adaptive_end(o, a, b), adaptive_start(o, a, b))
+        share = s.div(share, as_number(elements, share.dtype))
+    shares = Tensor(grad.sizes, share.dtype, share)
+    return ctx.realize(shares) if few else shares
 
 
 def _most_windows(n: Index, m: Index) -> Index:

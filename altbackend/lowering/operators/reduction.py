@@ -161,11 +161,6 @@ def as_number(e: Index, dtype: torch.dtype) -> Value:
     return va.cast(va.index(e), dtype)
 
 
-def materialised(ctx: Ctx, x: Tensor) -> Tensor:
-    """Return `x` in memory."""
-    return x if x.value.op == "load" else ctx.realize(x)
-
-
 def shared(ctx: Ctx, x: Tensor, dtype: torch.dtype, like: torch.Tensor | None = None) -> Tensor:
     """Return `x` for several readers: stored, unless recomputing it costs no more than a load and a cast.
 
