@@ -1,16 +1,18 @@
-"""Convolutions of images in groups, with as many channels a group as the library has fast kernels for.
+"""Convolutions of images with as many channels, or channels of a group, as the library has fast kernels for.
 
     y[n, g, k] = sum over c < w of x[n, g, c] * W[g, k, c]  =  sum over c < w' of x'[n, g, c] * W'[g, k, c]
 
 `x'` and `W'` have zeros for the channels from w to w'. The filters that are added to W give channels that nothing
 reads. The kernel that computes an image writes the padded one, and the readers of a result leave channels out.
-Channels of other groups are no part of a sum, so that a number which is not finite stays in its group.
+Channels of other groups are no part of a sum, so that a number which is not finite stays in its group. A convolution
+without groups is one group, whose filters may be padded to another number than its channels.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,6 +21,7 @@ from torch.fx.node import Argument
 from altbackend.lazy_dataclass import dataclass
 
 from ..aten.narrow_groups import padded_width, trains_padded
+from ..aten.odd_channels import Sizes, padded_channels, trains_padded_channels
 from ..compat import torch_api
 from .channels_last import is_generated
 from .context import Context
@@ -39,15 +42,22 @@ from .graph import (
 )
 
 
+class Width(NamedTuple):
+    """The channels or the filters of a group, before and after they are padded."""
+
+    narrow: int
+    wide: int
+
+
 @dataclass(frozen=True)
 class Groups:
-    """The sizes of groups, before and after they are padded, and the node in front of which calls are inserted."""
+    """The number of groups, their widths, and the node in front of which calls are inserted."""
 
     gm: GraphModule
     before: Node
     number: int
-    narrow: int
-    wide: int
+    channels: Width
+    filters: Width
 
     def call(self, target: Callable[..., object], *args: Argument) -> Node:
         """Insert a call."""
@@ -55,12 +65,12 @@ class Groups:
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
-    """Pad the groups of convolutions of an inference graph where wider ones are faster; return their number."""
+    """Pad the channels of convolutions of an inference graph where wider ones are faster; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or is_generated(n):
             continue
-        if (wide := _padded_width(convolution_of(n))) is not None:
+        if (wide := _padded_widths(convolution_of(n))) is not None:
             _pad_convolution(gm, n, wide)
             count += 1
     return count
@@ -76,17 +86,18 @@ def run_joint(joint: GraphModule, ctx: Context) -> int:
             call, pad = convolution_of_gradient(gradient_of(n)), _pad_gradient
         else:
             continue
-        wide = _padded_width(call)
-        if wide is not None and trains_padded(val(call.weight).shape, wide):
+        wide = _padded_widths(call)
+        trains = trains_padded if call.groups > 1 else trains_padded_channels
+        if wide is not None and trains(val(call.weight).shape, wide[0]):
             pad(joint, n, wide)
             count += 1
     return count
 
 
-def _padded_width(call: Convolution) -> int | None:
-    """Return the channels that a padded group has; None for a convolution that stays as it is."""
+def _padded_widths(call: Convolution) -> tuple[int, int] | None:
+    """Return the channels and the filters that a padded group has; None for a convolution that stays as it is."""
     x, w = val(call.x), val(call.weight)
-    if call.groups == 1 or call.transposed or x.dim() != 4 or x.dtype != w.dtype:
+    if call.transposed or x.dim() != 4 or x.dtype != w.dtype:
         return None
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
@@ -94,31 +105,40 @@ def _padded_width(call: Convolution) -> int | None:
         return None
     if x.dtype == torch.float32 and not torch_api.allows_tf32_convolutions():
         return None
-    return padded_width(x.shape, w.shape, x.dtype)
+    if call.groups == 1:
+        return padded_channels(Sizes(x.shape, w.shape, call.stride), x.dtype)
+    wide = padded_width(x.shape, w.shape, x.dtype)
+    return None if wide is None else (wide, wide)
 
 
-def _pad_convolution(gm: GraphModule, n: Node, wide: int) -> None:
+def _groups(gm: GraphModule, n: Node, call: Convolution, wide: tuple[int, int]) -> Groups:
+    filters, channels = val(call.weight).shape[:2]
+    return Groups(gm, n, call.groups, Width(channels, wide[0]), Width(filters // call.groups, wide[1]))
+
+
+def _pad_convolution(gm: GraphModule, n: Node, wide: tuple[int, int]) -> None:
     if n.args[2] is not None:
         split_bias(gm, n)
     call = convolution_of(n)
-    groups = Groups(gm, n, call.groups, val(call.weight).shape[1], wide)
-    operands = _padded_image(groups, call.x), _padded_weight(groups, call.weight)
+    groups = _groups(gm, n, call, wide)
+    operands = _padded_image(groups, call.x, groups.channels), _padded_weight(groups, call.weight)
     result = groups.call(aten.convolution.default, *operands, *n.args[2:])
     result.meta[KEEPS_LAYOUT] = True
     result.meta["val"] = like_argument(result, val(result))
-    _replace(groups, n, _trimmed_image(groups, result))
+    _replace(groups, n, _trimmed_image(groups, result, groups.filters))
 
 
-def _pad_gradient(gm: GraphModule, n: Node, wide: int) -> None:
+def _pad_gradient(gm: GraphModule, n: Node, wide: tuple[int, int]) -> None:
     call = gradient_of(n)
-    groups = Groups(gm, n, call.groups, val(call.w).shape[1], wide)
-    images = _padded_image(groups, call.grad), _padded_image(groups, call.x)
+    groups = _groups(gm, n, convolution_of_gradient(call), wide)
+    images = _padded_image(groups, call.grad, groups.filters), _padded_image(groups, call.x, groups.channels)
     both = groups.call(aten.convolution_backward.default, *images, _padded_weight(groups, call.w), *n.args[3:])
     for part in [u for u in n.users if is_call(u, operator.getitem)]:
         if val(part) is not None:
             gradient = groups.call(operator.getitem, both, part.args[1])
-            trim = _trimmed_weight if part.args[1] else _trimmed_image
-            _replace(groups, part, trim(groups, gradient))
+            is_weight = bool(part.args[1])
+            new = _trimmed_weight(groups, gradient) if is_weight else _trimmed_image(groups, gradient, groups.channels)
+            _replace(groups, part, new)
 
 
 def _replace(groups: Groups, before: Node, new: Node) -> None:
@@ -126,34 +146,35 @@ def _replace(groups: Groups, before: Node, new: Node) -> None:
     propagate(groups.gm, [new])
 
 
-def _padded_image(groups: Groups, x: Node) -> Node:
+def _padded_image(groups: Groups, x: Node, width: Width) -> Node:
     """Return a channels-last image with zeros behind the channels of each group."""
     rows = groups.call(aten.permute.default, x, [0, 2, 3, 1])
     points = list(val(rows).shape[:3])
-    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, groups.narrow])
-    padded = groups.call(aten.constant_pad_nd.default, apart, [0, groups.wide - groups.narrow], 0.0)
-    joined = groups.call(aten.reshape.default, padded, [*points, groups.number * groups.wide])
+    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, width.narrow])
+    padded = groups.call(aten.constant_pad_nd.default, apart, [0, width.wide - width.narrow], 0.0)
+    joined = groups.call(aten.reshape.default, padded, [*points, groups.number * width.wide])
     return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
 
 
 def _padded_weight(groups: Groups, w: Node) -> Node:
     """Return a channels-last weight with zeros for more filters of a group and more channels."""
+    channels, filters = groups.channels, groups.filters
     rows = groups.call(aten.permute.default, w, [0, 2, 3, 1])
     window = list(val(rows).shape[1:3])
-    apart = groups.call(aten.reshape.default, rows, [groups.number, groups.narrow, *window, groups.narrow])
-    more = groups.wide - groups.narrow
-    padded = groups.call(aten.constant_pad_nd.default, apart, [0, more, 0, 0, 0, 0, 0, more], 0.0)
-    joined = groups.call(aten.reshape.default, padded, [groups.number * groups.wide, *window, groups.wide])
+    apart = groups.call(aten.reshape.default, rows, [groups.number, filters.narrow, *window, channels.narrow])
+    padding = [0, channels.wide - channels.narrow, 0, 0, 0, 0, 0, filters.wide - filters.narrow]
+    padded = groups.call(aten.constant_pad_nd.default, apart, padding, 0.0)
+    joined = groups.call(aten.reshape.default, padded, [groups.number * filters.wide, *window, channels.wide])
     return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
 
 
-def _trimmed_image(groups: Groups, y: Node) -> Node:
+def _trimmed_image(groups: Groups, y: Node, width: Width) -> Node:
     """Return the channels of an image that are no padding."""
     rows = groups.call(aten.permute.default, y, [0, 2, 3, 1])
     points = list(val(rows).shape[:3])
-    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, groups.wide])
-    taken = groups.call(aten.slice.Tensor, apart, 4, 0, groups.narrow)
-    joined = groups.call(aten.reshape.default, taken, [*points, groups.number * groups.narrow])
+    apart = groups.call(aten.reshape.default, rows, [*points, groups.number, width.wide])
+    taken = groups.call(aten.slice.Tensor, apart, 4, 0, width.narrow)
+    joined = groups.call(aten.reshape.default, taken, [*points, groups.number * width.narrow])
     joined.meta[READ_THROUGH] = True
     return groups.call(aten.permute.default, joined, [0, 3, 1, 2])
 
@@ -161,7 +182,8 @@ def _trimmed_image(groups: Groups, y: Node) -> Node:
 def _trimmed_weight(groups: Groups, w: Node) -> Node:
     """Return the filters and channels of a weight that are no padding."""
     _, channels, *window = val(w).shape
-    apart = groups.call(aten.reshape.default, w, [groups.number, groups.wide, channels, *window])
-    for dim in (1, 2):
-        apart = groups.call(aten.slice.Tensor, apart, dim, 0, groups.narrow)
-    return groups.call(aten.reshape.default, apart, [groups.number * groups.narrow, groups.narrow, *window])
+    apart = groups.call(aten.reshape.default, w, [groups.number, groups.filters.wide, channels, *window])
+    for dim, width in ((1, groups.filters), (2, groups.channels)):
+        apart = groups.call(aten.slice.Tensor, apart, dim, 0, width.narrow)
+    sizes = [groups.number * groups.filters.narrow, groups.channels.narrow, *window]
+    return groups.call(aten.reshape.default, apart, sizes)

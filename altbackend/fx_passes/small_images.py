@@ -178,11 +178,9 @@ class Windows:
             g = self.insert(aten.diagonal.default, g, 0, 2, 2 + rank - d)
         dw = self.insert(aten.sum.dim_IntList, g, [3 + 2 * d for d in range(rank)])
         dtype = val(self.call.weight).dtype
-        return (
-            dw
-            if val(dw).dtype == dtype
-            else insert(self.gm.graph, self.before, aten._to_copy.default, (dw,), {"dtype": dtype})
-        )
+        if val(dw).dtype != dtype:
+            dw = insert(self.gm.graph, self.before, aten._to_copy.default, (dw,), {"dtype": dtype})
+        return dw
 
 
 def _ordered(channels: int, points: Sequence[int], last: bool) -> list[int]:

@@ -112,7 +112,7 @@ _BIASES = (DecisionKind.LAYOUT, "convolution biases", "in generated kernels", "{
 _OPERANDS = (DecisionKind.LAYOUT, "transposed operands", "copied as they lie", "{} operands of batched products")
 _SMALL_PRODUCTS = (DecisionKind.SIMPLIFY, "small matmuls", "in generated kernels", "{}")
 _FEW_KEYS = (DecisionKind.LAYOUT, "attentions of few keys", "by the memory-efficient kernel", "{}")
-_GROUPS = (DecisionKind.LAYOUT, "convolutions in groups", "padded", "{} of widths without a fast kernel")
+_GROUPS = (DecisionKind.LAYOUT, "channels of convolutions", "padded", "{} of widths without a fast kernel")
 _WINDOWS = (DecisionKind.LAYOUT, "transposed convolutions", "as matmuls", "{} with kernel = stride")
 _SMALL_IMAGES = (DecisionKind.LAYOUT, "convolutions of small images", "as matmuls", "{} whose windows cover them")
 _STRIDED = (DecisionKind.LAYOUT, "gradients of strided 1x1 convolutions", "over the points taken", "{} split in two")

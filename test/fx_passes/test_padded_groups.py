@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 
+from altbackend.aten import odd_channels
 from altbackend.aten.narrow_groups import padded_width
+from altbackend.aten.odd_channels import Sizes, padded_channels
 from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
@@ -46,6 +48,7 @@ GRAPHS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def allowed_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_api, "allows_tf32_convolutions", lambda: True)
+    monkeypatch.setattr(odd_channels, "LEAST_DATA", 0)
 
 
 def rewritten(gm: GraphModule, **options: Any) -> int:
@@ -60,7 +63,7 @@ def inputs(groups: int, width: int, window: int = 3, dtype: torch.dtype = torch.
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
-@pytest.mark.parametrize(("groups", "width"), [(2, 12), (3, 9), (2, 33)], ids=str)
+@pytest.mark.parametrize(("groups", "width"), [(2, 12), (3, 9), (2, 33), (1, 20)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_results(name: str, groups: int, width: int, last: bool) -> None:
     args = list(inputs(groups, width))
@@ -114,6 +117,50 @@ def test_widths(groups: int, width: int, window: int, dtype: torch.dtype, expect
     assert padded_width((2, groups * width, 14, 14), weight, dtype) == expected
 
 
+@pytest.mark.parametrize(
+    ("filters", "channels", "window", "dtype", "expected"),
+    [
+        (64, 3, 3, torch.bfloat16, (8, 64)),
+        (8, 3, 3, torch.bfloat16, None),  # no slower than moving the padding
+        (64, 3, 7, torch.float16, None),
+        (64, 3, 3, torch.float32, None),
+        (24, 12, 3, torch.bfloat16, (16, 24)),
+        (24, 12, 3, torch.float32, None),
+        (50, 30, 3, torch.float32, (32, 56)),
+        (40, 10, 5, torch.float32, (16, 40)),
+        (3, 64, 3, torch.bfloat16, (64, 8)),
+        (30, 30, 1, torch.bfloat16, None),  # a product
+        (32, 64, 3, torch.bfloat16, None),
+    ],
+    ids=str,
+)
+def test_channels(
+    filters: int,
+    channels: int,
+    window: int,
+    dtype: torch.dtype,
+    expected: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    weight = filters, channels, window, window
+    assert padded_channels(Sizes((256, channels, 64, 64), weight, (1, 1)), dtype) == expected
+    assert padded_channels(Sizes((1, channels, 8, 8), weight, (1, 1)), dtype) is None
+    if channels == 3 and expected:
+        assert padded_channels(Sizes((256, 3, 64, 64), (32, 3, 3, 3), (2, 2)), dtype) is None
+
+
+def test_other_numbers_of_filters_without_groups() -> None:
+    x, w, b = torch.randn(2, 20, 7, 6), torch.randn(13, 20, 3, 3), torch.randn(13)
+    (gm,) = trace(GRAPHS["with a bias and a ReLU"], x, w, b)
+    assert rewritten(gm) == 1
+    (call,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert [list(a.meta["val"].shape[:2]) for a in call.args[:2]] == [[2, 24], [16, 24]]
+    for fn in (GRAPHS["with a bias and a ReLU"], GRAPHS["between kernels"]):
+        expected = fn(x.double(), w.double(), b.double()).float()
+        assert not difference(triton_run.compiled(fn)(x, w, b), expected, strides=False, tolerance=2e-5)
+
+
 def test_windows_larger_than_the_image() -> None:
     """Of 64 channels they are slower padded."""
     assert padded_width((2, 96, 4, 4), (96, 48, 5, 5), torch.float32) is None
@@ -156,6 +203,20 @@ def test_training(stride: int, width: int, last: bool) -> None:
         k = int("backward" in str(n.target))
         assert all(is_channels_last(a.meta["val"]) for a in n.args[: 2 + k])
         assert n.args[1 + k].meta["val"].shape[:2] == (2 * wide, wide)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize(("channels", "filters"), [(20, 13), (24, 3), (20, 20), (24, 24), (10, 16)], ids=str)
+def test_training_without_groups(channels: int, filters: int, last: bool) -> None:
+    """Channels and filters become multiples of eight where the image is not much wider."""
+    x, w, b = torch.randn(2, channels, 7, 6), torch.randn(filters, channels, 3, 3), torch.randn(filters)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    gm = joint_graph(lambda x, w, b: convolved(x.tanh(), w, b).sigmoid().square().mean(), x, w, b)
+    calls = [n for n in gm.graph.nodes if "convolution" in str(n.target)]
+    wide = [filters, channels] if channels == 10 else [-(-n // 8) * 8 for n in (filters, channels)]
+    for n in calls:
+        assert list(n.args[1 + ("backward" in str(n.target))].meta["val"].shape[:2]) == wide
 
 
 @pytest.mark.parametrize(("width", "window"), [(12, 5), (20, 3)], ids=str)
