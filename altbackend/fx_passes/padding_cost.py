@@ -10,6 +10,10 @@ few of its columns exist. A multiprocessor starts a block for each small matrix 
 
     time >= blocks * (block_us + depth / TILE_TERMS * terms_us)
 
+Results of unaligned rows are stored in pieces of their alignment:
+
+    time >= bytes / alignment / STORES_PER_US
+
 `python -m benchmarks.padding` measures the factors and prints this table.
 """
 
@@ -40,11 +44,12 @@ LEAST_ROWS, LEAST_WIDTH = 16, 0.5
 # took 69 us (47), of 36 terms 63 (43); 2,307,320 rows of 30 terms and 8 columns with a bias 379 (67).
 TILE_SIDE, TILE_TERMS, TILE_US = 64, 32, MappingProxyType({2: 0.0069, 4: 0.004, 8: 0.004})
 NONE: Mapping[int, float] = MappingProxyType({})
-# The same for batched products of 16 bits, and of float32 with TF32.
-BATCHED_US, BATCHED_FLOATS_US = (
-    MappingProxyType({2: 0.0069, 4: 0.0065, 8: 0.0065}),
-    MappingProxyType({4: 0.0095, 8: 0.009}),
-)
+BATCHED_US = MappingProxyType({2: 0.0069, 4: 0.0065, 8: 0.0065})  # the same for batched products
+BATCHED_FLOATS_US = MappingProxyType({4: 0.0095, 8: 0.009})  # and for those of float32 with TF32
+# Pieces of a result that are stored in a microsecond. On an H200, 1,546 products of 197x64x197 took 230 us in bfloat16
+# and 215 in float32 (60 million pieces), 960 of 250x32x250 101 (30 million), and rows of 389 elements of a product of
+# 305,877x128x389 about 470 (119 million).
+STORES_PER_US = 253e3
 ALIGNED = 16  # bytes that the rows of fast products are multiples of
 # Bytes that padded rows are multiples of: a sector. Over 13 products of bfloat16 on an H100, rows of whole sectors took
 # 0.73 to 1.02 of the time of rows padded to 16 bytes.
@@ -75,7 +80,8 @@ class Rate:
         tiles = work.narrow_tiles * self.tile_us.get(alignment, 0.0)
         batched = work.batched_tiles * self.batched_tile_us.get(alignment, 0.0)
         blocks = work.blocks * (self.block_us + work.terms * self.terms_us)
-        return START_US + max(computing, work.bytes / BYTES_PER_US, tiles, batched, blocks)
+        stores = work.result / alignment / STORES_PER_US
+        return START_US + max(computing, work.bytes / BYTES_PER_US, tiles, batched, blocks, stores)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Work:
 
     `narrow_tiles`: the tiles, each of `TILE_TERMS` terms, of one product of at most `TILE_SIDE` columns; 0 for others.
     `batched_tiles`, `blocks`: the tiles of batched products, and their results in blocks of `TILE_SIDE`; 0 for others.
-    `terms`: the tiles that a block adds.
+    `terms`: the tiles that a block adds. `result`: the bytes of a result with rows that are not aligned; 0 for others.
     """
 
     operations: float
@@ -93,6 +99,7 @@ class Work:
     batched_tiles: float = 0.0
     blocks: int = 0
     terms: int = 0
+    result: float = 0.0
 
 
 def work_of(batch: int, sizes: Sizes, itemsize: int) -> Work:
@@ -102,10 +109,11 @@ def work_of(batch: int, sizes: Sizes, itemsize: int) -> Work:
     size = 1.0 * batch * (rows * depth + depth * width + rows * width) * itemsize
     terms, is_narrow = math.ceil(depth / TILE_TERMS), width <= TILE_SIDE
     down, across = math.ceil(rows / TILE_SIDE), math.ceil(width / TILE_SIDE)
+    result = 1.0 * batch * rows * width * itemsize if missing(width, itemsize) else 0.0
     if batch == 1:
-        return Work(operations, size, narrow_tiles=down * terms if is_narrow else 0)
+        return Work(operations, size, narrow_tiles=down * terms if is_narrow else 0, result=result)
     tiles = batch * _parts(rows) * max(_parts(width), LEAST_WIDTH) * terms
-    return Work(operations, size, batched_tiles=tiles, blocks=batch * down * across, terms=terms)
+    return Work(operations, size, batched_tiles=tiles, blocks=batch * down * across, terms=terms, result=result)
 
 
 def _parts(elements: int) -> float:

@@ -88,6 +88,7 @@ def test_large_odd_products_gain_in_sixteen_bits() -> None:
         assert not fired(dtype, (8192, 2944, 5920))  # aligned
         assert not fired(dtype, (8192, 2952, 5928))  # aligned, though not to sectors
         assert not fired(dtype, (15, 2949, 33))  # bound by memory
+        assert fired(dtype, (305_877, 128, 389))  # whose result takes longer to store in pieces than to copy
     assert not fired(torch.float64, (8205, 2949, 5921))
 
 
