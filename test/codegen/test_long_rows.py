@@ -131,6 +131,16 @@ def test_rows_of_the_largest_number_have_their_first_position(dtype: torch.dtype
     check(lambda x: x.t().flip(0).argmin(0), x)
 
 
+def test_first_positions_beside_a_scan_from_the_end() -> None:
+    """Blocks of the kernel then begin at the end of a row, and an equal value comes earlier than the one before it."""
+
+    def fn(x: T) -> tuple[T, T]:
+        best, at = x.max(1, keepdim=True)
+        return at, (x - best).flip(1).cumsum(1).flip(1)
+
+    check(fn, ties(5, 70))
+
+
 def test_an_extremum_beside_its_position_and_a_prologue() -> None:
     check(lambda x: (x * 2).sin().max(1), torch.randn(5, 70))
     check(lambda x: (x.relu() + 1).max(1).values + x.argmin(1), torch.randn(5, 70))

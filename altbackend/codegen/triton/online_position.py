@@ -65,7 +65,7 @@ def _start(e: Emitter, scope: Scope, one_pass: OnlinePosition, n: Index) -> Runn
         scope.body.append(Accumulator(label, kind, va.identity(reduction, kind), shape))
         names.append(name(label, kind))
         e.axes[names[-1]] = TILE
-    return Running(names[0], names[1], op, first_position(one_pass))
+    return Running(names[0], names[1], op, None if e.blocks.backwards else first_position(one_pass))
 
 
 def _turn(e: Emitter, inner: Scope, one_pass: OnlinePosition, run: Running) -> None:
