@@ -2,8 +2,8 @@
 
     python -m benchmarks.padding [--rounds 20] [--shapes 8205x2949x5921,...] [--no-inductor]
 
-A row is one shape and dtype: microseconds of the library's product of odd sizes, of the product of padded sizes alone,
-and of compiled calls: without padding, as the model of padding decides, and by inductor (medians of rounds in turns).
+A row is one shape and dtype. It has the microseconds of the library's product of odd sizes, and of padded sizes alone.
+Then come compiled calls: without padding, as the model decides, and by inductor (medians of rounds in turns).
 At the end come the lines to put into `RATES`, and every case where the model's choice is slower than no padding by 3%.
 """
 

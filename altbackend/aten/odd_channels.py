@@ -24,7 +24,7 @@ _FEWEST_OF_FLOATS, _MOST_ALIGNED, _MOST_UNALIGNED = 10, 1.3, 1.6
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ConvolutionSizes:
     """Sizes of a convolution: [n, channels, height, width], [filters, channels, height, width of a window], steps."""
 
     image: Sequence[int]
@@ -32,12 +32,11 @@ class Sizes:
     stride: Sequence[int]
 
 
-def padded_channels(sizes: Sizes, dtype: torch.dtype) -> tuple[int, int] | None:
+def padded_channels(sizes: ConvolutionSizes, dtype: torch.dtype) -> tuple[int, int] | None:
     """Return more channels and filters, with which the library convolves faster; None if there are none.
 
-    Measured on an
-    H200 with 19 convolutions, in inference (docs/decisions/padded-groups.md): in 16 bits padded images took 0.16 to
-    0.8 of the time of the faster layout, and 1.02 in one case, in float32 with TF32 0.49 to 0.72.
+    Measured on an H200 with 19 convolutions, in inference (docs/decisions/padded-groups.md). Padded images took 0.16 to
+    0.8 of the time of the faster layout in 16 bits, and 0.49 to 0.72 in float32 with TF32.
     """
     filters, channels, *window = sizes.weight
     wide, wide_filters, taps = _to_vectors(channels), _to_vectors(filters), math.prod(window)

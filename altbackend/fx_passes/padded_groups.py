@@ -21,7 +21,7 @@ from torch.fx.node import Argument
 from altbackend.lazy_dataclass import dataclass
 
 from ..aten.narrow_groups import padded_width, trains_padded
-from ..aten.odd_channels import Sizes, padded_channels, trains_padded_channels
+from ..aten.odd_channels import ConvolutionSizes, padded_channels, trains_padded_channels
 from ..compat import torch_api
 from .channels_last import is_generated
 from .context import Context
@@ -106,7 +106,7 @@ def _padded_widths(call: Convolution) -> tuple[int, int] | None:
     if x.dtype == torch.float32 and not torch_api.allows_tf32_convolutions():
         return None
     if call.groups == 1:
-        return padded_channels(Sizes(x.shape, w.shape, call.stride), x.dtype)
+        return padded_channels(ConvolutionSizes(x.shape, w.shape, call.stride), x.dtype)
     wide = padded_width(x.shape, w.shape, x.dtype)
     return None if wide is None else (wide, wide)
 

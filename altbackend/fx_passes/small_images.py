@@ -96,10 +96,14 @@ class Windows:
         return channels, filters
 
     @property
+    def dims(self) -> list[tuple[int, int, int, int, int]]:
+        """Return for each dimension the points of the image, the window and the result, the stride and the padding."""
+        return list(zip(self.image, self.window, self.result, self.call.stride, self.call.padding, strict=True))
+
+    @property
     def cover_images(self) -> bool:
         """Return whether every window sees all points of its image."""
-        dims = zip(self.image, self.window, self.result, self.call.stride, self.call.padding, strict=True)
-        return all(p >= s * (r - 1) and h + p <= k for h, k, r, s, p in dims)
+        return all(p >= s * (r - 1) and h + p <= k for h, k, r, s, p in self.dims)
 
     @property
     def gain(self) -> bool:
@@ -131,12 +135,10 @@ class Windows:
 
         The windows of the padded weight are its elements w[k, c, h + stride * i' - ...], where i' counts backwards.
         """
-        rank, padding = len(self.image), []
-        dims = list(zip(self.image, self.window, self.result, self.call.stride, self.call.padding, strict=True))
-        for h, k, r, s, p in reversed(dims):
-            padding += [s * (r - 1) - p, h + p - k]
+        rank = len(self.image)
+        padding = [n for h, k, r, s, p in reversed(self.dims) for n in (s * (r - 1) - p, h + p - k)]
         w = self.insert(aten.constant_pad_nd.default, self.call.weight, padding, 0.0)
-        for d, (h, s) in enumerate(zip(self.image, self.call.stride, strict=True)):
+        for d, (h, _, _, s, _) in enumerate(self.dims):
             w = self.insert(aten.unfold.default, w, 2 + d, h, s)
         w = self.insert(aten.flip.default, w, list(range(2, 2 + rank)))
         results, points = list(range(2, 2 + rank)), list(range(2 + rank, 2 + 2 * rank))
@@ -164,16 +166,13 @@ class Windows:
         total = _product(self, self.insert(aten.t.default, x), y)
         sizes = [*_ordered(channels, self.image, self.image_last), *_ordered(filters, self.result, self.result_last)]
         apart = self.insert(aten.reshape.default, total, sizes)
-        row, column = list(range(rank + 1)), list(range(rank + 1, 2 * rank + 2))
-        c, points = (row[-1], row[:-1]) if self.image_last else (row[0], row[1:])
-        k, results = (column[-1], column[:-1]) if self.result_last else (column[0], column[1:])
+        (c, points), (k, results) = _places(0, rank, self.image_last), _places(rank + 1, rank, self.result_last)
         g = self.insert(aten.permute.default, apart, [k, c, *points, *results])
-        padding: list[int] = []
-        dims = list(zip(self.image, self.window, self.result, self.call.stride, self.call.padding, strict=True))
-        for h, a, r, s, p in reversed(dims):
-            padding += [p, s * (r - 1) + a - h - p]
+        padding = [n for h, a, r, s, p in reversed(self.dims) for n in (p, s * (r - 1) + a - h - p)]
         g = self.insert(aten.constant_pad_nd.default, g, [*[0] * (2 * rank), *padding], 0.0)
-        for d, (_, a, _, s, _) in enumerate(dims):  # the windows that start at stride * i, of which number i is taken
+        for d, (_, a, _, s, _) in enumerate(
+            self.dims
+        ):  # the windows that start at stride * i, of which number i is taken
             g = self.insert(aten.unfold.default, g, 2, a, s)
             g = self.insert(aten.diagonal.default, g, 0, 2, 2 + rank - d)
         dw = self.insert(aten.sum.dim_IntList, g, [3 + 2 * d for d in range(rank)])
@@ -185,6 +184,12 @@ class Windows:
 
 def _ordered(channels: int, points: Sequence[int], last: bool) -> list[int]:
     return [*points, channels] if last else [channels, *points]
+
+
+def _places(first: int, rank: int, last: bool) -> tuple[int, list[int]]:
+    """Return the dimension of the channels, and those of the points, that `_ordered` laid from `first` on."""
+    dims = list(range(first, first + rank + 1))
+    return (dims[-1], dims[:-1]) if last else (dims[0], dims[1:])
 
 
 def _product(w: Windows, a: Node, b: Node) -> Node:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from altbackend.aten import odd_channels
 from altbackend.aten.narrow_groups import padded_width
-from altbackend.aten.odd_channels import Sizes, padded_channels
+from altbackend.aten.odd_channels import ConvolutionSizes, padded_channels
 from altbackend.compat import torch_api
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
@@ -144,10 +144,10 @@ def test_channels(
 ) -> None:
     monkeypatch.undo()
     weight = filters, channels, window, window
-    assert padded_channels(Sizes((256, channels, 64, 64), weight, (1, 1)), dtype) == expected
-    assert padded_channels(Sizes((1, channels, 8, 8), weight, (1, 1)), dtype) is None
+    assert padded_channels(ConvolutionSizes((256, channels, 64, 64), weight, (1, 1)), dtype) == expected
+    assert padded_channels(ConvolutionSizes((1, channels, 8, 8), weight, (1, 1)), dtype) is None
     if channels == 3 and expected:
-        assert padded_channels(Sizes((256, 3, 64, 64), (32, 3, 3, 3), (2, 2)), dtype) is None
+        assert padded_channels(ConvolutionSizes((256, 3, 64, 64), (32, 3, 3, 3), (2, 2)), dtype) is None
 
 
 def test_other_numbers_of_filters_without_groups() -> None:

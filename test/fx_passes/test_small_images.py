@@ -98,13 +98,17 @@ def test_a_number_that_is_not_finite_stays_in_the_windows_that_see_it() -> None:
         assert rewritten(gm) == 0, name
 
 
+def trained(case: tuple[tuple[int, ...], tuple[int, ...], int, Any], last: bool) -> GraphModule:
+    """Return the joint graph of a convolution, whose results and strides `joint_graph` compares."""
+    return joint_graph(lambda x, w, b: convolve(x.tanh(), w, b, *case[2:]).square().mean(), *inputs(case, last))
+
+
 @pytest.mark.sample(2, every_value=True)
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize("name", COVERED)
 def test_training(name: str, last: bool) -> None:
-    """The convolution and both gradients are products; `joint_graph` compares results and their strides."""
-    case = COVERED[name]
-    gm = joint_graph(lambda x, w, b: convolve(x.tanh(), w, b, *case[2:]).square().mean(), *inputs(case, last))
+    """The convolution and both gradients are products."""
+    gm = trained(COVERED[name], last)
     assert not [n for n in gm.graph.nodes if "convolution" in str(n.target)]
     assert targets(gm).count("aten.mm.default") == 3
 
@@ -113,8 +117,7 @@ def test_training(name: str, last: bool) -> None:
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize("name", PARTIAL)
 def test_gradients_of_weights(name: str, last: bool) -> None:
-    case = PARTIAL[name]
-    gm = joint_graph(lambda x, w, b: convolve(x.tanh(), w, b, *case[2:]).square().mean(), *inputs(case, last))
+    gm = trained(PARTIAL[name], last)
     (call,) = gm.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     assert call.args[10] == [True, False, False]
     assert targets(gm).count("aten.mm.default") == 1
