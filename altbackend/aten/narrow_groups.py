@@ -27,12 +27,19 @@ _WIDEST_OF_FLOATS = 12
 _FAST_GROUPS_OF_FLOATS = 8  # groups of four channels of float32 volumes from which the library has a fast kernel
 # Products of an image's result that a loop adds, and channels of 16 bits up to which it is faster than the library.
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
+# Without groups: products of all filters at a point, by the bytes of an element, that a kernel writes out, and that it
+# adds in a loop over up to so many channels. Then those of windows of one element, and of loops over more channels.
+_MOST_OF_FILTERS, _LOOPED_OF_FILTERS, _LOOPED_CHANNELS = {4: 330, 2: 450}, {4: 450, 2: 650}, 3
+_MOST_OF_POINTS, _LOOPED_OF_CHANNELS = 64, 150
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 _DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
 _SMALL_SQUARE, _LARGE_SQUARE = [3, 3], [5, 5]  # windows of padded groups
 _MOST_SAVED = 1.5  # times the channels of an image, for which a padded one is saved
 # Groups from which padded ones are faster, by their channels: the library has slow kernels for fewer.
 _LEAST_GROUPS_OF_FLOATS, _LEAST_GROUPS = {8: 4}, {8: 4, 16: 8}
+# Groups from which padded ones are faster than a generated kernel, by the bytes of an element: with small windows, and
+# with others.
+_LEAST_SMALL, _LEAST_LARGE = {4: 4, 2: 8}, {4: 4, 2: 4}
 # Groups that the library runs one after the other, and taps, for which a converted image was measured.
 _LEAST_WIDTH, _MOST_GROUPS, _MOST_TAPS = 12, 16, 25
 
@@ -105,6 +112,16 @@ def padded_width(image: Sequence[int], weight: Sequence[int], dtype: torch.dtype
     return wide if filters // width >= least.get(wide, 2) else None
 
 
+def pads_generated(groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether the groups that `padded_width` pads are faster so than in a generated kernel.
+
+    Measured on an H200 with groups of 5 to 7 channels over images of 56x56 (docs/decisions/padded-groups.md): with the
+    copies around them, padded ones took 0.5 to 1.05 of the time of the kernel where this holds.
+    """
+    least = _LEAST_SMALL if list(weight[2:]) == _SMALL_SQUARE else _LEAST_LARGE
+    return groups >= least[dtype.itemsize]
+
+
 def trains_padded(weight: Sequence[int], wide: int) -> bool:
     """Return whether a convolution that `padded_width` pads to `wide` channels is padded in training, too.
 
@@ -153,14 +170,34 @@ def gains_channels_last(weight: Sequence[int], dtype: torch.dtype) -> bool:
     return not in_plain_kernel(weight, dtype) or (dtype.itemsize < 4 and math.prod(weight[1:]) > _SMALL_WINDOW)
 
 
+def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether a generated kernel computes a convolution without groups, of few channels and few filters.
+
+    Measured on an H200 with 43 convolutions of sequences, images and volumes in both layouts (docs/decisions/
+    few-filters.md): where this holds, it takes 0.12 to 1.0 of the time of the library's faster layout, 0.45 in the
+    median. The library's tiles have room for many more filters.
+    """
+    filters, channels, *window = weight
+    taps = math.prod(window)
+    products = filters * channels * taps
+    if taps == 1:
+        return products <= _MOST_OF_POINTS
+    if channels * taps <= MOST_TERMS:
+        return products <= _MOST_OF_FILTERS[dtype.itemsize]
+    most = _LOOPED_OF_FILTERS[dtype.itemsize] if channels <= _LOOPED_CHANNELS else _LOOPED_OF_CHANNELS
+    return products <= most
+
+
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
-    """Return whether a generated kernel computes a convolution in groups, in whichever layout its image has.
+    """Return whether a generated kernel computes a convolution in groups or of few filters, in its image's layout.
 
     `weight`: [channels that are written, channels of a group, taps of each dimension]. Depthwise convolutions of images
     are not meant: they have a lowering of their own for channels-last images, and `in_plain_kernel` for plain ones.
     """
-    if groups == 1 or is_depthwise_image(channels, groups, weight) or dtype not in _DTYPES:
+    if dtype not in _DTYPES or is_depthwise_image(channels, groups, weight):
         return False
+    if groups == 1:
+        return _has_few_filters(weight, dtype)
     rank, width, taps = len(weight) - 2, weight[1], math.prod(weight[2:])
     if width * taps <= MOST_TERMS:
         return not runs_fast(channels, groups, taps, dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
@@ -17,12 +18,12 @@ from ..aten.narrow_groups import in_generated_kernel, in_plain_kernel, is_depthw
 from .context import Context
 from .gradient_call import GradientCall, replace_gradients
 from .graph import aten, insert, val
-from .mixed_layouts import is_channels_last
+from .mixed_layouts import FORMATS, is_channels_last
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
     """Replace the gradients of images that generated kernels compute; return their number."""
-    return replace_gradients(joint, 0, lambda n, call: _convolution(joint, n, call) if _suits(call) else None)
+    return replace_gradients(joint, 0, lambda n, call: _gradient(joint, n, call) if _suits(call) else None)
 
 
 def _suits(call: GradientCall) -> bool:
@@ -44,6 +45,16 @@ def _suits(call: GradientCall) -> bool:
 def _reach(call: GradientCall) -> list[int]:
     """Return the padding of the gradient: the elements of a window behind those that pad the image."""
     return [k - 1 - p for k, p in zip(val(call.w).shape[2:], call.padding, strict=True)]
+
+
+def _gradient(joint: GraphModule, before: Node, call: GradientCall) -> Node:
+    """Insert the gradient of the image in the layout of the library's gradient, and return it."""
+    gradient = _convolution(joint, before, call)
+    library = val(before)[0]
+    if val(gradient).stride() == library.stride():
+        return gradient
+    memory_format = FORMATS[library.dim()] if is_channels_last(library) else torch.contiguous_format
+    return insert(joint.graph, before, aten.clone.default, (gradient,), {"memory_format": memory_format})
 
 
 def _convolution(joint: GraphModule, before: Node, call: GradientCall) -> Node:

@@ -20,7 +20,7 @@ from torch.fx.node import Argument
 
 from altbackend.lazy_dataclass import dataclass
 
-from ..aten.narrow_groups import padded_width, trains_padded
+from ..aten.narrow_groups import padded_width, pads_generated, trains_padded
 from ..aten.odd_channels import ConvolutionSizes, padded_channels, trains_padded_channels
 from ..compat import torch_api
 from .channels_last import is_generated
@@ -68,7 +68,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Pad the channels of convolutions of an inference graph where wider ones are faster; return their number."""
     count = 0
     for n in list(gm.graph.nodes):
-        if not is_call(n, aten.convolution.default) or is_generated(n):
+        if not is_call(n, aten.convolution.default) or _stays_generated(n):
             continue
         if (wide := _padded_widths(convolution_of(n))) is not None:
             _pad_convolution(gm, n, wide)
@@ -80,7 +80,7 @@ def run_joint(joint: GraphModule, ctx: Context) -> int:
     """Pad convolutions and their gradients where wider groups train faster; return the number of both."""
     count = 0
     for n in list(joint.graph.nodes):
-        if is_call(n, aten.convolution.default) and not is_generated(n):
+        if is_call(n, aten.convolution.default) and not _stays_generated(n):
             call, pad = convolution_of(n), _pad_convolution
         elif is_call(n, aten.convolution_backward.default) and not n.args[10][2]:
             call, pad = convolution_of_gradient(gradient_of(n)), _pad_gradient
@@ -92,6 +92,14 @@ def run_joint(joint: GraphModule, ctx: Context) -> int:
             pad(joint, n, wide)
             count += 1
     return count
+
+
+def _stays_generated(n: Node) -> bool:
+    """Return whether a generated kernel computes a convolution faster than the library computes a padded one."""
+    call = convolution_of(n)
+    weight = val(call.weight)
+    pads = call.groups > 1 and is_generated(n) and pads_generated(call.groups, weight.shape, weight.dtype)
+    return is_generated(n) and not pads
 
 
 def _padded_widths(call: Convolution) -> tuple[int, int] | None:

@@ -79,7 +79,8 @@ class Rate:
         computing = self.slowdown.get(alignment, 1.0) * work.operations / self.per_us
         tiles = work.narrow_tiles * self.tile_us.get(alignment, 0.0)
         batched = work.batched_tiles * self.batched_tile_us.get(alignment, 0.0)
-        blocks = work.blocks * (self.block_us + work.terms * self.terms_us)
+        started = work.wide_blocks if alignment == ALIGNED else work.blocks
+        blocks = started * (self.block_us + work.terms * self.terms_us)
         stores = work.result / alignment / STORES_PER_US
         return START_US + max(computing, work.bytes / BYTES_PER_US, tiles, batched, blocks, stores)
 
@@ -90,7 +91,8 @@ class Work:
 
     `narrow_tiles`: the tiles, each of `TILE_TERMS` terms, of one product of at most `TILE_SIDE` columns; 0 for others.
     `batched_tiles`, `blocks`: the tiles of batched products, and their results in blocks of `TILE_SIDE`; 0 for others.
-    `terms`: the tiles that a block adds. `result`: the bytes of a result with rows that are not aligned; 0 for others.
+    `wide_blocks`: such blocks of aligned rows, which are wider where they have few rows. `terms`: the tiles that a
+    block adds. `result`: the bytes of a result with rows that are not aligned; 0 for others.
     """
 
     operations: float
@@ -98,6 +100,7 @@ class Work:
     narrow_tiles: float = 0.0
     batched_tiles: float = 0.0
     blocks: int = 0
+    wide_blocks: int = 0
     terms: int = 0
     result: float = 0.0
 
@@ -113,7 +116,20 @@ def work_of(batch: int, sizes: Sizes, itemsize: int) -> Work:
     if batch == 1:
         return Work(operations, size, narrow_tiles=down * terms if is_narrow else 0, result=result)
     tiles = batch * _parts(rows) * max(_parts(width), LEAST_WIDTH) * terms
-    return Work(operations, size, batched_tiles=tiles, blocks=batch * down * across, terms=terms, result=result)
+    blocks = batch * down * across
+    wide_blocks = batch * down * math.ceil(width / _columns_of_block(rows))
+    return Work(operations, size, 0.0, tiles, blocks, wide_blocks, terms, result)
+
+
+def _columns_of_block(rows: int) -> int:
+    """Return the columns of a block of TILE_SIDE^2 results.
+
+    On an H200, 19,264 products of 10x16x384 took 179 us, unpadded ones of 10x10x384 560.
+    """
+    height = LEAST_ROWS
+    while height < min(rows, TILE_SIDE):
+        height *= 2
+    return TILE_SIDE**2 // height
 
 
 def _parts(elements: int) -> float:

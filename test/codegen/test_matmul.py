@@ -131,6 +131,22 @@ def test_layouts(sizes: tuple[int, int, int], left: bool, right: bool, tiles: Ti
     one_kernel(check(lambda x, y, b: F.gelu(x @ y + b), [x.bfloat16(), y.bfloat16(), r(columns).bfloat16()], tiles))
 
 
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("stored", [40, 48, 64])
+def test_padding_behind_the_columns_is_read_and_not_stored(stored: int, turned: bool) -> None:
+    def fn(x: T, w: T) -> T:
+        return (x @ w)[:, :33].relu()
+
+    torch.manual_seed(0)
+    w = r(stored, 48).t() if turned else r(48, stored)
+    steps = check(fn, [r(40, 48).bfloat16(), w.bfloat16()])
+    one_kernel(steps)
+    (source,) = products(steps)
+    reads_all = f"tl.minimum(columns, {stored - 1})" if turned else f"columns < {stored}"
+    assert (reads_all in source) == (stored % SMALL.columns != 0)
+    assert "r0 < 33" in source
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("left", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("right", [False, True], ids=["rows", "columns"])
@@ -170,7 +186,7 @@ def one_real_kernel(tiles: Tiles, rows: int, columns: int, depth: int) -> Triton
 def test_memory_is_what_was_planned(tiles: Tiles) -> None:
     kernel = one_real_kernel(tiles, 4096, 3072, 768)
     shared, scratch = triton_run.memory_of(kernel, 90)
-    planned = shared_bytes(Matmul("", torch.bfloat16, 1, 1, 1, 1, A, A, (), 0, PRODUCT), tiles)
+    planned = shared_bytes(Matmul("", torch.bfloat16, 1, 1, 1, 1, 1, A, A, (), 0, PRODUCT), tiles)
     assert scratch == kernel.scratch == (256 if tiles.descriptors else 0)
     assert shared <= planned <= 227 << 10
 

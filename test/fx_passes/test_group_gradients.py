@@ -28,7 +28,11 @@ def convolutions(gm: GraphModule) -> int:
     (4, (6, 2, 3, 5, 5), 2, (0, 2, 4), 1),  # other channels than it reads, and three paddings
     (8, (4, 4, 3, 3, 3), 2, 1, 1),
     (32, (32, 16, 3, 3, 3), 2, 1, 0),  # the library has kernels of tensor cores
-    (3, (3, 3, 3, 3, 3), 1, 1, 0),
+    (3, (3, 3, 3, 3, 3), 1, 1, 1),  # few filters
+    (8, (8, 8, 3, 3, 3), 1, 1, 0),
+    (3, (64, 3, 3, 3), 1, 1, 0),
+    (3, (8, 3, 3, 3), 1, 1, 0),  # three filters of eight channels
+    (4, (8, 4, 1, 1), 1, 0, 1),
     (16, (16, 2, 3, 3), 8, 1, 1),
     (4, (6, 2, 5, 3), 2, (2, 0), 1),
     (32, (32, 16, 3, 3), 2, 1, 0),

@@ -19,10 +19,14 @@ from altbackend.debug.trace import Trace
 from altbackend.fx_passes import padded_groups
 from altbackend.fx_passes.context import Context
 from altbackend.fx_passes.mixed_layouts import is_channels_last
+from altbackend.schedule.device import H200
+from altbackend.schedule.kernel import Kernel
+from altbackend.schedule.tiling.gpu.blocks import Form
+from altbackend.schedule.tiling.gpu.choose import choose_blocks
 from test import triton_run
 from test.compare import difference
 from test.fx_passes.test_cuda_joint import rewritten as joint_graph
-from test.graphs import trace
+from test.graphs import schedule, trace
 from test.lowering.test_narrow_groups import scheduled
 
 T = torch.Tensor
@@ -86,6 +90,19 @@ def test_no_kernel_stores_the_image_or_the_result_twice() -> None:
     assert (s.calls, s.kernels) == (1, 2)  # an activation and the weight, the softmax
 
 
+@pytest.mark.parametrize("width", [9, 12, 24])
+def test_a_plain_result_is_turned_over_in_squares(width: int) -> None:
+    channels = 8 * width
+    args = torch.randn(8, channels, 32, 32), torch.randn(channels, width, 3, 3), torch.randn(channels)
+    (gm,) = trace(lambda *t: convolved(*t).clone(memory_format=torch.contiguous_format), *args)
+    assert rewritten(gm) == 1
+    s = schedule(gm, ctx=triton_run.TARGET)
+    kernels = [k for k in s.steps if isinstance(k, Kernel)]
+    blocks = choose_blocks(s.program, kernels[-1], H200)
+    assert blocks.form is Form.TRANSPOSE
+    assert min(blocks.xblock, *blocks.rblocks.values()) >= 32
+
+
 @pytest.mark.parametrize("number", [math.inf, math.nan], ids=str)
 def test_numbers_that_are_not_finite_stay_in_their_group(number: float) -> None:
     x, w, b = inputs(2, 12)
@@ -115,6 +132,26 @@ def test_numbers_that_are_not_finite_stay_in_their_group(number: float) -> None:
 def test_widths(groups: int, width: int, window: int, dtype: torch.dtype, expected: int | None) -> None:
     weight = (groups * width, width, window, window)
     assert padded_width((2, groups * width, 14, 14), weight, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "width", "window", "dtype", "pads"),
+    [
+        (32, 6, 3, torch.float32, True),
+        (8, 5, 3, torch.bfloat16, True),
+        (4, 6, 3, torch.bfloat16, False),  # no slower in a generated kernel
+        (4, 5, 5, torch.float32, True),
+        (3, 5, 3, torch.float32, False),
+        (8, 3, 3, torch.float32, False),
+    ],
+    ids=str,
+)
+def test_groups_that_kernels_could_compute(
+    groups: int, width: int, window: int, dtype: torch.dtype, pads: bool
+) -> None:
+    args = inputs(groups, width, window, dtype)
+    (gm,) = trace(GRAPHS["with a bias and a ReLU"], *args)
+    assert rewritten(gm) == pads
 
 
 @pytest.mark.parametrize(

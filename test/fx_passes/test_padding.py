@@ -142,6 +142,8 @@ def test_a_copy_costs_a_launch(size: int, copies: int, pays: bool) -> None:
     [
         (torch.bfloat16, 46_875, (10, 128, 10), False),
         (torch.bfloat16, 208_333, (9, 32, 9), False),
+        (torch.bfloat16, 19_264, (10, 10, 384), True),  # a block of few rows is wider
+        (torch.bfloat16, 78_125, (10, 9, 32), False),
         (torch.bfloat16, 14_201, (65, 64, 65), True),
         (torch.float16, 28_409, (33, 64, 33), True),
         (torch.bfloat16, 1_546, (197, 197, 64), True),

@@ -41,6 +41,11 @@ CASES: dict[str, tuple[Sizes, Sizes, dict[str, int]]] = {
     "a loop over channels": ((1, 10, 6, 5), (10, 5, 5, 5), {"groups": 2, "padding": 2}),
     "a loop over rows of windows": ((1, 3, 10, 9), (6, 1, 9, 9), {"groups": 3, "padding": 3, "stride": 2}),
     "a loop over slices": ((1, 4, 4, 5, 3), (4, 1, 5, 5, 5), {"groups": 4, "rank": 3, "padding": 2}),
+    "few filters": ((2, 3, 6, 7), (4, 3, 3, 3), {"groups": 1, "stride": 2}),
+    "few filters of points": ((2, 16, 5, 4), (3, 16, 1, 1), {"groups": 1, "padding": 0}),
+    "few filters, a loop": ((1, 3, 6, 5), (3, 3, 5, 5), {"groups": 1, "padding": 2}),
+    "few filters of sequences": ((2, 4, 9), (4, 4, 5), {"groups": 1, "rank": 1, "padding": 2}),
+    "few filters of volumes": ((1, 3, 4, 5, 3), (3, 3, 3, 3, 3), {"groups": 1, "rank": 3}),
     "a loop over channels and slices": ((1, 4, 3, 4, 3), (6, 2, 5, 5, 5), {"groups": 2, "rank": 3, "padding": 2}),
 }
 
@@ -100,6 +105,19 @@ def test_wide_depthwise_windows_of_plain_images(window: int, last: bool, calls: 
         (64, 64, (64, 1, 3, 3), torch.float32, False),  # depthwise
         (64, 64, (128, 1, 3, 3), torch.float32, True),
         (64, 1, (64, 64, 1, 1), torch.float32, False),
+        (3, 1, (3, 3, 3, 3), torch.float32, True),
+        (6, 1, (6, 6, 3, 3), torch.float16, True),
+        (3, 1, (16, 3, 3, 3), torch.bfloat16, True),
+        (3, 1, (16, 3, 3, 3), torch.float32, False),
+        (3, 1, (64, 3, 7, 7), torch.bfloat16, False),
+        (3, 1, (3, 3, 7, 7), torch.float32, True),  # a loop
+        (8, 1, (3, 8, 3, 3), torch.float32, False),  # the library is fast channels-last
+        (16, 1, (1, 16, 3, 3), torch.float32, True),
+        (16, 1, (3, 16, 1, 1), torch.bfloat16, True),
+        (16, 1, (4, 16, 3), torch.float32, True),
+        (3, 1, (8, 3, 3, 3, 3), torch.bfloat16, True),
+        (3, 1, (8, 3, 3, 3, 3), torch.float32, False),
+        (1, 1, (1, 1, 3, 3), torch.float32, True),
         (8, 4, (8, 2, 3, 3), torch.float64, False),
     ],
 )

@@ -165,6 +165,12 @@ def test_scanned_rows_that_are_stored_side_by_side_fill_two_sectors(dtype: torch
     assert (blocks.xblock, blocks.warps) == (rows, 4)
 
 
+@pytest.mark.parametrize(("width", "tile"), [(320, (64, 16, 1)), (321, (128, 32, 4))], ids=str)
+def test_threads_that_scan_unaligned_columns_have_one(width: int, tile: tuple[int, int, int]) -> None:
+    (blocks,) = blocks_of(lambda x: x.cumsum(2), torch.empty(152, 8, 321, width))
+    assert (blocks.xblock, max(blocks.rblocks.values()), blocks.warps) == tile
+
+
 def test_a_long_row_fills_its_blocks() -> None:
     def fn(x: T) -> T:
         return F.layer_norm(x, x.shape[1:]).relu()
@@ -300,10 +306,10 @@ def test_scanned_columns_leave_registers_for_what_reads_them() -> None:
 
     x = torch.empty(64, 96, 43, 43)
     (alone,) = blocks_of(lambda x: x.cumsum(1), x)
-    assert (alone.xblock, *alone.rblocks.values()) == (64, 32)
+    assert (alone.xblock, *alone.rblocks.values()) == (128, 32)
     s = schedule(trace(gated, x, *(torch.empty_like(x) for _ in range(2)))[0], ctx=ON_GPU)
     (b,) = (choose_blocks(s.program, k, H200) for k in s.steps if isinstance(k, Kernel))
-    assert (b.xblock, *b.rblocks.values()) == (64, 8)
+    assert (b.xblock, *b.rblocks.values()) == (128, 16)
 
 
 @pytest.mark.parametrize(

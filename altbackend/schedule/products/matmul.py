@@ -68,7 +68,8 @@ class Matmul:
     """`out[b, i, j]` = `value`, where PRODUCT is the sum over k of `left[b, i, k] * right[b, k, j]`.
 
     `dtype`: of the operands. `dims`: loops over b, i and j, without those of extent 1. They are the variables of
-    `index` (the position in `out`) and of `value` (of `out`'s dtype).
+    `index` (the position in `out`) and of `value` (of `out`'s dtype). `stored_columns`: the columns of the right
+    operand in memory, of which the product has the first `columns`.
     """
 
     out: str
@@ -76,6 +77,7 @@ class Matmul:
     batch: int
     rows: int
     columns: int
+    stored_columns: int
     depth: int
     left: Operand
     right: Operand
@@ -135,7 +137,8 @@ def of_extern(p: Program, node: Extern) -> Matmul | Refusal:
     loops = tuple(d for d in dims if ex.size_of(d) != 1)
     left, right = operands
     dtype = p.buffers[left.buffer].dtype
-    return Matmul(out, dtype, batch, rows, columns, depth, left, right, loops, index, va.cast(value, b.dtype))
+    sizes = (batch, rows, columns, columns, depth)
+    return Matmul(out, dtype, *sizes, left, right, loops, index, va.cast(value, b.dtype))
 
 
 def shared_bytes(m: Matmul, tiles: Tiles) -> int:

@@ -49,7 +49,8 @@ def lines(s: Product) -> list[str]:
         return [*_position(s.tile, m), *_load_by_descriptors(m)]
     left, right = m.left.strides, m.right.strides
     rows, row_mask = _inside("rows", m.rows, t.rows, masked=left[1] == 1)
-    columns, column_mask = _inside("columns", m.columns, t.columns, masked=right[2] == 1)
+    # a row that ends with padding is read to the end, 16 bytes at a time; nothing stores the results of padding
+    columns, column_mask = _inside("columns", m.stored_columns, t.columns, masked=right[2] == 1)
     term_mask = "depth < left_over" if m.depth % t.depth else ""
     return [
         *_position(s.tile, m),

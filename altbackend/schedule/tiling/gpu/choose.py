@@ -15,6 +15,7 @@ from ...device import Gpu
 from ...kernel import Kernel
 from ...loop_mapping import Kind
 from ...products.matmul import Matmul, tiles_of
+from ...rows import row_step
 from .blocks import (
     VECTOR,
     WARP,
@@ -174,7 +175,7 @@ def transposed_sides(k: Kernel) -> Sides | None:
     for q in k.nodes:
         stored = _contiguous_loop(q.index, loops)
         for _, index in va.loads(q.value):
-            read = _contiguous_loop(index, loops) or _near_loop(index, loops)
+            read = _contiguous_loop(index, loops) or _near_loop(index, loops) or _loop_of_runs(index, loops)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
             sides = _grown(Sides((read,), (stored,)), loops, index, q.index)
@@ -309,6 +310,19 @@ def _flops_per_row(k: Kernel, column: Atom) -> int:
 def _near_loop(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
     """Return the loop whose steps are a few elements, as those of strided windows; None without one."""
     return next((v for v in loops if isinstance(c := ex.coefficient(index, v), int) and 1 < c <= NEAR), None)
+
+
+def _loop_of_runs(index: Index, loops: tuple[Atom, ...]) -> Atom | None:
+    """Return the loop along which memory is contiguous in runs of some elements, as channels of padded groups are.
+
+    The image of such a convolution, stored plain, took 645 us element by element, for 255 MB in bfloat16.
+    """
+    for v in loops:
+        if ex.coefficient(index, v) is not None or row_step(index, v) != 1:
+            continue
+        if all(isinstance(n, int) and n >= SHORT_SIDE for n in ex.divisors(index, v)):
+            return v
+    return None
 
 
 # --- matrix products -------------------------------------------------------------------------------------------------

@@ -69,6 +69,9 @@ SUMMED_WINDOWS = (512, 8)  # results and warps of a program that adds products o
 # points, Triton lays the warp along an operand of one row, and the whole tile with it. Columns that begin anywhere have
 # 32 points all the same: a scan over 256 channels of 5x5 took 225 us for 264.
 SCANNED, SCANNED_RUN = (64, 16), 2
+# Columns, points and warps of a scan whose columns begin anywhere: a thread has one column. Sums along the 321 rows of
+# images that are 321 wide took 456 us, with two columns in each thread 941, and a copy 246.
+SCANNED_UNALIGNED = (128, 32, 4)
 # The estimated registers beside which a thread has those of its scans, which are twice as many as the elements, and the
 # points of such a tile. A scan's gradient, a gate's and a softmax's spilled 392 registers of a thread with 32 points,
 # 22 with 16 points, and none with 8; with an estimate of 100, others took 96 to 168.
@@ -213,10 +216,15 @@ class _Rows:
     def reads_single_elements(self) -> bool:
         """Return whether rows that are neighbours cannot be read several at a time, since columns begin anywhere."""
         reads = [(q, i) for q in self.members for _, i in va.loads(q.value) if q.row in ex.vars_of(i)]
-        return self.columns and any(
-            any(n % QUAD for n in ex.divisors(i, q.row)) or any(_is_unaligned(ex.coefficient(i, v)) for v in q.inner)
-            for q, i in reads
-        )
+        return self.columns and any(_begins_anywhere(i, q) for q, i in reads)
+
+    @property
+    def loads_unaligned_columns(self) -> bool:
+        """Return whether rows of memory across which a kernel loads its columns begin anywhere."""
+        loaded = loaded_buffers(self.members)
+        reads = [(q, i) for q in self.members for b, i in va.loads(q.value) if b in loaded and q.row in ex.vars_of(i)]
+        across = [(q, i) for q, i in reads if all(ex.coefficient(i, v) != 1 for v in q.inner)]
+        return self.columns and any(_begins_anywhere(i, q) for q, i in across)
 
     @cached_property
     def reads_of_window(self) -> int:
@@ -232,6 +240,13 @@ class _Rows:
         """Return whether one pass reads more than the cache holds."""
         size = ex.mul(self.kernel.rows, *self.lengths[:1])
         return isinstance(size, int) and size * 4 > self.device.streaming_bytes
+
+
+def _begins_anywhere(index: Index, q: MappedNode) -> bool:
+    """Return whether wide loads of float32 cannot begin where rows of memory do that columns cross."""
+    return any(n % QUAD for n in ex.divisors(index, q.row)) or any(
+        _is_unaligned(ex.coefficient(index, v)) for v in q.inner
+    )
 
 
 def _is_unaligned(stride: Index | None) -> bool:
@@ -606,9 +621,14 @@ def _scanned_columns(r: _Rows, n: Index) -> Blocks | None:
         xblock, run = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), 0
         warps = min(warps, warps_of(xblock * rblock))
     else:
+        if r.loads_unaligned_columns and _scans_in_one_pass(r) and _has_many(r, SCANNED_UNALIGNED[0]):
+            xblock, rblock, warps = SCANNED_UNALIGNED
+        elif r.reads_single_elements:
+            rblock *= 2
         if isinstance(n, int):
-            rblock = min(rblock * 2 if r.reads_single_elements else rblock, power_of_two(n))
-        while rblock > FEWEST_SCANNED and _registers_needed(r, xblock * rblock // WARP) > SCANNED_REGISTERS:
+            rblock = min(rblock, power_of_two(n))
+        of_thread = xblock // (WARP * warps)
+        while rblock > FEWEST_SCANNED and _registers_needed(r, of_thread * rblock) > SCANNED_REGISTERS:
             rblock //= 2
     return Blocks(
         form=Form.ROWS,
