@@ -19,6 +19,7 @@ from . import (
     disjoint_windows_joint,
     effects,
     embedding_bags,
+    extremum_gradients,
     few_filters,
     few_keys,
     group_gradients,
@@ -157,6 +158,10 @@ PASSES: tuple[Pass, ...] = (
         "checkpointed random", P.JOINT, BOTH, ANY, random.run_checkpointed, when=draws_from_seeds, draws=True,
     ),
     Pass("record result layouts", P.JOINT, BOTH, ANY, output_layouts.record),
+    Pass(
+        "gradients of extrema", P.JOINT, BOTH, ANY, extremum_gradients.run,
+        decision=(DecisionKind.SIMPLIFY, "gradients of extrema", "compared", "{} scatters at positions of extrema"),
+    ),
     Pass("few keys", P.JOINT, GPU, FAST, few_keys.run_joint, decision=_FEW_KEYS),
     Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),
     Pass("convolution biases", P.JOINT, BOTH, FAST, conv_bias.run_joint, decision=_BIASES),
