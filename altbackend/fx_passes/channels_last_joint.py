@@ -65,8 +65,7 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], device: str) -> bool:
     """Give convolutions channels-last operands, those in `plain` plain ones; return whether the graph changed.
 
-    On a CPU, pools of the same image read the copy too: kernels compute windows of plain rows, and the positions of
-    their maxima, in as many steps as a row has elements.
+    Pools of the same image read the copy too, if they gain.
     """
     fast = {n for n in convolutions if n not in plain}
     copies = copy_operands(gm, [n for n in gm.graph.nodes if n in fast or _is_gradient(n) or keeps_layout(n)], fast)
@@ -84,7 +83,7 @@ def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], devic
                     continue
                 key = x, memory_format
                 if key not in moved:
-                    pools = [u for u in x.users if _is_pool(u)] if device == "cpu" and n not in plain else []
+                    pools = [u for u in x.users if _is_pool(u) and _gains(u, fast, device)] if n not in plain else []
                     first = min((n, *pools), key=order.__getitem__)
                     moved[key] = insert(gm.graph, first, aten.clone.default, (x,), {"memory_format": memory_format})
                     changed.add(moved[key])
@@ -100,6 +99,17 @@ def rearrange(gm: GraphModule, convolutions: list[Node], plain: set[Node], devic
 
 def _is_pool(n: Node) -> bool:
     return n.op == "call_function" and operator_name(n.target) in ("max_pool2d_with_indices", "avg_pool2d")
+
+
+def _gains(pool: Node, fast: set[Node], device: str) -> bool:
+    """Return whether a pool of an image of which there is a channels-last copy reads the copy.
+
+    On a CPU, kernels compute windows of plain rows, and the positions of their maxima, in as many steps as a row has
+    elements. On a GPU, a pool whose result convolutions read computes positions and values in one kernel so, and its
+    gradient reads both operands as they lie.
+    """
+    values = [u for u in pool.users if u.target is operator.getitem and u.args[1] == 0] or [pool]
+    return device == "cpu" or any(u in fast for v in values for u in v.users)
 
 
 def _is_gradient(n: Node) -> bool:

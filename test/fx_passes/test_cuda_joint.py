@@ -73,6 +73,18 @@ def rewritten(fn: Callable[..., T], *inputs: T) -> GraphModule:
     return gm
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["read by a kernel", "read by a convolution"])
+def test_pools_in_front_of_convolutions_read_the_channels_last_copy(last: bool) -> None:
+    def fn(x: T, w: T, v: T) -> T:
+        y = F.max_pool2d(x, 3, 1, 1)
+        parts = F.conv2d(x, w, padding=1), F.conv2d(y, v) if last else y * v[:1]
+        return torch.cat(parts, 1).float().square().mean()
+
+    gm = rewritten(fn, *(torch.randn(s).bfloat16() for s in ((2, 16, 9, 9), (16, 16, 3, 3), (16, 16, 1, 1))))
+    (pool,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.max_pool2d_with_indices.default)
+    assert all(y.is_contiguous(memory_format=torch.channels_last) == last for y in pool.meta["val"])
+
+
 def test_convolutions_forward_and_backward_run_channels_last_and_gradients_keep_their_strides() -> None:
     def fn(x: T, w: T, v: T) -> T:
         y = F.conv2d(F.conv2d(x, w, padding=1).relu(), v, stride=2)
