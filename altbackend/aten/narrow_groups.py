@@ -31,6 +31,8 @@ _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 # adds in a loop over up to so many channels. Then those of windows of one element, and of loops over more channels.
 _MOST_OF_FILTERS, _LOOPED_OF_FILTERS, _LOOPED_CHANNELS = {4: 330, 2: 450}, {4: 450, 2: 650}, 3
 _MOST_OF_POINTS, _LOOPED_OF_CHANNELS = 64, 150
+# Rows of windows, for all pairs of a filter and a channel, by the bytes of an element, for which kernels sum gradients.
+_MOST_SUMMED = {4: 36, 2: 75}
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 _DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
 _SMALL_SQUARE, _LARGE_SQUARE = [3, 3], [5, 5]  # windows of padded groups
@@ -186,6 +188,17 @@ def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
         return products <= _MOST_OF_FILTERS[dtype.itemsize]
     most = _LOOPED_OF_FILTERS[dtype.itemsize] if channels <= _LOOPED_CHANNELS else _LOOPED_OF_CHANNELS
     return products <= most
+
+
+def sums_weight_gradient(groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether a generated kernel sums the gradient of the weight of a convolution of images.
+
+    `weight`: [filters, channels, height and width of a window]. Programs read the image for each pair of a filter and a
+    channel, and each row of a window.
+    """
+    rows = math.prod(weight[:3])
+    few = groups == 1 and len(weight) == 4 and dtype in _DTYPES and _has_few_filters(weight, dtype)
+    return few and rows <= _MOST_SUMMED[dtype.itemsize]
 
 
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:

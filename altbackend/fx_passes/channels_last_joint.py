@@ -14,11 +14,13 @@ from torch.fx import GraphModule, Node
 from altbackend.lazy_dataclass import dataclass
 
 from ..aten.name import operator_name
+from ..aten.narrow_groups import sums_weight_gradient
 from ..compat import torch_api
 from . import onednn
 from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, is_generated, keeps_layout, reads_plain
 from .context import Context
 from .depthwise import WIDEST
+from .gradient_call import gradient_of
 from .graph import aten, insert, is_call, propagate, update, val
 from .mixed_layouts import FORMATS, copy_operands, is_channels_last, share_copies
 
@@ -47,7 +49,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
     """Run the convolutions of a joint graph channels-last where that gains; return 1 if the graph changed."""
     convolutions = [n for n in gm.graph.nodes if is_call(n, *_CONVOLUTIONS)]
     if ctx.device == "gpu":
-        convolutions = [n for n in convolutions if n.target is not aten.convolution.default or not is_generated(n)]
+        convolutions = [n for n in convolutions if not _is_generated(n)]
         if not all(map(_suits_gpu, convolutions)):
             return 0
         plain = {n for n in convolutions if reads_plain(n) or _trains_plain(n)}
@@ -57,6 +59,17 @@ def run(gm: GraphModule, ctx: Context) -> int:
         if not _gains_on_cpu(convolutions):
             return 0
     return int(bool(convolutions) and rearrange(gm, convolutions, plain, ctx.device))
+
+
+def _is_generated(n: Node) -> bool:
+    """Return whether a generated kernel computes a convolution, or the gradient of its weight, in either layout."""
+    if n.target is aten.convolution.default:
+        return is_generated(n)
+    call = gradient_of(n)
+    sizes = val(call.w).shape
+    is_plain = not call.transposed and {*call.dilation} == {1} and list(call.mask) == [False, True, False]
+    static = all(isinstance(k, int) for k in (*val(call.grad).shape, *sizes))
+    return is_plain and static and sums_weight_gradient(call.groups, sizes, val(call.grad).dtype)
 
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)

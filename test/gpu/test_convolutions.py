@@ -19,6 +19,10 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "groups of 24 with steps": (nn.Conv2d(48, 48, 3, 2, 1, groups=2), (3, 48, 17, 20)),
     "groups of 20 and windows of 5x5": (nn.Conv2d(40, 40, 5, 1, 2, groups=2), (3, 40, 17, 20)),
     "groups of 18 and windows of 5x5": (nn.Conv2d(36, 36, 5, 1, 2, groups=2), (3, 36, 17, 20)),
+    "groups of 6": (nn.Conv2d(48, 48, 3, 1, 1, groups=8), (3, 48, 17, 20)),
+    "few channels and filters": (nn.Conv2d(3, 4, 3, 1, 1), (20, 3, 30, 32)),
+    "few channels, a loop": (nn.Conv2d(3, 3, 5, 1, 2), (20, 3, 30, 32)),
+    "one filter": (nn.Conv2d(16, 1, 3, 2, 1), (20, 16, 30, 32)),
     "other numbers of channels and filters": (nn.Conv2d(20, 13, 3, 1, 1), (40, 20, 30, 32)),
     "few filters": (nn.Conv2d(64, 3, 3, 1, 1), (20, 64, 30, 32)),
     "windows that cover the image": (nn.Conv2d(8, 16, 7, 1, 3), (3000, 8, 4, 4)),
@@ -56,7 +60,17 @@ def test_float32_in_tf32(name: str, last: bool, allowed_tf32: None) -> None:
 
 @pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
 @pytest.mark.parametrize(
-    "name", ["windows that cover the image", "small images", "other numbers of channels and filters", "few filters"]
+    "name",
+    [
+        "windows that cover the image",
+        "small images",
+        "other numbers of channels and filters",
+        "few filters",
+        "few channels and filters",
+        "few channels, a loop",
+        "one filter",
+        "groups of 6",
+    ],
 )
 def test_bfloat16(name: str, last: bool) -> None:
     """Results and gradients have at most 1.5 times the errors of eager's."""

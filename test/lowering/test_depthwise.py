@@ -13,7 +13,8 @@ from altbackend.debug.trace import Trace
 from altbackend.fx_passes import depthwise, inference
 from altbackend.fx_passes import joint as joint_passes
 from altbackend.fx_passes.constants import constant_nodes
-from altbackend.lowering.operators import depthwise as lowering
+from altbackend.lowering.operators import depthwise as operators
+from altbackend.lowering.operators import weight_gradients
 from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
 from test.graphs import Scheduled, schedule
@@ -96,7 +97,7 @@ def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int])
 def test_gradient_of_the_weight(
     taps: int, stride: list[int], padding: list[int], programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lowering, "PROGRAMS", programs)
+    monkeypatch.setattr(weight_gradients, "PROGRAMS", programs)
     x, w = image(4, CHANNELS, 9, 10), weight(taps)
     y = aten.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], CHANNELS)
     check(gradients(stride, padding, [1, 1], output_mask=(False, True)), image(*y.shape), x, w)
@@ -104,7 +105,7 @@ def test_gradient_of_the_weight(
 
 def test_the_gradient_of_the_weight_is_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel sums pieces for each tap of a row, block by block; another sums the pieces."""
-    monkeypatch.setattr(lowering, "PROGRAMS", 256)
+    monkeypatch.setattr(weight_gradients, "PROGRAMS", 256)
     g, x, w = image(128, CHANNELS, 9, 9), image(128, CHANNELS, 9, 10), weight(3)
     s = scheduled(gradients([1, 1], [1, 1], [1, 1], output_mask=(False, True)), g, x, w)
     assert (s.kernels, s.calls) == (2, 0)
@@ -114,11 +115,11 @@ def test_the_gradient_of_the_weight_is_two_kernels(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("images", "plane", "totals", "piece"),
-    [(128, [7, 7], 4800, (16, 7)), (128, [112, 112], 48, (1, 16)), (3, [5, 5], 32, (1, 1))],
+    ("images", "plane", "pieces", "piece"),
+    [(128, [7, 7], 7, (16, 7)), (128, [112, 112], 683, (1, 16)), (3, [5, 5], 1024, (1, 1))],
 )
-def test_pieces_fill_a_gpu(images: int, plane: list[int], totals: int, piece: tuple[int, int]) -> None:
-    assert lowering._piece(images, plane, totals) == piece
+def test_pieces_fill_a_gpu(images: int, plane: list[int], pieces: int, piece: tuple[int, int]) -> None:
+    assert weight_gradients.piece(images, plane, pieces) == piece
 
 
 def test_the_library_keeps_the_rest() -> None:
@@ -161,7 +162,7 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     for got, want in zip(gm(g, x, w), fn(g, x, w), strict=True):
         torch.testing.assert_close(got, want)
     assert depthwise.split_gradients(gm) == 0  # once is enough
-    assert depthwise.WIDEST == lowering.WIDEST
+    assert depthwise.WIDEST == operators.WIDEST
     gm = traced(fn, g, x, w)
     joint_passes(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact), "gpu")
     assert targets(gm).count("aten.convolution_backward.default") == 1

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from altbackend.aten.narrow_groups import in_generated_kernel, takes_any_layout, trains_fast
+from altbackend.aten.narrow_groups import in_generated_kernel, sums_weight_gradient, takes_any_layout, trains_fast
 from altbackend.config.resolve import resolve
 from altbackend.debug.trace import Trace
 from altbackend.fx_passes import channels_last, inference
+from altbackend.lowering.operators import weight_gradients
 from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
 from test.graphs import Scheduled, schedule
@@ -127,6 +128,22 @@ def test_the_library_keeps_what_it_computes_faster(
     assert in_generated_kernel(channels, groups, weight, dtype) is generated
 
 
+@pytest.mark.parametrize(
+    ("groups", "weight", "dtype", "summed"),
+    [
+        (1, (3, 3, 3, 3), torch.float32, True),
+        (1, (8, 3, 3, 3), torch.bfloat16, True),
+        (1, (8, 3, 3, 3), torch.float32, False),
+        (1, (64, 3, 7, 7), torch.bfloat16, False),
+        (1, (3, 3, 3, 3, 3), torch.float32, False),  # volumes
+        (3, (3, 1, 3, 3), torch.float32, False),
+        (1, (3, 3, 3, 3), torch.float64, False),
+    ],
+)
+def test_gradients_of_few_filters_are_sums(groups: int, weight: Sizes, dtype: torch.dtype, summed: bool) -> None:
+    assert sums_weight_gradient(groups, weight, dtype) is summed
+
+
 def test_results_are_the_ones_of_the_library_with_eager_numerics() -> None:
     args = torch.randn(2, 8, 6, 7), torch.randn(8, 2, 3, 3), torch.randn(8)
     assert scheduled(convolution(4), *args, numerics="eager").calls == 1
@@ -176,3 +193,42 @@ def test_groups_of_16_bits_that_train_as_they_lie(width: int, copies: bool, last
 def test_groups_that_take_any_layout(width: int, groups: int, taps: int, any_layout: bool) -> None:
     assert takes_any_layout(width * groups, groups, taps, torch.float32) is any_layout
     assert not takes_any_layout(width * groups, groups, taps, torch.bfloat16)
+
+
+WEIGHTS: dict[str, tuple[Sizes, Sizes, list[int], list[int]]] = {
+    "3 filters of 3 channels": ((4, 3, 9, 8), (3, 3, 3, 3), [1, 1], [1, 1]),
+    "with steps": ((3, 2, 9, 10), (4, 2, 3, 5), [2, 1], [0, 2]),
+    "points": ((5, 6, 4, 3), (2, 6, 1, 1), [1, 1], [0, 0]),
+    "one channel": ((2, 1, 12, 9), (8, 1, 3, 3), [1, 1], [1, 1]),
+}
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("programs", [1, 40, 10_000])
+@pytest.mark.parametrize("last", [False, True], ids=["plain", "channels-last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_gradients_of_weights(
+    name: str, dtype: torch.dtype, last: bool, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_gradients, "PROGRAMS", programs)
+    image, weight, stride, padding = WEIGHTS[name]
+
+    def fn(g: T, x: T, w: T) -> T:
+        masks = [False, True, False]
+        y: T = aten.convolution_backward(g, x, w, None, stride, padding, [1, 1], False, [0, 0], 1, masks)[1]
+        return y
+
+    x, w = torch.randn(image), torch.randn(weight)
+    args = [torch.randn_like(aten.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], 1)), x, w]
+    args = [t.to(dtype) for t in args]
+    if last:
+        args[:2] = (t.contiguous(memory_format=torch.channels_last) for t in args[:2])
+    s = scheduled(fn, *args)
+    assert s.calls == 0
+    (got,) = triton_run.run(s.program, triton_run.steps_of(s), args, s.constants)
+    eager, exact = fn(*args), fn(*(t.double() for t in args))
+    assert (got.shape, got.dtype) == (eager.shape, eager.dtype)
+    assert all(n == 1 or a == b for n, a, b in zip(got.shape, got.stride(), eager.stride(), strict=True))
+    errors = [float((y.double() - exact).norm() / exact.norm()) for y in (got, eager)]
+    assert errors[0] <= errors[1] + 2 * torch.finfo(dtype).eps

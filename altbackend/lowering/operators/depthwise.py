@@ -16,23 +16,20 @@ import torch
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
-from ...ir.loops import Pointwise
 from ...ir.value import Value
 from .. import scalar as s
 from ..context import Ctx
 from ..registry import FallBack, lowers
-from ..tensor import Tensor, as_view, of_buffer, points
-from . import narrow_groups
+from ..tensor import Tensor, as_view, points
+from . import narrow_groups, weight_gradients
 from .convolution_geometry import Geometry
 from .pointwise import finish
 from .pooling import inside, stored, wide, window
-from .reduction import reduce
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 # Elements of the largest window for which a generated kernel is about as fast as the library's on an H200. With 49 the
 # forward takes 1.4 to 1.8 times as long, and the gradient of the image 0.75 times as long (not measured in a model).
 WIDEST = 36
-PROGRAMS = 1024  # programs of the weight's gradient that fill a GPU
 
 
 def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> None:
@@ -105,6 +102,10 @@ def convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two."""
     geometry, output_mask = Geometry(*rest[:-1]), rest[-1]
+    if list(output_mask) == [False, True, False] and narrow_groups.sums_weight(ctx, grad, w, geometry):
+        pairs = weight_gradients.all_pairs(*ex.numbers(w.sizes[:2]))
+        grad, x = stored(ctx, grad), stored(ctx, x, 1)
+        return None, weight_gradients.of_weight(ctx, grad, x, pairs, _taps(w), geometry), None
     if list(output_mask) not in ([True, False, False], [False, True, False]):
         raise FallBack("several gradients of a convolution at once")
     _check(ctx, x, w, 2, geometry)
@@ -114,7 +115,9 @@ def convolution_backward(
     stride, padding, _ = geometry.steps(2)
     if output_mask[0]:
         return _of_image(ctx, grad, x, _by_tap(ctx, w), stride, padding), None, None
-    return None, _of_weight(ctx, grad, stored(ctx, x, 1), _taps(w), stride, padding), None
+    channels = ex.numbers(x.sizes)[1]
+    pairs = weight_gradients.depthwise(channels)
+    return None, weight_gradients.of_weight(ctx, grad, stored(ctx, x, 1), pairs, _taps(w), geometry), None
 
 
 def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
@@ -132,53 +135,3 @@ def _of_image(ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, stride: list[int], p
         image, in_window = (va.conjunction(*(c for pair in part for c in pair)) for part in (bounds[:2], bounds[2:]))
         terms.append(s.mul(_padded(grad, [*p[:2], *at], image), _padded(w, [*tap, p[1]], in_window)))
     return finish(ctx, x.sizes, x.dtype, _sum(terms))
-
-
-def _of_weight(ctx: Ctx, grad: Tensor, x: Tensor, taps: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """Return dw[c, 0, i, j], the sum over images n, points p of grad[n, c, p] * x[n, c, stride * p - padding + (i, j)].
-
-    A program sums over some rows of some images, for one row i of taps and a block of channels. So its registers hold
-    the totals of one row of taps instead of all. The loops are shaped so that index divisions have operands that
-    vary along one axis of a tile only.
-    """
-    n, c, *points_of = ex.numbers(grad.sizes)
-    images, rows = _piece(n, points_of, c * taps[0])
-    cut: tuple[Index, ...] = (n // images, points_of[0] // rows, taps[0], c, images, rows, points_of[1])
-    d = points(cut)
-    image = ex.add(ex.mul(d[0], images), d[4])
-    row = ex.add(ex.mul(d[1], rows), d[5])
-    g = wide(grad.at([image, d[3], row, d[6]]))
-    high = ex.add(ex.mul(row, stride[0]), ex.sub(d[2], padding[0]))
-    sums = []
-    for j in range(taps[1]):
-        wide_at = ex.add(ex.mul(d[6], stride[1]), j - padding[1])
-        valid = va.conjunction(*inside(high, x.sizes[2]), *inside(wide_at, x.sizes[3]))
-        term = s.mul(g, _padded(x, [image, d[3], high, wide_at], valid))
-        sums.append(reduce(ctx, "sum", Tensor(cut, g.dtype, term), (4, 5, 6), g.dtype, g.dtype))
-    totals = [reduce(ctx, "sum", t, (0, 1), g.dtype, g.dtype) for t in sums]
-    return _store_columns(ctx, totals, ctx.results[1])
-
-
-def _store_columns(ctx: Ctx, columns: Sequence[Tensor], like: torch.Tensor) -> Tensor:
-    """Store KW columns of KH * C points as [C, 1, KH, KW].
-
-    The loops iterate as the reductions that compute the columns, so that one kernel computes all.
-    """
-    sizes = ctx.shape(like.shape)
-    buffer = ctx.new_buffer(like.dtype, sizes, ctx.strides_like(sizes, like))
-    high, channel = ex.dim(0, sizes[2]), ex.dim(1, sizes[0])
-    for j, t in enumerate(columns):
-        index = ex.add(*(ex.mul(buffer.strides[k], i) for k, i in ((0, ex.ix(channel)), (2, ex.ix(high)), (3, j))))
-        value = va.cast(t.at([0, 0, ex.ix(high), ex.ix(channel), 0, 0, 0]), like.dtype)
-        loops = tuple(v for v in (high, channel) if ex.size_of(v) != 1)
-        ctx.emit(Pointwise(buffer.name, loops, index, value, ctx.origins()))
-    return of_buffer(buffer)
-
-
-def _piece(images: int, plane: Sequence[int], totals: int) -> tuple[int, int]:
-    """Return (images, rows of an image) of a piece: the largest that leaves `PROGRAMS` programs of 32 totals each."""
-    piece_count = -(-PROGRAMS * 32 // totals)
-    if images >= piece_count:
-        return max(k for k in range(1, images + 1) if images % k == 0 and images // k >= piece_count), plane[0]
-    rows = [k for k in range(1, plane[0] + 1) if plane[0] % k == 0 and images * (plane[0] // k) >= piece_count]
-    return 1, max(rows, default=1)

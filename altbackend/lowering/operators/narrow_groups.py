@@ -15,7 +15,13 @@ import torch
 
 from altbackend.lazy_dataclass import dataclass
 
-from ...aten.narrow_groups import MOST_TERMS, in_generated_kernel, in_plain_kernel, is_depthwise_image
+from ...aten.narrow_groups import (
+    MOST_TERMS,
+    in_generated_kernel,
+    in_plain_kernel,
+    is_depthwise_image,
+    sums_weight_gradient,
+)
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
@@ -44,6 +50,16 @@ def suits(ctx: Ctx, x: Tensor, w: Tensor, geometry: Geometry) -> bool:
     if is_depthwise_image(channels, geometry.groups, weight):
         return in_plain_kernel(weight, x.dtype) and not ctx.traced(0).is_contiguous(memory_format=torch.channels_last)
     return in_generated_kernel(channels, geometry.groups, weight, x.dtype)
+
+
+def sums_weight(ctx: Ctx, grad: Tensor, w: Tensor, geometry: Geometry) -> bool:
+    """Return whether a generated kernel computes the gradient of the weight of a convolution of static sizes."""
+    if not ctx.gpu or geometry.transposed or ctx.cfg.numerics == "eager" or {*geometry.dilation} != {1}:
+        return False
+    sizes = (*grad.sizes, *w.sizes)
+    if not all(isinstance(n, int) for n in sizes) or 0 in sizes:
+        return False
+    return sums_weight_gradient(geometry.groups, ex.numbers(w.sizes), grad.dtype)
 
 
 def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
