@@ -29,10 +29,11 @@ _FAST_GROUPS_OF_FLOATS = 8  # groups of four channels of float32 volumes from wh
 _MOST_LOOPED, _FEW_CHANNELS = 400, 24
 # Without groups: products of all filters at a point, by the bytes of an element, that a kernel writes out, and that it
 # adds in a loop over up to so many channels. Then those of windows of one element, and of loops over more channels.
-_MOST_OF_FILTERS, _LOOPED_OF_FILTERS, _LOOPED_CHANNELS = {4: 330, 2: 450}, {4: 450, 2: 650}, 3
+_MOST_OF_FILTERS, _LOOPED_OF_FILTERS, _LOOPED_CHANNELS = {4: 330, 2: 450}, {4: 450, 2: 650}, {4: 3, 2: 4}
 _MOST_OF_POINTS, _LOOPED_OF_CHANNELS = 64, 150
-# Rows of windows, for all pairs of a filter and a channel, by the bytes of an element, for which kernels sum gradients.
-_MOST_SUMMED = {4: 36, 2: 75}
+# Rows of windows, for all pairs of a filter and a channel, and their products, by the bytes of an element, for which
+# kernels sum gradients.
+_MOST_SUMMED, _MOST_PRODUCTS = {4: 48, 2: 75}, {4: 450, 2: 250}
 _MANY_GROUPS = 4  # groups from which running one after the other takes longer than converting the image
 _DOUBLE_GROUP = 128  # channels of a group that the library runs as two of 64
 _SMALL_SQUARE, _LARGE_SQUARE = [3, 3], [5, 5]  # windows of padded groups
@@ -175,9 +176,9 @@ def gains_channels_last(weight: Sequence[int], dtype: torch.dtype) -> bool:
 def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether a generated kernel computes a convolution without groups, of few channels and few filters.
 
-    Measured on an H200 with 43 convolutions of sequences, images and volumes in both layouts (docs/decisions/
-    few-filters.md): where this holds, it takes 0.12 to 1.0 of the time of the library's faster layout, 0.45 in the
-    median. The library's tiles have room for many more filters.
+    Measured on an H200 with 44 convolutions of sequences, images and volumes in both layouts (docs/decisions/
+    few-channels.md): where this holds, it takes 0.07 to 1.0 of the library's time, 0.31 in the median. The library's
+    tiles have room for many more filters.
     """
     filters, channels, *window = weight
     taps = math.prod(window)
@@ -186,7 +187,8 @@ def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
         return products <= _MOST_OF_POINTS
     if channels * taps <= MOST_TERMS:
         return products <= _MOST_OF_FILTERS[dtype.itemsize]
-    most = _LOOPED_OF_FILTERS[dtype.itemsize] if channels <= _LOOPED_CHANNELS else _LOOPED_OF_CHANNELS
+    is_narrow = channels <= _LOOPED_CHANNELS[dtype.itemsize]
+    most = _LOOPED_OF_FILTERS[dtype.itemsize] if is_narrow else _LOOPED_OF_CHANNELS
     return products <= most
 
 
@@ -194,11 +196,13 @@ def sums_weight_gradient(groups: int, weight: Sequence[int], dtype: torch.dtype)
     """Return whether a generated kernel sums the gradient of the weight of a convolution of images.
 
     `weight`: [filters, channels, height and width of a window]. Programs read the image for each pair of a filter and a
-    channel, and each row of a window.
+    channel, and each row of a window. Measured on an H200 with 16 convolutions in both layouts (docs/decisions/
+    few-channels.md): it takes 0.19 to 1.6 of the library's time, 0.51 in the median.
     """
-    rows = math.prod(weight[:3])
     few = groups == 1 and len(weight) == 4 and dtype in _DTYPES and _has_few_filters(weight, dtype)
-    return few and rows <= _MOST_SUMMED[dtype.itemsize]
+    if not few or math.prod(weight[:3]) > _MOST_SUMMED[dtype.itemsize]:
+        return False
+    return math.prod(weight) <= _MOST_PRODUCTS[dtype.itemsize]
 
 
 def in_generated_kernel(channels: int, groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:

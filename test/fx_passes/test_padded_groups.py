@@ -90,7 +90,7 @@ def test_no_kernel_stores_the_image_or_the_result_twice() -> None:
     assert (s.calls, s.kernels) == (1, 2)  # an activation and the weight, the softmax
 
 
-@pytest.mark.parametrize("width", [9, 12, 24])
+@pytest.mark.parametrize("width", [6, 9, 12, 24])
 def test_a_plain_result_is_turned_over_in_squares(width: int) -> None:
     channels = 8 * width
     args = torch.randn(8, channels, 32, 32), torch.randn(channels, width, 3, 3), torch.randn(channels)

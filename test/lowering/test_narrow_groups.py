@@ -135,6 +135,9 @@ def test_the_library_keeps_what_it_computes_faster(
         (1, (8, 3, 3, 3), torch.bfloat16, True),
         (1, (8, 3, 3, 3), torch.float32, False),
         (1, (64, 3, 7, 7), torch.bfloat16, False),
+        (1, (3, 3, 7, 7), torch.float32, False),
+        (1, (3, 3, 7, 7), torch.bfloat16, False),
+        (1, (4, 4, 3, 3), torch.float32, True),
         (1, (3, 3, 3, 3, 3), torch.float32, False),  # volumes
         (3, (3, 1, 3, 3), torch.float32, False),
         (1, (3, 3, 3, 3), torch.float64, False),
