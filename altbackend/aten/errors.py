@@ -22,6 +22,7 @@ CALM = words(
     "_scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward",
     "native_batch_norm cudnn_batch_norm cudnn_batch_norm_backward _native_batch_norm_legit _batch_norm_with_update",
+    "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional",
     "sort topk cumsum cumprod logcumsumexp _fft_r2c _fft_c2r _fft_c2c avg_pool2d max_pool2d_with_indices",
     "native_dropout rand randn rand_like randn_like randint randint_like randperm",
 )
