@@ -187,6 +187,8 @@ def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
         return products <= _MOST_OF_POINTS
     if channels * taps <= MOST_TERMS:
         return products <= _MOST_OF_FILTERS[dtype.itemsize]
+    if not _WIDEST_LOOP[len(window)]:
+        return False
     is_narrow = channels <= _LOOPED_CHANNELS[dtype.itemsize]
     most = _LOOPED_OF_FILTERS[dtype.itemsize] if is_narrow else _LOOPED_OF_CHANNELS
     return products <= most

@@ -116,6 +116,7 @@ def test_wide_depthwise_windows_of_plain_images(window: int, last: bool, calls: 
         (16, 1, (1, 16, 3, 3), torch.float32, True),
         (16, 1, (3, 16, 1, 1), torch.bfloat16, True),
         (16, 1, (4, 16, 3), torch.float32, True),
+        (1, 1, (1, 1, 400), torch.float32, False),  # a loop over a sequence
         (3, 1, (8, 3, 3, 3, 3), torch.bfloat16, True),
         (3, 1, (8, 3, 3, 3, 3), torch.float32, False),
         (1, 1, (1, 1, 3, 3), torch.float32, True),
