@@ -118,7 +118,7 @@ def padded_width(image: Sequence[int], weight: Sequence[int], dtype: torch.dtype
 def pads_generated(groups: int, weight: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether the groups that `padded_width` pads are faster so than in a generated kernel.
 
-    Measured on an H200 with groups of 5 to 7 channels over images of 56x56 (docs/decisions/padded-groups.md): with the
+    Measured on an H200 with groups of 5 to 7 channels over images of 56x56 (docs/decisions/few-channels.md). With the
     copies around them, padded ones took 0.5 to 1.05 of the time of the kernel where this holds.
     """
     least = _LEAST_SMALL if list(weight[2:]) == _SMALL_SQUARE else _LEAST_LARGE
@@ -176,9 +176,9 @@ def gains_channels_last(weight: Sequence[int], dtype: torch.dtype) -> bool:
 def _has_few_filters(weight: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether a generated kernel computes a convolution without groups, of few channels and few filters.
 
-    Measured on an H200 with 44 convolutions of sequences, images and volumes in both layouts (docs/decisions/
-    few-channels.md): where this holds, it takes 0.07 to 1.0 of the library's time, 0.31 in the median. The library's
-    tiles have room for many more filters.
+    Measured on an H200 with 44 convolutions of sequences, images and volumes (docs/decisions/few-channels.md). Where
+    this holds, it takes 0.07 to 1.0 of the library's time in the same layout, 0.31 in the median. The library's tiles
+    have room for many more filters.
     """
     filters, channels, *window = weight
     taps = math.prod(window)
@@ -198,8 +198,8 @@ def sums_weight_gradient(groups: int, weight: Sequence[int], dtype: torch.dtype)
     """Return whether a generated kernel sums the gradient of the weight of a convolution of images.
 
     `weight`: [filters, channels, height and width of a window]. Programs read the image for each pair of a filter and a
-    channel, and each row of a window. Measured on an H200 with 16 convolutions in both layouts (docs/decisions/
-    few-channels.md): it takes 0.19 to 1.6 of the library's time, 0.51 in the median.
+    channel, and each row of a window. Measured on an H200 with 16 convolutions (docs/decisions/few-channels.md). It
+    takes 0.19 to 1.6 of the library's time in the same layout, 0.51 in the median.
     """
     few = groups == 1 and len(weight) == 4 and dtype in _DTYPES and _has_few_filters(weight, dtype)
     if not few or math.prod(weight[:3]) > _MOST_SUMMED[dtype.itemsize]:

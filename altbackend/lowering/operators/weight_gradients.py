@@ -32,8 +32,8 @@ OF_PAIRS = 4  # times the programs that fill a GPU, of one total each: the last 
 class Pairs:
     """The loops over pairs of a written and a read channel of which there is a weight, slow ones first.
 
-    `written`, `read`: the number of the loop over the channels of the result, and over those of the image.
-    `weight_dims`: the dimension of the weight that each loop runs along. `totals`: those of all pieces, at least.
+    `written`, `read`: the numbers of the loops over the channels of the result and of the image. `weight_dims`: the
+    dimension of the weight that each loop runs along. `totals`: those of all pieces, at least.
     """
 
     sizes: tuple[int, ...]
