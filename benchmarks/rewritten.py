@@ -1,12 +1,14 @@
 """Time library calls on a GPU beside the calls that passes put in their place.
 
-    python -m benchmarks.rewritten {images,channels,products} [--dtypes bfloat16,float32] [--most N]
+    python -m benchmarks.rewritten {images,channels,filters,products} [--dtypes bfloat16,float32] [--most N]
 
-`images`: convolutions of small images, plain, channels-last, and as products of whole images. A product's time is
-without the kernels around it. `channels`: convolutions with channels and filters as they are, plain and channels-last,
-and channels-last with both as multiples of eight. Each has three times: of the result and of both gradients.
-`products`: batches of small matrices with rows as they are, and padded to 32 bytes. Times are microseconds, medians of
-three times four calls; TF32 is allowed. `--most` limits the elements of an operand.
+`images` has convolutions of small images, plain, channels-last, and as products of whole images. A product's time is
+without the kernels around it. `channels` has convolutions with channels and filters as they are, in both layouts. Its
+last column is channels-last with both as multiples of eight. Each has three times: of the result and of both gradients.
+`filters` has few channels and filters by the library and compiled by us, plain and channels-last. Each has two times,
+of the result and of the weight's gradient. `products` has batches of small matrices with rows as they are, and padded
+to 32 bytes. Times are microseconds, medians of three times four calls; TF32 is allowed. `--most` limits the elements of
+an operand.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from altbackend import alt
+
 from .groups import microseconds
 
 T = torch.Tensor
-Timer = Callable[[Callable[[], object]], float]
+Function = Callable[[], object]
+Timer = Callable[[Function], float]
 VECTOR, SECTOR = 8, 32  # channels of fast convolutions, bytes that rows are padded to
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -52,6 +57,13 @@ CHANNELS = tuple(
         *((64, 3, 3, 64), (30, 50, 3, 56), (9, 32, 3, 56), (36, 36, 3, 56)),
     )
 )
+FILTERS = tuple(
+    Convolution(*sizes)
+    for sizes in (
+        *((3, 3, 3, 52), (3, 8, 3, 52), (3, 16, 3, 52), (4, 4, 3, 52), (6, 6, 3, 52), (8, 3, 3, 52), (2, 8, 3, 52)),
+        *((16, 1, 3, 52), (1, 16, 3, 52), (3, 3, 3, 408), (3, 3, 5, 64), (3, 3, 7, 64), (3, 3, 1, 64), (16, 3, 1, 64)),
+    )
+)
 PRODUCTS = (
     *((10, 128, 10), (9, 32, 9), (9, 16, 9), (17, 64, 17), (33, 64, 33), (50, 64, 50), (65, 64, 65), (100, 64, 99)),
     *((197, 64, 197), (250, 32, 250), (10, 9, 32), (33, 33, 64), (50, 50, 64), (197, 197, 64), (64, 50, 64)),
@@ -60,7 +72,7 @@ PRODUCTS = (
 
 
 class Setting(NamedTuple):
-    """Where tensors are, their dtype, the most elements of an operand, and what times a call."""
+    """Hold where tensors are, their dtype, the most elements of an operand, and what times a call."""
 
     device: str
     dtype: torch.dtype
@@ -72,7 +84,20 @@ class Setting(NamedTuple):
         return torch.randn(sizes, device=self.device, dtype=self.dtype)
 
 
-def convolved(s: Setting, c: Convolution, memory_format: torch.memory_format) -> list[float]:
+def as_it_is(function: Function) -> Function:
+    """Return a function that library calls compute."""
+    return function
+
+
+def compiled(function: Function) -> Function:
+    """Return a function that generated kernels compute where our rules choose them."""
+    wrapped: Function = torch.compile(function, backend=alt, dynamic=False)
+    return wrapped
+
+
+def convolved(
+    s: Setting, c: Convolution, memory_format: torch.memory_format, wrap: Callable[[Function], Function] = as_it_is
+) -> list[float]:
     """Return the times of a convolution and of the gradients of its image and of its weight."""
     batch = max(1, s.most // (c.channels * c.side**2))
     x = s.random(batch, c.channels, c.side, c.side).to(memory_format=memory_format)
@@ -81,8 +106,9 @@ def convolved(s: Setting, c: Convolution, memory_format: torch.memory_format) ->
     aten = torch.ops.aten
     g = torch.randn_like(aten.convolution(x, w, None, *how))
     masks = [True, False, False], [False, True, False]
-    gradients = [s.timer(lambda m=m: aten.convolution_backward(g, x, w, None, *how, m)) for m in masks]  # type: ignore[misc]
-    return [s.timer(lambda: aten.convolution(x, w, None, *how)), *gradients]
+    result = wrap(lambda: aten.convolution(x, w, None, *how))
+    gradients = [wrap(lambda m=m: aten.convolution_backward(g, x, w, None, *how, m)) for m in masks]  # type: ignore[misc]
+    return [s.timer(call) for call in (result, *gradients)]
 
 
 def of_images(s: Setting) -> Iterator[str]:
@@ -106,11 +132,20 @@ def of_channels(s: Setting) -> Iterator[str]:
         yield _line(f"{c.channels} to {c.filters}, {c.window}x{c.window}, side {c.side}, stride {c.stride}", columns)
 
 
+def of_filters(s: Setting) -> Iterator[str]:
+    """Yield the lines of few channels and filters."""
+    for c in FILTERS:
+        torch.compiler.reset()
+        times = [convolved(s, c, f, wrap) for wrap in (as_it_is, compiled) for f in FORMATS]
+        name = f"{c.channels} to {c.filters}, {c.window}x{c.window}, side {c.side}"
+        yield _line(name, [[result, weight] for result, _, weight in times])
+
+
 def of_products(s: Setting) -> Iterator[str]:
     """Yield the lines of batched products."""
     unit = SECTOR // s.dtype.itemsize
     for rows, depth, width in PRODUCTS:
-        batch = max(1, s.most // (max(rows, width) * max(rows, depth, width)))
+        batch = max(1, s.most // max(rows * depth, depth * width, rows * width))
         a, b = s.random(batch, rows, depth), s.random(batch, depth, width)
         deeper, wider = F.pad(a, (0, -depth % unit)), F.pad(b, (0, -width % unit, 0, -depth % unit))
         times = [s.timer(lambda a=a, b=b: a @ b), s.timer(lambda a=deeper, b=wider: a @ b)]  # type: ignore[misc]
@@ -124,6 +159,7 @@ def _line(name: str, columns: Sequence[Sequence[float]]) -> str:
 TABLES: dict[str, Callable[[Setting], Iterator[str]]] = {
     "images": of_images,
     "channels": of_channels,
+    "filters": of_filters,
     "products": of_products,
 }
 

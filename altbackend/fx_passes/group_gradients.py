@@ -1,4 +1,4 @@
-"""Gradients of images and volumes in narrow groups, as convolutions that generated kernels of a GPU compute.
+"""Gradients of images and volumes in narrow groups or of few filters, as convolutions of generated kernels of a GPU.
 
     dx[n, c, q] = sum over o, t of grad[n, o, q + padding - t] * w[o, c, t]
 

@@ -96,10 +96,11 @@ def run_joint(joint: GraphModule, ctx: Context) -> int:
 
 def _stays_generated(n: Node) -> bool:
     """Return whether a generated kernel computes a convolution faster than the library computes a padded one."""
+    if not is_generated(n):
+        return False
     call = convolution_of(n)
     weight = val(call.weight)
-    pads = call.groups > 1 and is_generated(n) and pads_generated(call.groups, weight.shape, weight.dtype)
-    return is_generated(n) and not pads
+    return call.groups == 1 or not pads_generated(call.groups, weight.shape, weight.dtype)
 
 
 def _padded_widths(call: Convolution) -> tuple[int, int] | None:

@@ -172,7 +172,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "group gradients", P.JOINT, GPU, FAST, group_gradients.run,
-        decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups"),
+        decision=(DecisionKind.LAYOUT, "gradients of images", "convolved", "{} in narrow groups or of few filters"),
     ),
     Pass("disjoint windows", P.JOINT, GPU, FAST, disjoint_windows_joint.run, decision=_WINDOWS),
     Pass("padded groups", P.JOINT, GPU, FAST, padded_groups.run_joint, when=prefers_channels_last, decision=_GROUPS),

@@ -12,8 +12,13 @@ from benchmarks import rewritten
 
 @pytest.mark.parametrize(
     ("table", "cases", "columns"),
-    [("images", rewritten.IMAGES, 3), ("channels", rewritten.CHANNELS[2:], 3), ("products", rewritten.PRODUCTS, 2)],
-    ids=["images", "channels", "products"],
+    [
+        ("images", rewritten.IMAGES, 3),
+        ("channels", rewritten.CHANNELS[2:], 3),
+        ("filters", rewritten.FILTERS[:1], 4),
+        ("products", rewritten.PRODUCTS, 2),
+    ],
+    ids=["images", "channels", "filters", "products"],
 )
 def test_each_case_has_a_line(
     table: str, cases: tuple[object, ...], columns: int, monkeypatch: pytest.MonkeyPatch
@@ -26,6 +31,7 @@ def test_each_case_has_a_line(
         return len(calls)
 
     monkeypatch.setattr(rewritten, "CHANNELS", rewritten.CHANNELS[2:])  # images of 224x224 take a CPU long
+    monkeypatch.setattr(rewritten, "FILTERS", rewritten.FILTERS[:1])
     lines = list(rewritten.TABLES[table](rewritten.Setting("cpu", torch.float32, 1, timer)))
     assert len(lines) == len(cases)
     assert all(len(line.split(" | ")) == 1 + columns for line in lines)

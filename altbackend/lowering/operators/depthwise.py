@@ -100,7 +100,8 @@ def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any)
 def convolution_backward(
     ctx: Ctx, grad: Tensor, x: Tensor, w: Tensor, bias_sizes: object, *rest: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two."""
+    """Return the gradient of x or that of w; `fx_passes.depthwise` splits a call for both into two, and
+    `fx_passes.group_gradients` one of few filters."""
     geometry, output_mask = Geometry(*rest[:-1]), rest[-1]
     if list(output_mask) == [False, True, False] and narrow_groups.sums_weight(ctx, grad, w, geometry):
         pairs = weight_gradients.all_pairs(*ex.numbers(w.sizes[:2]))

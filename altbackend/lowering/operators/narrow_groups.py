@@ -1,6 +1,6 @@
-"""Convolutions in narrow groups on a GPU: each result reads few channels, as a depthwise one reads one.
+"""Convolutions in narrow groups or of few filters on a GPU: each result reads few channels, as a depthwise one does.
 
-The library has few kernels for such groups. Others it runs as an implicit product of the smallest tile, or converts the
+The library has few kernels for them. Others it runs as an implicit product of the smallest tile, or converts the
 images to a layout of its own and back. Here one kernel sums the products of each result, in the layout that the image
 has, and fuses with the readers of the result.
 """

@@ -67,7 +67,8 @@ SUMMED_WINDOWS = (512, 8)  # results and warps of a program that adds products o
 # Columns and points of tiles of scanned columns. One warp has SCANNED_RUN neighbouring columns in each thread, so that
 # threads scan alone: 16 instructions an element. In tiles of 64 points, which four warps share, they are 85. With 32
 # points, Triton lays the warp along an operand of one row, and the whole tile with it. Columns that begin anywhere have
-# 32 points all the same: a scan over 256 channels of 5x5 took 225 us for 264.
+# 32 points all the same, where there are too few for SCANNED_UNALIGNED: a scan over 256 channels of 5x5 took 225 us for
+# 264.
 SCANNED, SCANNED_RUN = (64, 16), 2
 # Columns, points and warps of a scan whose columns begin anywhere: a thread has one column. Sums along the 321 rows of
 # images that are 321 wide took 456 us, with two columns in each thread 941, and a copy 246.
