@@ -18,6 +18,7 @@ from ..aten.name import operator_name, words
 from ..aten.narrow_groups import (
     gains_channels_last,
     in_generated_kernel,
+    in_plain_kernel,
     runs_fast,
     takes_any_layout,
     trains_as_it_lies,
@@ -75,7 +76,33 @@ def rearrange(gm: GraphModule, constant: set[Node], device: str) -> int:
         else:
             del n.meta[KEEPS_LAYOUT]
             plain += _read_plain_copies(gm, [n], reads_plain)
+    if device == "gpu":
+        _write_plain_results(gm, [n for n in calls if n in generated or _is_plain_depthwise(n)])
     return copies + sum(not _drop_if_plain(n) for n in plain)
+
+
+def _write_plain_results(gm: GraphModule, convolutions: Iterable[Node]) -> None:
+    """Let generated convolutions of plain images write plain results, whatever the layout of their weights.
+
+    A softmax in a channels-last model gives a plain image. torch then takes the layout of a result from the weight. A
+    kernel that turns over windows of 7x7 took 384 us, where one that does not takes 140.
+    """
+    changed: list[Node] = []
+    for n in convolutions:
+        x, w = n.args[:2]
+        assert isinstance(x, Node)
+        assert isinstance(w, Node)
+        if is_channels_last(val(n)) and val(x).is_contiguous() and not is_channels_last(val(x)):
+            plain = insert(gm.graph, n, aten.clone.default, (w,), {"memory_format": torch.contiguous_format})
+            n.replace_input_with(w, plain)
+            changed.append(plain)
+    propagate(gm, changed)
+
+
+def _is_plain_depthwise(n: Node) -> bool:
+    """Return whether a generated kernel computes a depthwise convolution of plain images."""
+    x, w = val(n.args[0]), val(n.args[1])
+    return is_depthwise(n) and x.dim() == 4 and not n.args[6] and in_plain_kernel(w.shape, x.dtype)
 
 
 def reads_plain(n: Node) -> bool:

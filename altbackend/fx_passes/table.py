@@ -19,6 +19,7 @@ from . import (
     disjoint_windows_joint,
     effects,
     embedding_bags,
+    enlarged_gradients,
     extremum_gradients,
     few_filters,
     few_keys,
@@ -161,6 +162,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "gradients of extrema", P.JOINT, BOTH, ANY, extremum_gradients.run,
         decision=(DecisionKind.SIMPLIFY, "gradients of extrema", "compared", "{} scatters at positions of extrema"),
+    ),
+    Pass(
+        "gradients of enlarged images", P.JOINT, BOTH, FAST, enlarged_gradients.run,
+        decision=(DecisionKind.SIMPLIFY, "gradients of enlarged images", "summed", "{} scatters of whole windows"),
     ),
     Pass("few keys", P.JOINT, GPU, FAST, few_keys.run_joint, decision=_FEW_KEYS),
     Pass("product operands", P.JOINT, BOTH, FAST, product_operands.run, decision=_OPERANDS),

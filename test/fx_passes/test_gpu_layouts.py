@@ -270,3 +270,15 @@ def test_an_image_of_one_channel_stays_plain() -> None:
     first, second = (n for n in gm.graph.nodes if n.target is aten.convolution.default)
     assert first.meta["val"].is_contiguous()
     assert mixed_layouts.is_channels_last(second.meta["val"])
+
+
+@pytest.mark.parametrize("groups", [8, 4, 1], ids=["depthwise", "pairs", "library"])
+def test_generated_convolutions_of_plain_images_write_plain_results(groups: int) -> None:
+    def fn(x: T, w: T) -> T:
+        return F.conv2d(x.softmax(3), w, groups=groups, padding=3).amax(3)
+
+    x, w = torch.randn(2, 8, 12, 12), torch.randn(8, 8 // groups, 7, 7)
+    gm, _ = rearranged(fn, x, w.to(memory_format=torch.channels_last))
+    (call,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    is_library = groups == 1
+    assert call.meta["val"].is_contiguous(memory_format=torch.channels_last) == is_library

@@ -6,16 +6,26 @@ a kernel over columns of images of 505x505 elements took 1,552 us where reads of
 
 A hint cannot make an access wrong. Triton widens an access to `k` elements only where `k` divides every term of the
 position. Such groups of `k` elements never cross a multiple of `n`.
+
+Triton 3.6 lets neighbouring threads read different rows where it finds neither axis contiguous, and 3.7 points of a
+row. So do strided windows of rows, reversed rows and rows of images of 49 points. No hint fits: points are not
+neighbours in memory, only near. Such tiles are accessed as tensors of one dimension, in the order of their rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
 from ...ir import expr as ex
-from ...ir.expr import Atom, Index
+from ...ir.expr import Atom, Expr, Index
+from ...ir.value import Value
 
 SEEN = 16  # Triton itself sees runs of so many elements, a power of two, where it divides all divisors
 LEAST_RUN = 4  # neighbours along rows that are worth a hint
 UNKNOWN_RUN = 16  # the run that a symbolic divisor is taken to give
+UNKNOWN_SIZE = 1024  # what a symbolic size is taken to be
+STEPS = 3  # points of an axis whose distances are compared
 
 
 def hidden_run(index: Index, block: int) -> int:
@@ -54,3 +64,48 @@ def _run(index: Index, x: Atom, block: int) -> int:
         if isinstance(atom, ex.Mod) and atom.dividend is ex.ix(x):
             return atom.divisor if isinstance(atom.divisor, int) else UNKNOWN_RUN
     return 1
+
+
+def least_steps(index: Index, lookups: Mapping[Value, frozenset[str]]) -> tuple[int, int] | None:
+    """Return how many elements neighbouring points of a row, and rows, are apart at `index`.
+
+    `lookups`: the tile axes of looked-up parts, which are taken to count by one along these. None where Triton may see
+    neighbours itself, and where nobody can tell.
+    """
+    if isinstance(index, int) or any(_is_seen(index, v) for v in ex.vars_of(index)):
+        return None
+    rows = _places(index, lookups, "x")
+    points = _places(index, lookups, "r")
+    return None if rows is None or points is None else (_least_step(points), _least_step(rows))
+
+
+def _places(index: Expr, lookups: Mapping[Value, frozenset[str]], axis: str) -> list[int] | None:
+    """Return the first positions along an axis of the tile, 0 on the other one; None: they are not numbers."""
+    variables = [v for v in ex.vars_of(index) if v.key.startswith(axis)]
+    others = dict.fromkeys((v for v in ex.vars_of(index) if v not in variables), 0)
+    sizes = dict.fromkeys(ex.syms_of(index), UNKNOWN_SIZE)
+    plain = ex.substitute(ex.without_lookups(index), others | sizes)
+    looked_up = [(a, c) for m, c in index.terms if len(m) == 1 for a in m if isinstance(a, ex.Lookup)]
+    if len(looked_up) != len(ex.lookups(index)):
+        return None
+    step = sum(c for a, c in looked_up if axis in lookups.get(a.value, frozenset()))
+    places = [ex.add(ex.substitute(plain, dict.fromkeys(variables, n)), step * n) for n in range(STEPS + 1)]
+    numbers = [n for n in places if isinstance(n, int)]
+    return numbers if len(numbers) == len(places) else None
+
+
+def _least_step(places: Sequence[int]) -> int:
+    return min(abs(b - a) for a, b in pairwise(places))
+
+
+def _is_seen(index: Expr, v: Atom) -> bool:
+    """Return whether Triton may see that `index` counts by one along `v`; every doubt counts as yes."""
+    for monomial, coefficient in index.terms:
+        if coefficient != 1 or len(monomial) != 1:
+            continue
+        (atom,) = monomial
+        if atom is v and all(n % 2 == 0 for n in ex.divisors(index, v)):
+            return True
+        if isinstance(atom, ex.Mod) and v in atom.vars and not (isinstance(atom.divisor, int) and atom.divisor % 2):
+            return True
+    return False

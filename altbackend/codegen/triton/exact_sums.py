@@ -22,7 +22,8 @@ from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.tiling.gpu.blocks import WARP
 from ..cpp.ast import name
 from .contiguity import is_along_x
-from .scope import Emitter, Scope, row_length
+from .emitter import Emitter, Scope
+from .scope import row_length
 from .tile_ast import Accumulator, Fold, Masks, Shape
 
 SHORT_CHAIN = 16  # additions of a loop that need no second tile

@@ -100,6 +100,8 @@ def scalar(v: Value, weak: bool = False) -> str:
             return number(v) if weak and v.dtype in _WEAK_TYPES and not _is_minus_zero(v) else _constant(v)
         case "line_load":
             return _line_load(v)
+        case "ordered_load":
+            return _ordered_load(v)
         case "tile_load":
             return _load(v)
         case "tile_index":
@@ -175,6 +177,18 @@ def _line_load(v: Value) -> str:
     line = f"tl.max_contiguous({line}, [{run}])" if run else line
     text = _loaded(v.dtype, f"{target} + {line}", mask and f"tl.reshape({mask}, [{block}])", policy)
     return f"{text}[{', '.join('None' if n == '1' else ':' for n in shape)}]"
+
+
+def _ordered_load(v: Value) -> str:
+    target, position, shape, policy = v.attr
+    mask = " & ".join(a.attr for a in v.args)
+    place = f"{target} + {in_order(index(position), shape)}"
+    return f"tl.reshape({_loaded(v.dtype, place, mask and in_order(mask, shape), policy)}, {shape_text(shape)})"
+
+
+def in_order(tile: str, shape: Shape) -> str:
+    """Return a tile of two axes as a tensor of one dimension, in the order of its rows."""
+    return f"tl.reshape(tl.broadcast_to({tile}, {shape_text(shape)}), [{' * '.join(shape)}])"
 
 
 def _loaded(dtype: torch.dtype, place: str, mask: str, policy: str) -> str:

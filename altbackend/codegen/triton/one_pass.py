@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ...ir.expr import Index
 from ...schedule.loop_mapping import MappedNode
-from .scope import Emitter, Scope, bind, on_tile, row_points, store
+from .emitter import Emitter, Scope
+from .scope import bind, on_tile, row_points, store
 from .tile_ast import Comment, TileLoop
 from .totals import provenance
 

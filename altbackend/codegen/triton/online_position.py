@@ -22,8 +22,9 @@ from ...ir.loops import Reduction
 from ...ir.value import Value
 from ...schedule.tiling.gpu.online_position import OnlinePosition, first_position
 from ..cpp.ast import Let, name
+from .emitter import Emitter, Scope
 from .one_pass import emit_points, over_blocks
-from .scope import Emitter, Scope, bind, fill_block, let, on_tile, row_axis, row_length, shape_of, store
+from .scope import bind, fill_block, let, on_tile, row_axis, row_length, shape_of, store
 from .tile_ast import Accumulator, Comment
 from .totals import provenance
 

@@ -20,7 +20,7 @@ from ...schedule.tiling.gpu.tiled import FinishKernel, TiledKernel
 from ..cpp.ast import Let, Param
 from ..lines import Lines
 from . import tile
-from .expressions import TYPES, address, combined, index, number, scalar, shape_text
+from .expressions import TYPES, address, combined, in_order, index, number, scalar, shape_text
 from .templates import matmul
 from .tile_ast import (
     Accumulator,
@@ -272,6 +272,10 @@ def _and(masks: tuple[str, ...]) -> str:
 
 
 def _store(w: _TritonLines, s: TileStore) -> None:
+    if s.ordered and s.shape is not None:
+        mask = f", mask={in_order(_and(s.masks), s.shape)}" if s.masks else ""
+        w.add(f"tl.store({s.target} + {in_order(index(s.index), s.shape)}, {in_order(scalar(s.value), s.shape)}{mask})")
+        return
     function = "store" if not s.op else f"atomic_{s.op}"
     mask = f", mask={_and(s.masks)}" if s.masks else ""
     relaxed = ', sem="relaxed"' if s.op else ""

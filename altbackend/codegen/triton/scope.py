@@ -3,147 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import field
-from functools import cached_property
 
 import torch
-
-from altbackend.lazy_dataclass import dataclass
 
 from ...errors import Unsupported
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Atom, Index
-from ...ir.loops import Program
 from ...ir.ops import OPS, triton_spelling
 from ...ir.value import Value
-from ...schedule.kernel import Kernel
 from ...schedule.loop_mapping import Kind, MappedNode
-from ...schedule.rows import some_rows_are_neighbours
-from ...schedule.tiling.gpu.blocks import WARP, Blocks, Form
+from ...schedule.tiling.gpu.blocks import Form
 from ...schedule.tiling.gpu.fast_math import FAST_MATH
-from ...schedule.tiling.gpu.program_rows import PROGRAM, program_rows
+from ...schedule.tiling.gpu.program_rows import program_rows
 from ...schedule.tiling.gpu.sink_select import sink_selects
-from ...schedule.tiling.gpu.tiled import TiledKernel
-from ..cpp.ast import Let, Param, name
+from ..cpp.ast import Let, name
+from .access import (
+    is_last_read,
+    is_only_read,
+    line_shape,
+    mask_names,
+    ordered_load,
+    ordered_store,
+    plain_axes,
+    run_of,
+    without_end_mask,
+)
 from .conditions import is_within, needed
-from .contiguity import hidden_run, is_along_x
-from .tile_ast import Mask, Masks, Points, Shape, TileStmt, TileStore, Total
+from .emitter import Emitter, Scope
+from .tile_ast import Mask, Masks, Points, Shape, TileStore
 
 QUAD = 4  # words of a Philox block
 FLOAT_EXPONENTS = 125  # of powers of two whose inverse is a normal float32
 MOST_NESTED = 150  # levels of operators that `bind` follows by recursion
-
-
-@dataclass
-class Scope:
-    """Statements of one level; `axis` is the axis that its loop runs along."""
-
-    parent: Scope | None = None
-    axis: str = ""
-    body: list[TileStmt] = field(default_factory=list)
-    bound: dict[tuple[Value, tuple[Value, ...]], Value] = field(default_factory=dict)
-    quads: set[str] = field(default_factory=set)
-
-
-@dataclass
-class Emitter:
-    """The state of emitting one kernel.
-
-    Three tables go by buffer:
-
-    - `params`: the parameters;
-    - `writers`: the nodes emitted so far;
-    - `results`: values that later nodes read.
-
-    Tables by name, axis or position:
-
-    - `guards`: for each checked position, the name that says whether it is in range;
-    - `masks`: for each axis, the name of its mask;
-    - `axes`: the tile axes of each name;
-    - `rows`: the axis of each row length;
-    - `points`: definitions of axes;
-    - `zeros`: masks outside of which a named tile is 0, as masked loads are;
-    - `normalisers`: sums of online softmaxes.
-
-    `last_reads`: buffers that no later pass reads. `passed`: scans whose pass over a long row has ended.
-    `binding_chain`: nodes are bound in order, without recursion.
-    """
-
-    program: Program
-    tiled: TiledKernel
-    params: dict[str, Param] = field(default_factory=dict)
-    writers: dict[str, MappedNode] = field(default_factory=dict)
-    results: dict[str, Value] = field(default_factory=dict)
-    guards: dict[Value, Value] = field(default_factory=dict)
-    masks: dict[Atom, str] = field(default_factory=dict)
-    axes: dict[Value, frozenset[str]] = field(default_factory=dict)
-    rows: dict[Index, Atom] = field(default_factory=dict)
-    points: dict[str, tuple[Scope, Points]] = field(default_factory=dict)
-    totals: list[Total] = field(default_factory=list)
-    symbols: set[Atom] = field(default_factory=set)
-    counter: dict[str, int] = field(default_factory=dict)
-    checks: bool = False
-    normalisers: set[Value] = field(default_factory=set)
-    last_reads: set[str] = field(default_factory=set)
-    passed: set[str] = field(default_factory=set)
-    binding_chain: bool = False
-    zeros: dict[Value, frozenset[str]] = field(default_factory=dict)
-
-    @cached_property
-    def windows(self) -> frozenset[str]:
-        """Return the buffers of which a point reads more than two elements."""
-        counts = (Counter(b for b, _ in va.loads(q.value)) for q in self.kernel.nodes)
-        return frozenset(b for count in counts for b, n in count.items() if n > 2)
-
-    @cached_property
-    def rows_are_neighbours(self) -> bool:
-        """Return whether memory is contiguous from row to row for an operand or a result."""
-        return some_rows_are_neighbours(self.kernel.nodes, self.kernel.stored)
-
-    @cached_property
-    def read_in_parts(self) -> frozenset[str]:
-        """Return the buffers of which loops of different lengths read the same rows, as a gate behind a total does."""
-        lengths: dict[str, set[Index]] = {}
-        for q in self.kernel.nodes:
-            for b, index in va.loads(q.value):
-                if q.points != 1 and q.row in ex.vars_of(index):
-                    lengths.setdefault(b, set()).add(q.points)
-        return frozenset(b for b, points in lengths.items() if len(points) > 1)
-
-    @property
-    def kernel(self) -> Kernel:
-        """Return the kernel that is emitted."""
-        return self.tiled.kernel
-
-    @property
-    def blocks(self) -> Blocks:
-        """Return the kernel's blocks."""
-        return self.tiled.blocks
-
-    def fresh(self, prefix: str) -> str:
-        """Return a new name."""
-        n = self.counter[prefix] = self.counter.get(prefix, -1) + 1
-        return f"{prefix}{n}"
-
-    def param(self, buffer: str) -> str:
-        """Return the parameter that stands for a buffer."""
-        if buffer not in self.params:
-            written = any(q.node.out == buffer for q in self.kernel.nodes)
-            label = self.fresh("out" if written else "in")
-            self.params[buffer] = Param(label, self.program.buffers[buffer].dtype, written)
-        return self.params[buffer].name
-
-    def note(self, *indices: Index) -> None:
-        """Enter the symbols of indices, which become arguments."""
-        for e in indices:
-            self.symbols.update(ex.syms_of(e) - ex.syms_of(PROGRAM))
-
-    def define_axis(self, scope: Scope, points: Points) -> None:
-        """Define the positions of an axis; the last definition of a name is valid."""
-        scope.body.append(points)
-        self.points[points.name] = scope, points
 
 
 def unsupported(node: object, reason: str) -> Unsupported:
@@ -230,7 +122,7 @@ def _broadcast_let(e: Emitter, scope: Scope, v: Value, axes: frozenset[str], pre
 
 def _zeros(e: Emitter, v: Value) -> frozenset[str]:
     """Return the masks outside of which `v` is 0, whatever its other masks. A product with 0 may be NaN."""
-    if v.op in ("tile_load", "line_load"):
+    if v.op in ("tile_load", "line_load", "ordered_load"):
         return frozenset(m.attr for m in v.args)
     if v.op == "cast" or v.op in ("add", "sub", "mul"):
         return frozenset[str].intersection(*(e.zeros.get(a, frozenset[str]()) for a in v.args))
@@ -431,67 +323,22 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
         return bind(e, scope, e.writers[b].value)
     position, guards = _resolved(e, scope, index, conds)
     masks, axes = _masks(e, scope, index, conds, guards)
+    position, masks = without_end_mask(e, position, masks)
     row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
-    policy = "evict_first" if _is_only_read(e, b, axes) or _is_last_read(e, b, index) else ""
-    if (line := _line(e, position, axes, masks, row)) is not None:
-        of_line = (e.param(b), position, line, policy, _run(e, position))
-        return let(e, scope, va.make("line_load", _names(masks), v.dtype, of_line), axes)
+    once = is_only_read(e, b, position, row) if axes == {"x", "r"} else False
+    policy = "evict_first" if once or is_last_read(e, b, index) else ""
+    if (line := line_shape(e, position, axes, masks, row)) is not None:
+        of_line = (e.param(b), position, line, policy, run_of(e, position))
+        return let(e, scope, va.make("line_load", mask_names(masks), v.dtype, of_line), axes)
+    if (tile := ordered_load(e, position, masks, row, v.dtype)) is not None:
+        of_tile = (e.param(b), position, tile, policy)
+        return let(e, scope, va.make("ordered_load", mask_names(masks), v.dtype, of_tile), axes)
     if axes == {"r"} and e.blocks.form is Form.ROWS and e.blocks.tiled_x and not e.blocks.run:
         # Triton gives a tensor of one row a layout of its own, and converts full tiles to it through shared memory
         axes = frozenset({"x", "r"})
-    shape = shape_of(e, axes, row) if axes != _plain_axes(e, position) else None
-    attributes = (e.param(b), position, shape, policy, _run(e, position))
-    return let(e, scope, va.make("tile_load", _names(masks), v.dtype, attributes), axes)
-
-
-def _names(masks: Masks) -> tuple[Value, ...]:
-    return tuple(name(m, torch.bool) for m in masks)
-
-
-def _line(e: Emitter, position: Index, axes: frozenset[str], masks: Masks, row: Index | None) -> tuple[str, str] | None:
-    """Return the shape of a line that all rows, or all points, of a tile read, where it is to have one dimension.
-
-    Of two dimensions, be it one row or the full tile, Triton gives a load a layout along the line, and converts full
-    tiles to it through shared memory: a mean square over 192 channels and a gate took 513 us. So it does with what the
-    points of neighbouring rows read, and with a number of each row if these are as many as threads.
-    """
-    b = e.blocks
-    if len(axes) != 1 or b.form not in (Form.ROWS, Form.PERSISTENT) or b.rank != 2 or b.run:
-        return None
-    if _plain_axes(e, position) != axes or any(e.axes.get(m, axes) != axes for m in _names(masks)):
-        return None
-    if axes == {"x"}:
-        return ("XBLOCK", "1") if b.xblock >= WARP * b.warps else None
-    return ("1", b.name_of(row)) if row is not None and e.rows_are_neighbours else None
-
-
-def _run(e: Emitter, position: Index) -> int:
-    """Return how many rows of the tile are neighbours at `position`, where Triton needs the hint; else 0."""
-    b = e.blocks
-    if b.rank != 2:
-        return 0
-    return b.run if b.run and is_along_x(position, b.xblock) else hidden_run(position, b.xblock)
-
-
-def _is_only_read(e: Emitter, b: str, axes: frozenset[str]) -> bool:
-    """Return whether nothing reads the tile again.
-
-    Tensors that all rows share (weights) stay in the cache, and so do those that neighbouring points read as windows
-    and rows that are read in parts: a gate behind a total took 291 us for 262.
-    """
-    return e.blocks.streams and axes == {"x", "r"} and b not in e.windows | e.read_in_parts
-
-
-def _is_last_read(e: Emitter, b: str, index: Index) -> bool:
-    """Return whether no later pass reads a long row again, so that the cache may evict it."""
-    keys = {a.key for a in ex.vars_of(index)}
-    return b in e.last_reads and "x" in keys and len(keys) > 1
-
-
-def _plain_axes(e: Emitter, index: Index) -> frozenset[str]:
-    """Return the axes of the printed index: those of its variables, and of the names in it."""
-    own = frozenset("x" if a.key == "x" else "r" for a in ex.vars_of(index))
-    return own.union(*(e.axes.get(v, frozenset()) for v in ex.lookups(index)))
+    shape = shape_of(e, axes, row) if axes != plain_axes(e, position) else None
+    attributes = (e.param(b), position, shape, policy, run_of(e, position))
+    return let(e, scope, va.make("tile_load", mask_names(masks), v.dtype, attributes), axes)
 
 
 def _resolved(e: Emitter, scope: Scope, index: Index, conds: tuple[Value, ...]) -> tuple[Index, tuple[str, ...]]:
@@ -580,9 +427,11 @@ def store(e: Emitter, scope: Scope, q: MappedNode, value: Value, op: str = "") -
         axes |= {"x"}
         x = ex.var("x", row_length(e, q))
         masks = tuple(dict.fromkeys((*masks, *((e.masks[x],) if x in e.masks else ()))))
-    shape = shape_of(e, axes, row_length(e, q)) if axes != _plain_axes(e, position) else None
-    run = _run(e, position)
-    scope.body.append(TileStore(e.param(q.node.out), position, value, masks, shape, op, run))
+    shape = shape_of(e, axes, row_length(e, q)) if axes != plain_axes(e, position) else None
+    dtype = e.program.buffers[q.node.out].dtype
+    ordered = ordered_store(e, position, row_length(e, q), dtype) if not op and value.op != "const" else None
+    run = run_of(e, position)
+    scope.body.append(TileStore(e.param(q.node.out), position, value, masks, ordered or shape, op, run, bool(ordered)))
 
 
 def row_length(e: Emitter, q: MappedNode) -> Index:

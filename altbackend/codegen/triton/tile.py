@@ -13,15 +13,16 @@ from ...ir.loops import Program
 from ...schedule.kernel import Kernel, Stage
 from ...schedule.loop_mapping import Kind, MappedNode
 from ...schedule.products.matmul import PRODUCT, Matmul, tiles_of
-from ...schedule.rows import CACHED, touched
 from ...schedule.tiling.gpu.blocks import Blocks, Form, ceil_div
 from ...schedule.tiling.gpu.one_pass import Joined
 from ...schedule.tiling.gpu.online_softmax import OnlineSoftmax
 from ...schedule.tiling.gpu.tiled import TiledKernel
 from ..cpp.ast import Let, name
+from .access import is_shared
+from .emitter import Emitter, Scope
 from .online_position import emit_online_position
 from .online_softmax import emit_online_softmax
-from .scope import Emitter, Scope, bind, on_tile, row_axis, row_points, store
+from .scope import bind, on_tile, row_axis, row_points, store
 from .templates.matmul import Descriptors, Product
 from .tile_ast import Comment, Mask, Points, TileFunction, TileLoop
 from .totals import across_programs, provenance, scan, scatter, store_partials, within_row
@@ -223,7 +224,12 @@ def _close_rows_loop(e: Emitter, top: Scope, body: Scope) -> None:
 
 
 def _pipeline_stages(e: Emitter) -> int:
-    """Return how many turns of the loop over rows overlap; loads under way occupy shared memory."""
+    """Return how many turns of the loop over rows overlap; loads under way occupy shared memory.
+
+    Triton brings an operand that rows share into shared memory for a later turn element by element: a cross-entropy
+    behind an instance norm took 454 us, and 117 with loads where they are needed. So it does with each element of a
+    window: twelve tiles of a pool occupied 49 KB a warp, and four warps ran at a time.
+    """
     if not e.blocks.has_rows:
         return 1
     members = e.kernel.nodes
@@ -234,18 +240,8 @@ def _pipeline_stages(e: Emitter) -> int:
         for b, i in va.loads(q.value)
         if b not in written and q.row in ex.vars_of(i) and ex.vars_of(i).intersection(q.inner)
     }
-    if any(_is_shared(e, i, n) for _, i, n in full_tiles):
+    if any(b in e.windows or is_shared(e, i, n) for b, i, n in full_tiles):
         return 1
     points = e.blocks.xblock * max(e.blocks.rblocks.values())
     turn_bytes = sum(e.program.buffers[b].dtype.itemsize for b, _, _ in full_tiles) * points
     return next((n for n in range(PIPELINED_ROWS, 1, -1) if n * turn_bytes <= PIPELINE_BYTES), 1)
-
-
-def _is_shared(e: Emitter, index: Index, points: Index) -> bool:
-    """Return whether many rows share the elements of an operand, as images share the statistics of their points.
-
-    Triton brings such an operand into shared memory for a later turn element by element: a cross-entropy behind an
-    instance norm took 454 us, and 117 with loads where they are needed.
-    """
-    total = ex.mul(e.blocks.points, points)
-    return isinstance(total, int) and touched(index) * CACHED <= total

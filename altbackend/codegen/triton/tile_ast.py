@@ -6,6 +6,7 @@ whose operands are names. They have these operators beside those of the IR:
 
     tile_load   args: masks; attr: (parameter, index, shape to broadcast the index to or None, eviction policy, run)
     line_load   args: masks; attr: (parameter, index, shape, eviction policy, run): what all rows or all points read
+    ordered_load  args: masks; attr: (parameter, index, shape, eviction policy): in the order of rows
     tile_index  attr: index, as int64
     wrapped     args: position; attr: size
     inside      args: wrapped position; attr: size
@@ -89,7 +90,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class TileStore:
-    """`target[index] = value`, or the atomic `op` of both, where the masks hold. `run`: see `contiguity.hidden_run`."""
+    """`target[index] = value`, or the atomic `op` of both, where the masks hold. `run`: see `contiguity.hidden_run`.
+
+    `ordered`: neighbouring threads store points of a row, see `contiguity.are_rows_apart`; `shape` is that of the tile.
+    """
 
     target: str
     index: Index
@@ -98,6 +102,7 @@ class TileStore:
     shape: Shape | None
     op: str = ""
     run: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from ...ir.loops import Reduction, Scan, Scatter
 from ...ir.ops import ATOMIC
 from ...ir.value import Value
 from ...schedule.loop_mapping import MappedNode
+from .emitter import Emitter, Scope
 from .exact_sums import Term, fold, halvings, is_exact, is_long, reduced, rounded
 from .scope import (
-    Emitter,
-    Scope,
     axes_of,
     bind,
     fill_block,

@@ -18,7 +18,7 @@ from ....ir.expr import Atom, Index
 from ....ir.loops import Program, Reduction
 from ...device import Gpu
 from ...loop_mapping import Kind, MappedNode
-from ...rows import SECTOR, estimate, is_long, rows_are_neighbours
+from ...rows import CACHED, SECTOR, estimate, is_long, rows_are_neighbours
 from ...sectors import STORED
 
 THREAD = 8  # most neighbouring elements that one thread holds
@@ -101,8 +101,15 @@ def _is_read_in_order(loops: tuple[Atom, ...], mapped: Sequence[MappedNode]) -> 
 
 
 def _best_order(loops: tuple[Atom, ...], accesses: Sequence[_Access]) -> tuple[Atom, ...]:
+    """Return the loops in the order that moves the fewest sectors; parameters of the channels come from the cache.
+
+    Counted, four parameters of eight channels had turned over a group norm of images of 49 points: 949 us for 254.
+    """
+    largest = max((a.elements for a in accesses), default=0)
+    counted = [a for a in accesses if a.elements * CACHED >= largest]
+
     def cost(order: tuple[Atom, ...]) -> float:
-        return sum(a.sectors(order[-2], order[-1]) for a in accesses)
+        return sum(a.sectors(order[-2], order[-1]) for a in counted)
 
     orders = [(*(w for w in loops if w is not v), v) for v in loops[:-1]]
     best = min(orders, key=cost)
