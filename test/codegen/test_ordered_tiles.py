@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from altbackend.codegen.cpp.ast import name
-from altbackend.codegen.triton.contiguity import least_steps
+from altbackend.codegen.triton.contiguity import blocks_of_neighbours
 from altbackend.ir import expr as ex
 from altbackend.ir.expr import Index
 from altbackend.ir.loops import Extern
@@ -21,29 +21,30 @@ x, r = ex.ix(X), ex.ix(R)
 
 
 @pytest.mark.parametrize(
-    ("index", "steps"),
+    ("index", "blocks"),
     [
         (ex.add(ex.mul(x, 98), r), None),  # Triton sees neighbours along a row
         (ex.add(ex.mul(r, 4096), x), None),  # and from row to row
-        (ex.add(ex.mul(x, 196), ex.mul(r, 2)), (2, 196)),
-        (ex.add(ex.mul(x, 98), ex.mul(r, -1), 97), (1, 98)),
-        (ex.add(ex.mul(x, 98), ex.mul(ex.floordiv(r, 49), 7919), ex.mod(r, 49)), (1, 98)),
+        (ex.add(ex.mul(x, 196), ex.mul(r, 2)), (1, 8)),
+        (ex.add(ex.mul(x, 98), ex.mul(r, -1), 97), (1, 8)),
+        (ex.add(ex.mul(x, 98), ex.mul(ex.floordiv(r, 49), 7919), ex.mod(r, 49)), (1, 8)),
         (ex.add(ex.mul(x, 98), ex.mul(ex.floordiv(r, 14), 28), ex.mod(r, 14)), None),  # pairs of neighbours
-        (ex.add(ex.mul(x, 2), ex.floordiv(r, 49)), (0, 2)),
+        (ex.add(ex.mul(x, 2), ex.floordiv(r, 49)), (1, 1)),
+        (ex.add(ex.mul(ex.floordiv(x, 3), 300), ex.mul(r, 3), ex.mod(x, 3)), (1, 3)),
         (7, None),
     ],
     ids=str,
 )
-def test_least_steps(index: Index, steps: tuple[int, int] | None) -> None:
-    assert least_steps(index, {}) == steps
+def test_blocks_of_neighbours(index: Index, blocks: tuple[int, int] | None) -> None:
+    assert blocks_of_neighbours(index, {}, 32) == blocks
 
 
 def test_looked_up_parts_count_along_their_axes() -> None:
     place, row = name("place", torch.int64), name("row", torch.int64)
     columns = ex.add(ex.mul(ex.lookup(place, 0, 90), 57), ex.lookup(row, 0, 56))
-    assert least_steps(columns, {place: frozenset("r"), row: frozenset("x")}) == (57, 1)
-    assert least_steps(columns, {place: frozenset("x"), row: frozenset("r")}) == (1, 57)
-    assert least_steps(ex.mul(r, ex.lookup(row, 0, 9)), {row: frozenset("x")}) is None
+    assert blocks_of_neighbours(columns, {place: frozenset("r"), row: frozenset("x")}, 32) == (8, 1)
+    assert blocks_of_neighbours(columns, {place: frozenset("x"), row: frozenset("r")}, 32) == (1, 8)
+    assert blocks_of_neighbours(ex.mul(r, ex.lookup(row, 0, 9)), {row: frozenset("x")}, 32) is None
 
 
 PROGRAMS: dict[str, Callable[[T], T]] = {

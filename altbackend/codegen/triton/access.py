@@ -12,7 +12,7 @@ from ...ir.value import Value
 from ...schedule.rows import CACHED, SECTOR, touched
 from ...schedule.tiling.gpu.blocks import WARP, Form
 from ..cpp.ast import name
-from .contiguity import hidden_run, is_along_x, least_steps
+from .contiguity import blocks_of_neighbours, hidden_run, is_along_x
 from .emitter import Emitter
 from .tile_ast import Masks
 
@@ -87,16 +87,19 @@ def ordered_store(e: Emitter, position: Index, row: Index, dtype: torch.dtype) -
     return _ordered(e, position, row, SECTOR // dtype.itemsize)
 
 
-def _ordered(e: Emitter, position: Index, row: Index | None, nearest: int) -> Tile | None:
-    """Return the shape of a tile where points of a row are fewer than `nearest` elements apart, and rows are not."""
+def _ordered(e: Emitter, position: Index, row: Index | None, block: int) -> Tile | None:
+    """Return the shape of a tile where neighbouring points touch at most half of the blocks that neighbouring rows do.
+
+    `block`: elements that memory moves at once.
+    """
     b = e.blocks
     if b.form in (Form.FLAT, Form.MATMUL) or b.rank != 2 or row is None or run_of(e, position):
         return None
     if plain_axes(e, position) != {"x", "r"}:
         return None
     lookups = {v: e.axes.get(v, frozenset()) for v in ex.lookups(position)}
-    across, along = least_steps(position, lookups) or (0, 0)
-    return ("XBLOCK", b.name_of(row)) if across < min(along, nearest) else None
+    points, rows = blocks_of_neighbours(position, lookups, block) or (1, 1)
+    return ("XBLOCK", b.name_of(row)) if 2 * points <= rows else None
 
 
 def run_of(e: Emitter, position: Index) -> int:

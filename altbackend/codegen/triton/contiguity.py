@@ -15,7 +15,6 @@ neighbours in memory, only near. Such tiles are accessed as tensors of one dimen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from ...ir import expr as ex
 from ...ir.expr import Atom, Expr, Index
@@ -25,7 +24,7 @@ SEEN = 16  # Triton itself sees runs of so many elements, a power of two, where 
 LEAST_RUN = 4  # neighbours along rows that are worth a hint
 UNKNOWN_RUN = 16  # the run that a symbolic divisor is taken to give
 UNKNOWN_SIZE = 1024  # what a symbolic size is taken to be
-STEPS = 3  # points of an axis whose distances are compared
+NEIGHBOURS = 8  # of an axis, whose places are compared
 
 
 def hidden_run(index: Index, block: int) -> int:
@@ -66,8 +65,8 @@ def _run(index: Index, x: Atom, block: int) -> int:
     return 1
 
 
-def least_steps(index: Index, lookups: Mapping[Value, frozenset[str]]) -> tuple[int, int] | None:
-    """Return how many elements neighbouring points of a row, and rows, are apart at `index`.
+def blocks_of_neighbours(index: Index, lookups: Mapping[Value, frozenset[str]], size: int) -> tuple[int, int] | None:
+    """Return how many blocks of `size` elements eight neighbouring points of a row touch, and eight neighbouring rows.
 
     `lookups`: the tile axes of looked-up parts, which are taken to count by one along these. None where Triton may see
     neighbours itself, and where nobody can tell.
@@ -76,7 +75,7 @@ def least_steps(index: Index, lookups: Mapping[Value, frozenset[str]]) -> tuple[
         return None
     rows = _places(index, lookups, "x")
     points = _places(index, lookups, "r")
-    return None if rows is None or points is None else (_least_step(points), _least_step(rows))
+    return None if rows is None or points is None else (_blocks(points, size), _blocks(rows, size))
 
 
 def _places(index: Expr, lookups: Mapping[Value, frozenset[str]], axis: str) -> list[int] | None:
@@ -89,13 +88,13 @@ def _places(index: Expr, lookups: Mapping[Value, frozenset[str]], axis: str) -> 
     if len(looked_up) != len(ex.lookups(index)):
         return None
     step = sum(c for a, c in looked_up if axis in lookups.get(a.value, frozenset()))
-    places = [ex.add(ex.substitute(plain, dict.fromkeys(variables, n)), step * n) for n in range(STEPS + 1)]
+    places = [ex.add(ex.substitute(plain, dict.fromkeys(variables, n)), step * n) for n in range(NEIGHBOURS)]
     numbers = [n for n in places if isinstance(n, int)]
     return numbers if len(numbers) == len(places) else None
 
 
-def _least_step(places: Sequence[int]) -> int:
-    return min(abs(b - a) for a, b in pairwise(places))
+def _blocks(places: Sequence[int], size: int) -> int:
+    return len({(n - min(places)) // size for n in places})
 
 
 def _is_seen(index: Expr, v: Atom) -> bool:

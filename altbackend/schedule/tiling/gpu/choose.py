@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from altbackend.lazy_dataclass import dataclass
 
@@ -13,9 +14,9 @@ from ....ir.loops import Program
 from ....ir.ops import OPS
 from ...device import Gpu
 from ...kernel import Kernel
-from ...loop_mapping import Kind
+from ...loop_mapping import Kind, MappedNode
 from ...products.matmul import Matmul, tiles_of
-from ...rows import row_step
+from ...rows import CACHED, row_step, touched
 from .blocks import (
     VECTOR,
     WARP,
@@ -177,7 +178,7 @@ def transposed_sides(k: Kernel) -> Sides | None:
     loops = k.stages[0].inner
     for q in k.nodes:
         stored = _contiguous_loop(q.index, loops)
-        for _, index in va.loads(q.value):
+        for index in _large_loads(q):
             read = _contiguous_loop(index, loops) or _near_loop(index, loops) or _loop_of_runs(index, loops)
             if stored is None or read is None or read is stored or ex.coefficient(index, stored) == 0:
                 continue
@@ -185,6 +186,13 @@ def transposed_sides(k: Kernel) -> Sides | None:
             if _is_side(sides.read, q.index, LEAST_READ) and _is_side(sides.stored, index, LEAST_STORED):
                 return sides
     return None
+
+
+def _large_loads(q: MappedNode) -> Iterator[Index]:
+    """Yield the places of loads but of those that come from the cache, as statistics of images do."""
+    for _, index in va.loads(q.value):
+        if not isinstance(q.points, int) or ex.syms_of(index) or touched(index) * CACHED > q.points:
+            yield index
 
 
 def _grown(sides: Sides, loops: tuple[Atom, ...], load: Index, store: Index) -> Sides:
