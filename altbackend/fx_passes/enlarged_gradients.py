@@ -22,6 +22,7 @@ from .context import Context
 from .graph import aten, insert, is_call, propagate, replace, val
 
 _SCATTERS = (aten._unsafe_index_put.default, aten.index_put.default)
+_POSITIONS = (torch.int32, torch.int64)
 
 
 def run(joint: GraphModule, ctx: Context) -> int:
@@ -62,7 +63,7 @@ def _factors(n: Node, values: dict[Node, object]) -> list[int] | None:
 
 def _counts(positions: object, shape: Sequence[int], factor: int) -> bool:
     """Return whether positions of `shape` count up from 0 by one for each `factor` of them."""
-    if not isinstance(positions, torch.Tensor) or positions.dtype.is_floating_point or positions.numel() != shape[0]:
+    if not isinstance(positions, torch.Tensor) or positions.dtype not in _POSITIONS or positions.numel() != shape[0]:
         return False
     extra = positions.dim() - len(shape)
     if list(positions.shape) != [*[1] * extra, *shape]:
