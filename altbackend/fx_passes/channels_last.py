@@ -85,7 +85,7 @@ def _write_plain_results(gm: GraphModule, convolutions: Iterable[Node]) -> None:
     """Let generated convolutions of plain images write plain results, whatever the layout of their weights.
 
     A softmax in a channels-last model gives a plain image. torch then takes the layout of a result from the weight. A
-    kernel that turns over windows of 7x7 took 384 us, where one that does not takes 140.
+    kernel that turned over windows of 7x7 took 388 us, where one that does not takes 154.
     """
     changed: list[Node] = []
     for n in convolutions:

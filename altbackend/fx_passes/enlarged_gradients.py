@@ -44,7 +44,9 @@ def _factors(n: Node, values: dict[Node, object]) -> list[int] | None:
     if not is_call(zeros, aten.full.default) or zeros.args[1] != 0 or accumulates != [True]:
         return None
     sizes = (*fake.shape, *enlarged.shape)
-    if not all(isinstance(s, int) for s in sizes) or 0 in sizes or enlarged.dtype != fake.dtype:
+    if not all(isinstance(s, int) for s in sizes) or 0 in sizes:
+        return None
+    if enlarged.dtype != fake.dtype or not fake.dtype.is_floating_point:  # sums of integers have 64 bits
         return None
     leading = fake.dim() - sum(i is not None for i in indices)
     if enlarged.dim() != fake.dim() or len(indices) != fake.dim() or any(i is not None for i in indices[:leading]):

@@ -76,3 +76,12 @@ def test_training_is_as_eager(layout: torch.memory_format, dtype: torch.dtype) -
     (want,) = torch.autograd.grad(fn(exact), exact, upstream.double())
     assert got.stride() == eager.stride()
     assert (got - want).norm() <= 1.5 * (eager - want).norm() + torch.finfo(torch.float32).eps * want.norm()
+
+
+def test_sums_of_integers_stay_scatters() -> None:
+    def fn(x: T) -> T:
+        zeros = torch.full((3,), 0, dtype=torch.int32)
+        return zeros.index_put((torch.arange(6) // 2,), x, accumulate=True)
+
+    gm = traced(fn, torch.arange(6, dtype=torch.int32))
+    assert enlarged_gradients.run(gm, Context(resolve(), Trace("test", resolve()))) == 0

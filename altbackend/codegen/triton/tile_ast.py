@@ -92,7 +92,7 @@ class Fold:
 class TileStore:
     """`target[index] = value`, or the atomic `op` of both, where the masks hold. `run`: see `contiguity.hidden_run`.
 
-    `ordered`: neighbouring threads store points of a row, see `contiguity.are_rows_apart`; `shape` is that of the tile.
+    `ordered`: neighbouring threads store points of a row (`access.ordered_store`); `shape` is that of the tile.
     """
 
     target: str
