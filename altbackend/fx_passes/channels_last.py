@@ -110,8 +110,8 @@ def reads_plain(n: Node) -> bool:
 
     It runs one convolution for each group of a volume: 260 calls for 128 channels. Of images in groups, it has
     channels-last kernels for some widths, which take 0.4 to 0.9 of the time that plain images take. Others it converts
-    three times a call, by a slow kernel. Times of plain images, for 2 to 16 groups of 3x3 on an H100: 1.05 to 2.5 with
-    12, 20, 24, 28, 36, 40, 48, 56 and 96 channels a group, and 1.5 to 2 with two groups of 4.
+    three times a call, by a slow kernel. Such widths are 12, 20, 24, 28, 36, 40, 48, 56 and 96 channels a group, which
+    take 1.05 to 2.5 of the time of plain images. Two groups of 4 take 1.5 to 2 (2 to 16 groups of 3x3 on an H100).
     An image of one channel lies in both layouts at once, and the library takes it for plain.
     """
     backward = n.target is aten.convolution_backward.default
@@ -356,9 +356,9 @@ def _gain_on_gpu(n: Node) -> int:
 def _gains_with_few_floats(n: Node) -> bool:
     """Return whether up to 8 channels of float32 run faster channels-last, with the copy of the image.
 
-    Measured on an H200 with 5 sizes of images: 3 and 4 channels that become 8 took 0.24 to 1.2 of the time of plain
-    images at stride 1, and 1.1 to 1.8 with windows of 3x3 at stride 2. Windows of 7x7 took 0.35 to 1.2 for 3 to 8
-    channels. 8 channels that become 8 with windows of 3x3 took 0.7 to 2.0.
+    Measured on an H200 with 5 sizes of images, in parts of the time of plain ones. At stride 1, 3 and 4 channels that
+    become 8 took 0.24 to 1.2. With windows of 3x3 at stride 2 they took 1.1 to 1.8. Windows of 7x7 took 0.35 to 1.2 for
+    3 to 8 channels. 8 channels that become 8 with windows of 3x3 took 0.7 to 2.0.
     """
     w, strides = val(n.args[1]), _integers(n.args[3])
     if n.args[6] or min(w.shape[:2]) < 3:
@@ -370,8 +370,8 @@ def _gains_with_few_floats(n: Node) -> bool:
 def _gain_on_cpu(n: Node) -> float:
     """Return how many times the bytes of its images a convolution saves channels-last.
 
-    The library copies plain images of 16 bits more slowly than kernels do: 299 us for 124 with a window of one element,
-    8 images of 28x28, and 64 to 128 channels; 306 us for 217 in float32.
+    The library copies plain images of 16 bits more slowly than kernels do. With a window of one element, 8 images of
+    28x28 and 64 to 128 channels it took 299 us for 124, and 306 for 217 in float32.
 
     On a CPU with AVX2, the library reads plain images of depthwise convolutions as they lie. Channels-last, a lone one
     of 8x64x56x56 took 4.7 ms for 2.7, and 31.8 for 6.6 of 8x64x28x28 in bfloat16. With AVX-512 it copies them as it

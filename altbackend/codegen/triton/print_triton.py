@@ -79,10 +79,10 @@ class TritonKernel:
     - `symbols`: int64;
     - `constexprs`.
 
-    `grid` has one entry, in terms of the symbols. The `finish` kernels run afterwards and write `totals`. The first
-    kernel does not take `totals`. `zeroed`: parameters that must hold zero before the launch. `scratch`: bytes of
-    global memory that each program needs; its address follows the other arguments. `label`: the name in a profiler,
-    made of the form and operators; different kernels may share it.
+    `grid` has one entry, in terms of the symbols. The `finish` kernels run afterwards and write `totals`, which the
+    first kernel does not take. The parameters in `zeroed` must hold zero before the launch. Each program needs `scratch`
+    bytes of global memory, whose address follows the other arguments. A profiler shows `label`, made of the form and
+    the operators. Different kernels may share it.
     """
 
     source: str

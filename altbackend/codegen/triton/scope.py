@@ -325,7 +325,7 @@ def _load(e: Emitter, scope: Scope, v: Value, conds: tuple[Value, ...]) -> Value
     masks, axes = _masks(e, scope, index, conds, guards)
     position, masks = without_end_mask(e, position, masks)
     row = next((ex.size_of(a) for x in (v, *conds) for a in x.vars if a.key != "x"), None)
-    once = is_only_read(e, b, position, row) if axes == {"x", "r"} else False
+    once = axes == {"x", "r"} and is_only_read(e, b, position, row)
     policy = "evict_first" if once or is_last_read(e, b, index) else ""
     if (line := line_shape(e, position, axes, masks, row)) is not None:
         of_line = (e.param(b), position, line, policy, run_of(e, position))
