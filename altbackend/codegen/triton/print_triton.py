@@ -80,9 +80,9 @@ class TritonKernel:
     - `constexprs`.
 
     `grid` has one entry, in terms of the symbols. The `finish` kernels run afterwards and write `totals`, which the
-    first kernel does not take. The parameters in `zeroed` must hold zero before the launch. Each program needs `scratch`
-    bytes of global memory, whose address follows the other arguments. A profiler shows `label`, made of the form and
-    the operators. Different kernels may share it.
+    first kernel does not take. The parameters in `zeroed` must hold zero before the launch. Each program needs
+    `scratch` bytes of global memory, whose address follows the other arguments. A profiler shows `label`, made of the
+    form and the operators. Different kernels may share it.
     """
 
     source: str
