@@ -334,7 +334,8 @@ def keeps_layout(n: Node) -> bool:
 
 FEW_CHANNELS = 4  # of 16 bits, for which the library's channels-last kernels are no faster
 FEW_FLOATS = 8  # channels of float32, read and written: 32 images of 256x256 take 666 us channels-last, 332 plain
-WIDE_WINDOW = 49  # elements of a window for which few channels of float32 take half of the time channels-last
+# Elements of a window from which few channels of float32 gain channels-last, at stride 1 and at other strides.
+WIDE_WINDOW, WIDEST_WINDOW = 25, 49
 
 
 def _gain_on_gpu(n: Node) -> int:
@@ -358,13 +359,15 @@ def _gains_with_few_floats(n: Node) -> bool:
 
     Measured on an H200 with 5 sizes of images, in parts of the time of plain ones. At stride 1, 3 and 4 channels that
     become 8 took 0.24 to 1.2. With windows of 3x3 at stride 2 they took 1.1 to 1.8. Windows of 7x7 took 0.35 to 1.2 for
-    3 to 8 channels. 8 channels that become 8 with windows of 3x3 took 0.7 to 2.0.
+    3 to 8 channels, of 5x5 0.6 to 0.87 but for one of six sizes; at stride 2 they took 0.8 to 1.9. 8 channels that
+    become 8 with windows of 3x3 took 0.7 to 2.0.
     """
     w, strides = val(n.args[1]), _integers(n.args[3])
     if n.args[6] or min(w.shape[:2]) < 3:
         return False
-    widens = w.shape[1] < w.shape[0] == FEW_FLOATS and all(s == 1 for s in strides)
-    return bool(widens or math.prod(w.shape[2:]) >= WIDE_WINDOW)
+    is_dense = all(s == 1 for s in strides)
+    widens = w.shape[1] < w.shape[0] == FEW_FLOATS and is_dense
+    return bool(widens or math.prod(w.shape[2:]) >= (WIDE_WINDOW if is_dense else WIDEST_WINDOW))
 
 
 def _gain_on_cpu(n: Node) -> float:

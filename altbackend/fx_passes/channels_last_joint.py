@@ -13,13 +13,13 @@ from torch.fx import GraphModule, Node
 
 from altbackend.lazy_dataclass import dataclass
 
+from ..aten.depthwise import WIDEST
 from ..aten.name import operator_name
 from ..aten.narrow_groups import sums_weight_gradient
 from ..compat import torch_api
 from . import onednn
 from .channels_last import FEW_FLOATS, LOW, faster_on_gpu, is_generated, keeps_layout, reads_plain
 from .context import Context
-from .depthwise import WIDEST
 from .gradient_call import gradient_of
 from .graph import aten, insert, is_call, propagate, update, val
 from .mixed_layouts import FORMATS, copy_operands, is_channels_last, share_copies
@@ -146,18 +146,18 @@ def _suits_gpu(n: Node) -> bool:
 def _trains_plain(n: Node) -> bool:
     """Return whether the library's channels-last kernels for the gradients of a convolution are slower than plain ones.
 
-    So they are for depthwise windows of float32 beyond those of our kernels: 6.1 ms for 3.1 a step with 64 images of
-    96x56x56 and windows of 7x7, on an H100. In 16 bits, they are for groups of less than 16 bytes: 876 us for 348. Of
-    few channels of float32, the convolution itself is: 2.3 ms for 0.5 with 30 images of 8x505x505. Images that are
-    channels-last already stay so: in 100 cases on an H200 a step took 0.4 to 1.3 (median 0.76) of the time of plain
-    images and the copies around them.
+    Depthwise windows of float32 that are too wide for our channels-last kernel have a generated one for plain images.
+    In 16 bits, they are for groups of less than 16 bytes: 876 us for 348. Of few channels of float32, the convolution
+    itself is: 2.3 ms for 0.5 with 30 images of 8x505x505. Images that are channels-last already stay so: in 100 cases
+    on an H200 a step took 0.4 to 1.3 (median 0.76) of the time of plain images and the copies around them.
     """
     x, w, groups = operands(n).image, operands(n).weight, operands(n).groups
+    lies_plain = not is_channels_last(val(n.args[int(n.target is aten.convolution_backward.default)]))
     if groups == x.shape[1] == w.shape[0]:
-        return bool(x.dtype == torch.float32 and math.prod(w.shape[2:]) > WIDEST)
+        return bool(x.dtype == torch.float32 and math.prod(w.shape[2:]) > WIDEST and lies_plain)
     if groups == 1 and x.dim() == 4:
         few = x.dtype == torch.float32 and max(x.shape[1], w.shape[0], w.shape[1]) <= FEW_FLOATS
-        return bool(few and not is_channels_last(val(n.args[int(n.target is aten.convolution_backward.default)])))
+        return few and lies_plain
     return bool(groups != 1 and x.dtype in LOW and x.shape[1] // groups < _ALIGNED)
 
 

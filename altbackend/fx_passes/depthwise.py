@@ -8,11 +8,10 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from ..aten.depthwise import WIDEST, WIDEST_GRADIENT, reads_channels_last
 from .context import Context
-from .gradient_call import GradientCall, replace_gradients
-from .graph import aten, insert, is_call, val
-
-WIDEST = 36  # elements of a window, as in `lowering.operators.depthwise`
+from .gradient_call import GradientCall, gradient_of, replace_gradients
+from .graph import aten, insert, is_call, propagate, val
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -22,20 +21,20 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 def run_joint(gm: GraphModule, ctx: Context) -> int:
     """Split the backward of depthwise convolutions."""
-    return split_gradients(gm)
+    return split_gradients(gm) + _copy_images(gm)
 
 
 def split_gradients(joint: GraphModule) -> int:
-    """Split the backward of a channels-last depthwise convolution into two calls, one per gradient; return the number.
+    """Split the backward of a depthwise convolution into two calls, one per gradient; return the number.
 
     Each is a generated kernel (`lowering.operators.depthwise`), and readers of one do not wait for the other.
     """
 
     def of_image(n: Node, call: GradientCall) -> Node | None:
         dilated = any(d != 1 for d in call.dilation)
-        if not call.mask[1] or dilated or call.transposed or not _channels_last(val(call.grad)):
+        if not call.mask[1] or dilated or call.transposed:
             return None
-        if not _suits(call.x, call.w, call.groups):
+        if not _suits(call.x, call.w, call.groups, WIDEST_GRADIENT):
             return None
         alone = call._replace(bias_sizes=None, mask=[True, False, False])
         both = insert(joint.graph, n, aten.convolution_backward.default, tuple(alone))
@@ -44,13 +43,35 @@ def split_gradients(joint: GraphModule) -> int:
     return replace_gradients(joint, 0, of_image)
 
 
+def _copy_images(joint: GraphModule) -> int:
+    """Let gradients of weights with wide windows read channels-last copies of plain images; return their number.
+
+    Neighbouring threads then have neighbouring channels, each with its own totals.
+    """
+    count, copies = 0, list[Node]()
+    for n in joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        call = gradient_of(n)
+        if list(call.mask) != [False, True, False] or {*call.dilation} != {1} or call.transposed:
+            continue
+        if not _suits(call.x, call.w, call.groups, WIDEST_GRADIENT) or not reads_channels_last(val(call.w).shape[2:]):
+            continue
+        plain = [k for k in (0, 1) if not _channels_last(val(n.args[k]))]
+        for k in plain:
+            copy = (n.args[k],), {"memory_format": torch.channels_last}
+            copies.append(insert(joint.graph, n, aten.clone.default, *copy))
+            n.update_arg(k, copies[-1])
+        count += bool(plain)
+    propagate(joint, copies)
+    return count
+
+
 def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
     """Store constant weights [C, 1, KH, KW] with the channel as the fastest dimension; return their number."""
     turned: dict[Node, Node] = {}
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or n.args[1] not in constant or n.args[6]:
             continue
-        if not _suits(n.args[0], n.args[1], n.args[8]):
+        if not _suits(n.args[0], n.args[1], n.args[8], WIDEST) or not _channels_last(val(n.args[0])):
             continue
         w = n.args[1]
         if w not in turned:
@@ -62,14 +83,15 @@ def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
     return len(turned)
 
 
-def _suits(x: object, w: object, groups: int) -> bool:
+def _suits(x: object, w: object, groups: int, widest: int) -> bool:
+    """Return whether a convolution is a depthwise one of images with windows of at most `widest` elements."""
     image, weight = val(x), val(w)
     if image.dim() != 4 or image.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
     if not all(isinstance(k, int) for k in (*image.shape, *weight.shape)):
         return False
-    small = math.prod(weight.shape[2:]) <= WIDEST
-    return small and groups == image.shape[1] == weight.shape[0] > 1 and _channels_last(image)
+    small = math.prod(weight.shape[2:]) <= widest
+    return bool(small and groups == image.shape[1] == weight.shape[0] > 1)
 
 
 def _channels_last(image: torch.Tensor) -> bool:

@@ -45,10 +45,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     kernels behind Dynamo are timed too. `request["tf32"]` names one of `TF32`.
     """
     torch._dynamo.reset()
-    gc.collect()
     device = torch.device(request["device"])
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    _free_memory(device)
     result = Result(request["text"])
     if request.get("errors_only"):
         result.errors = errors(result.text, device)
@@ -56,9 +54,17 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     products, convolutions = TF32[request.get("tf32", "all")]
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
     calls = _calls(device, result, BACKENDS | DYNAMO if request.get("dynamo") else BACKENDS)
+    _free_memory(device)
     with FileLock(request["lock"]):
         _time(calls, device, result)
     return asdict(result)
+
+
+def _free_memory(device: torch.device) -> None:
+    """Give back the memory that no tensor has: the process that measures needs it, and the library its workspaces."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _calls(device: torch.device, result: Result, backends: dict[str, Any]) -> dict[str, Call]:

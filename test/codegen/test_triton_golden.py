@@ -221,7 +221,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr):
         self.assertExpectedInline(
             source(lambda x: x.sum(0), r(4000, 70)),
             """\
-# grid 219, XBLOCK=16, RBLOCK=128, 8 warps
+# grid 219, XBLOCK=16, RBLOCK=128, 4 warps
 def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     program = tl.program_id(0)
     x = program * XBLOCK + tl.arange(0, XBLOCK)[:, None]
@@ -230,7 +230,7 @@ def kernel(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     r0mask = r0 < 80
     # sum.dim_IntList
     t0 = tl.load(in0 + tl.max_contiguous((x // 70) * 5600 + r0 * 70 + (x % 70), [16, 1]), mask=r0mask & xmask, other=0.0)
-    total0 = tl.sum(halves_of_rows(t0), 1, keep_dims=True)
+    total0 = tl.sum(halves_of_rows(halves_of_rows(t0)), 1, keep_dims=True)
     tl.store(out0 + x, total0, mask=xmask)
 
 # grid 9, XBLOCK=8, RBLOCK=64, 2 warps

@@ -13,7 +13,6 @@ from altbackend.debug.trace import Trace
 from altbackend.fx_passes import depthwise, inference
 from altbackend.fx_passes import joint as joint_passes
 from altbackend.fx_passes.constants import constant_nodes
-from altbackend.lowering.operators import depthwise as operators
 from altbackend.lowering.operators import weight_gradients
 from test import triton_run
 from test.fx_passes.test_cuda_inference import T, targets, traced
@@ -88,6 +87,19 @@ def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int])
     check(gradients(stride, padding, [1, 1]), image(*y.shape), x, w)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masks", [(True, False), (False, True)], ids=["image", "weight"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["plain", "last"])
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (4, 2), (6, 1), (6, 2)])
+def test_gradients_in_either_layout(
+    taps: int, stride: int, memory_format: torch.memory_format, masks: tuple[bool, bool], dtype: torch.dtype
+) -> None:
+    x, w = torch.randn(2, CHANNELS, 9, 10).to(dtype).to(memory_format=memory_format), weight(taps, dtype)
+    how = [stride, stride], [taps // 2, taps // 2], [1, 1]
+    y = aten.convolution(x, w, None, *how, False, [0, 0], CHANNELS)
+    check(gradients(*how, output_mask=masks), torch.randn_like(y), x, w)
+
+
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("taps", "stride", "padding"),
@@ -134,6 +146,10 @@ def test_the_library_keeps_the_rest() -> None:
     assert scheduled(gradients(*plain, output_mask=(False, True)), image(0, CHANNELS, 9, 9), none, w).calls == 1
     g = image(2, CHANNELS, 9, 9)
     assert scheduled(gradients(*plain, output_mask=(True, True)), g, x, w).calls == 1
+    wide = gradients([1, 1], [3, 3], [1, 1], output_mask=(False, True))
+    for dtype, calls in ((torch.float32, 0), (torch.bfloat16, 1)):  # in 16 bits, the library is faster for large images
+        large = image(2, CHANNELS, 40, 40, dtype=dtype)
+        assert scheduled(wide, large, large, torch.randn(CHANNELS, 1, 7, 7).to(dtype)).calls == calls
     assert scheduled(gradients([1, 1], [2, 2], [2, 2]), image(2, CHANNELS, 9, 8), x, w).calls == 1  # dilated
 
 
@@ -162,12 +178,29 @@ def test_a_joint_graph_gets_two_calls_and_the_same_gradients() -> None:
     for got, want in zip(gm(g, x, w), fn(g, x, w), strict=True):
         torch.testing.assert_close(got, want)
     assert depthwise.split_gradients(gm) == 0  # once is enough
-    assert depthwise.WIDEST == operators.WIDEST
     gm = traced(fn, g, x, w)
     joint_passes(gm, exact := resolve(options={"numerics": "eager"}), Trace("joint", exact), "gpu")
     assert targets(gm).count("aten.convolution_backward.default") == 1
     dilated = gradients([1, 1], [2, 2], [2, 2], output_mask=(True, True))  # computed by the library
     assert depthwise.split_gradients(traced(dilated, image(2, CHANNELS, 9, 8), x, w)) == 0
+
+
+def test_gradients_of_wide_windows_read_channels_last_copies() -> None:
+    x, w = torch.randn(2, CHANNELS, 9, 10), weight(6, torch.float32)
+    how = [2, 2], [1, 1], [1, 1]
+    g = aten.convolution(x, w, None, *how, False, [0, 0], CHANNELS)
+    fn = gradients(*how, output_mask=(True, True))
+    gm = traced(fn, g, x, w)
+    joint_passes(gm, resolve(), Trace("joint", resolve()), "gpu")
+    gm.recompile()
+    clones = [n for n in gm.graph.nodes if n.target is aten.clone.default]
+    last = [n for n in clones if n.kwargs["memory_format"] == torch.channels_last]
+    assert len(last) == 2
+    assert all([u.args[10] for u in n.users] == [[False, True, False]] for n in last)
+    assert all(n.meta["val"].is_contiguous(memory_format=torch.channels_last) for n in last)
+    for got, want in zip(gm(g, x, w), fn(g, x, w), strict=True):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
 
 
 def test_constant_weights_are_turned_where_parameters_are_prepared() -> None:

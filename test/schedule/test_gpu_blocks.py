@@ -158,6 +158,27 @@ def test_tall_columns_are_read_in_two_sectors_or_fill_a_tile(points: int, dtype:
     assert blocks.xblock == columns
 
 
+@pytest.mark.parametrize(("points", "width", "dtype", "tile"), [
+    (64, 256, torch.bfloat16, (64, 2)),
+    (16, 256, torch.bfloat16, (128, 1)),
+    (200, 250, torch.float32, (16, 4)),  # two neighbours at a time
+    (13, 36, torch.float32, (128, 1)),
+    (13, 63, torch.float32, (128, 8)),  # single elements
+    (25, 63, torch.float32, (128, 8)),
+    (200, 63, torch.bfloat16, (32, 4)),
+    (200, 63, torch.float32, (64, 16)),
+])  # fmt: skip
+def test_few_warps_share_columns(points: int, width: int, dtype: torch.dtype, tile: tuple[int, int]) -> None:
+    (blocks,) = blocks_of(lambda x: x.log_softmax(1), torch.empty(4096, points, width, dtype=dtype))
+    assert (blocks.xblock, blocks.warps) == tile
+
+
+def test_totals_that_are_read_elsewhere_do_not_make_columns_unaligned() -> None:
+    x = torch.empty(50_000, 3, 12, 12).to(memory_format=torch.channels_last)
+    (blocks,) = blocks_of(lambda x: x.log_softmax(2).contiguous(), x)
+    assert (blocks.xblock, blocks.warps) == (128, 1)
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 16), (torch.bfloat16, 32)], ids=str)
 def test_scanned_rows_that_are_stored_side_by_side_fill_two_sectors(dtype: torch.dtype, rows: int) -> None:
     x = torch.empty(3307, 72, 14, 14, dtype=dtype).to(memory_format=torch.channels_last)

@@ -127,3 +127,25 @@ def test_a_cpu_stores_no_more_in_scratch_than_its_cache_holds() -> None:
     (gm,) = trace(fn, torch.empty(4, 100_000))
     large, small = (schedule(gm, ctx=ScheduleContext(Cpu(2, l2=n))) for n in (1 << 20, 1 << 15))
     assert large.kernels < small.kernels
+
+
+def window_sums(x: T, w: T) -> tuple[T, T]:
+    y = F.conv2d(x, w, padding=1, groups=32)
+    return y, y.sum((0, 2, 3))
+
+
+def test_one_program_does_not_read_the_windows_of_all_points() -> None:
+    """A convolution of 486 channels-last points runs on the whole device, apart from the totals of its channels."""
+    x = torch.randn(6, 64, 9, 9).to(memory_format=torch.channels_last)
+    (gm,) = trace(window_sums, x, torch.randn(64, 2, 3, 3))
+    turning = 1  # a kernel that transposes the weight
+    assert schedule(gm, ctx=GPU).kernels == turning + 2
+
+
+def test_windows_share_no_kernel_with_a_copy_into_another_layout() -> None:
+    def fn(x: T, w: T) -> tuple[T, T]:
+        return F.conv2d(x, w, padding=1, groups=16), x.contiguous(memory_format=torch.channels_last)
+
+    for size, kernels in ((128, 2), (12, 1)):  # a launch takes longer than small copies in square tiles
+        (gm,) = trace(fn, torch.empty(16, 16, size, size), torch.empty(16, 1, 3, 3), computes=False)
+        assert schedule(gm, ctx=GPU).kernels == kernels

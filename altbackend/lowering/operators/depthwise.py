@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...aten.depthwise import WIDEST, WIDEST_GRADIENT, sums_weight
 from ...ir import expr as ex
 from ...ir import value as va
 from ...ir.expr import Index
@@ -27,13 +28,10 @@ from .pointwise import finish
 from .pooling import inside, stored, wide, window
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
-# Elements of the largest window for which a generated kernel is about as fast as the library's on an H200. With 49 the
-# forward takes 1.4 to 1.8 times as long, and the gradient of the image 0.75 times as long (not measured in a model).
-WIDEST = 36
 
 
-def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> None:
-    """Raise FallBack for a convolution that the library computes. `images`: the number of leading image arguments."""
+def _check(ctx: Ctx, x: Tensor, w: Tensor, geometry: Geometry, widest: int) -> None:
+    """Raise FallBack for a convolution that is not depthwise, or has windows of more than `widest` elements."""
     if not ctx.gpu or geometry.transposed or len(x.sizes) != 4 or x.dtype not in _KINDS or ctx.cfg.numerics == "eager":
         raise FallBack("the library computes convolutions")
     sizes = (*x.sizes, *w.sizes)
@@ -45,14 +43,13 @@ def _check(ctx: Ctx, x: Tensor, w: Tensor, images: int, geometry: Geometry) -> N
         raise FallBack("not depthwise, or symbolic sizes")
     if 0 in x.sizes:
         raise FallBack("an empty image")
-    if math.prod(_taps(w)) > WIDEST:
+    if math.prod(_taps(w)) > widest:
         raise FallBack(f"a window of {math.prod(_taps(w))} elements")
-    if not all(_is_channels_last(ctx.traced(k)) for k in range(images)):
-        raise FallBack("a depthwise convolution of an image that is not channels-last")
 
 
-def _is_channels_last(image: torch.Tensor) -> bool:
-    return image.is_contiguous(memory_format=torch.channels_last)
+def _are_channels_last(ctx: Ctx, images: int) -> bool:
+    """Return whether so many leading arguments are channels-last images."""
+    return all(ctx.traced(k).is_contiguous(memory_format=torch.channels_last) for k in range(images))
 
 
 def _taps(w: Tensor) -> list[int]:
@@ -82,7 +79,9 @@ def convolution(ctx: Ctx, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any)
     geometry = Geometry(*rest)
     if narrow_groups.suits(ctx, x, w, geometry):
         return narrow_groups.convolution(ctx, x, w, bias, geometry)
-    _check(ctx, x, w, 1, geometry)
+    _check(ctx, x, w, geometry, WIDEST)
+    if not _are_channels_last(ctx, 1):
+        raise FallBack("a depthwise convolution of an image that is not channels-last")
     sizes = ctx.result_sizes
     x, w = stored(ctx, x), _by_tap(ctx, w)
     channel, taps = points(sizes)[1], ex.numbers(w.sizes[:2])
@@ -109,15 +108,16 @@ def convolution_backward(
         return None, weight_gradients.of_weight(ctx, grad, x, pairs, _taps(w), geometry), None
     if list(output_mask) not in ([True, False, False], [False, True, False]):
         raise FallBack("several gradients of a convolution at once")
-    _check(ctx, x, w, 2, geometry)
+    _check(ctx, x, w, geometry, WIDEST_GRADIENT)
     if any(d != 1 for d in geometry.dilation):
         raise FallBack("the gradient of a dilated convolution")
     grad = stored(ctx, grad)
     stride, padding, _ = geometry.steps(2)
     if output_mask[0]:
         return _of_image(ctx, grad, x, _by_tap(ctx, w), stride, padding), None, None
-    channels = ex.numbers(x.sizes)[1]
-    pairs = weight_gradients.depthwise(channels)
+    if not sums_weight(ex.numbers(x.sizes), _taps(w), x.dtype):
+        raise FallBack("the gradient of a wide window of 16 bits")
+    pairs = weight_gradients.depthwise(ex.numbers(x.sizes)[1], _are_channels_last(ctx, 2))
     return None, weight_gradients.of_weight(ctx, grad, stored(ctx, x, 1), pairs, _taps(w), geometry), None
 
 

@@ -17,6 +17,7 @@ from .. import scalar as s
 from ..context import Ctx
 from ..registry import FallBack, lowers
 from ..tensor import Size, Tensor, axes, expand, points, with_dim
+from .even_positions import evenly_spaced
 from .view import out_sizes
 
 
@@ -25,11 +26,12 @@ class IndexRule:
     """A rule for indices read from data.
 
     `from_end`: negative indices count from the end. `checked`: an index out of range raises an error at run time.
-    `code` selects the error.
+    `reads`: nothing is written there, so that positions need not count as data. `code` selects the error.
     """
 
     from_end: bool = False
     checked: bool = True
+    reads: bool = False
     code: int = va.INDEX_ERROR
 
 
@@ -48,6 +50,8 @@ def position(ctx: Ctx, t: Tensor, at: Sequence[Index], size: Index, rule: IndexR
     if size == 0:
         raise FallBack("an index into an empty dimension")
     i = va.cast(t.at(at), torch.int64)
+    if rule.reads and (evenly := evenly_spaced(i, size)) is not None:
+        return evenly
     if not rule.checked and i.op not in ("const", "index"):
         wrapped = i if _nonnegative(i) else s.where(s.binary("lt", i, 0), s.add(i, va.index(size)), i)
         return ex.lookup(wrapped, 0, max(ex.bounds(size)[1] - 1, 0))
@@ -158,19 +162,18 @@ def take(ctx: Ctx, x: Tensor, indices: Tensor) -> Tensor:
 def index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing: the broadcast shape of the indices replaces the indexed dimensions."""
     sizes = out_sizes(ctx)
-    return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes)))
+    return Tensor(sizes, x.dtype, read(x, advanced(ctx, x, indices, sizes, IndexRule(from_end=True, reads=True))))
 
 
 @lowers("_unsafe_index.Tensor")
 def unsafe_index(ctx: Ctx, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Lower advanced indexing by a decomposition that guarantees indices in range."""
     sizes = out_sizes(ctx)
-    return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, checked=False)))
+    rule = IndexRule(from_end=True, reads=True, checked=False)
+    return Tensor(sizes, x.dtype, x.at(advanced(ctx, x, indices, sizes, rule)))
 
 
-def advanced(
-    ctx: Ctx, x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], *, checked: bool = True
-) -> list[Index]:
+def advanced(ctx: Ctx, x: Tensor, indices: Sequence[Any], sizes: tuple[Index, ...], rule: IndexRule) -> list[Index]:
     """Return the index in each dimension of `x` at a point of the result, whose shape is `sizes`."""
     indexed = [k for k, t in enumerate(indices) if t is not None]
     if len(indices) > len(x.sizes):
@@ -188,7 +191,7 @@ def advanced(
     for k in range(len(x.sizes)):
         if k < len(indices) and indices[k] is not None:
             at = expand(_stored_once(ctx, indices[k], sizes), shape)
-            point.append(position(ctx, at, common, x.sizes[k], IndexRule(from_end=True, checked=checked)))
+            point.append(position(ctx, at, common, x.sizes[k], rule))
         else:
             point.append(next(rest))
     return point

@@ -251,7 +251,7 @@ def index_put(
     sizes = indexed_sizes(x, indices)
     if 0 in sizes:
         return x
-    where = advanced(ctx, x, indices, sizes, checked=checked)
+    where = advanced(ctx, x, indices, sizes, IndexRule(from_end=True, checked=checked))
     value = expand(values, sizes)
     return scatter(ctx, x, "add" if accumulate else "set", Updates(sizes, where, va.cast(value.value, values.dtype)))
 

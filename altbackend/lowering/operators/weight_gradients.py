@@ -43,9 +43,9 @@ class Pairs:
     totals: int
 
 
-def depthwise(channels: int) -> Pairs:
-    """Return the pairs of a depthwise convolution: each channel with itself."""
-    return Pairs((channels,), 0, 0, (0,), TILE * PROGRAMS)
+def depthwise(channels: int, channels_last: bool) -> Pairs:
+    """Return the pairs of a depthwise convolution: each channel with itself. `channels_last`: both images lie so."""
+    return Pairs((channels,), 0, 0, (0,), (TILE if channels_last else OF_PAIRS) * PROGRAMS)
 
 
 def all_pairs(written: int, read: int) -> Pairs:

@@ -90,6 +90,10 @@ LEAST_TURNED_SCAN = 512  # elements of such a tile of short rows: programs start
 # Elements of a tile of tall columns, of which a program has two sectors at least: a softmax over 248 points of 368,032
 # columns took 293 us with 16 columns, 353 with 32 and 471 with 64.
 TALL_TILE = 4096
+# The same where a thread loads single elements, by their bytes: sectors are shared by programs. Softmaxes over 193
+# points in columns of odd numbers took 141 to 149 us in bfloat16 with 64 columns, and 100 to 107 with 32; in float32
+# 167 to 178 with 64, 182 to 205 with 32 on four warps, and 157 to 162 on 16.
+TALL_UNALIGNED = {4: 16384, 2: 8192}
 # Elements of a tile of columns of up to COLUMN_BLOCK points that one warp totals, its columns at least, and the
 # estimated registers of a thread of one warp, at most. An argmin over 34 points took 57 us with 32 columns and 53 with
 # 64, with four warps 137 and 121; means over 18 points 100 us with 64 columns, 109 with 128, and 103 with 128 in four.
@@ -101,7 +105,13 @@ LONE_TILE, LONE_COLUMNS, LONE_REGISTERS = 2048, 32, 128
 SHORT_TURNED, TURNED_TILE = 16, 512
 # Elements of a thread whose columns begin anywhere: with eight warps a norm over 16 channels of 11x11 took 397 us for
 # 452 with two, in bfloat16 205 for 253.
-UNALIGNED_ELEMENTS = 8
+UNALIGNED_ELEMENTS, MOST_UNALIGNED_WARPS = 8, 8
+# Columns of a program where a thread loads single elements of 17 to 32 points: log-softmaxes of 25 points took 127 to
+# 150 us with 128 columns, and 139 to 168 with 64 (bfloat16: 92 to 95 and 101 to 110).
+UNALIGNED_COLUMNS = 128
+# Elements of a thread of other columns, where registers hold them. Of 64 columns of 49 points in bfloat16, a program of
+# two warps normalizes 48 million elements in 71 us, of four in 103, and of eight in 177.
+COLUMN_ELEMENTS = 64
 # Elements of a tile whose loads run along rows and whose stores run across them, or the other way: a log-softmax
 # of channels-last images of 11x11 took 345 us with 8,192 elements and 505 with 2,048; 512 channels of 7x7 took 205 and
 # 462.
@@ -214,18 +224,26 @@ class _Rows:
         return any(q.kind is Kind.CROSS_ROW for q in self.members)
 
     @cached_property
+    def _reads_of_rows(self) -> list[tuple[MappedNode, Index]]:
+        """Return the positions that depend on the row at which nodes load from memory."""
+        loaded = loaded_buffers(self.members)
+        return [(q, i) for q in self.members for b, i in va.loads(q.value) if b in loaded and q.row in ex.vars_of(i)]
+
+    @cached_property
+    def reads_few_elements(self) -> bool:
+        """Return whether a thread cannot load four rows that are neighbours, since columns begin anywhere."""
+        return self.columns and any(_begins_anywhere(i, q, QUAD) for q, i in self._reads_of_rows)
+
+    @cached_property
     def reads_single_elements(self) -> bool:
-        """Return whether rows that are neighbours cannot be read several at a time, since columns begin anywhere."""
-        reads = [(q, i) for q in self.members for _, i in va.loads(q.value) if q.row in ex.vars_of(i)]
-        return self.columns and any(_begins_anywhere(i, q) for q, i in reads)
+        """Return whether a thread cannot load two rows that are neighbours, since columns begin anywhere."""
+        return self.columns and any(_begins_anywhere(i, q, 2) for q, i in self._reads_of_rows)
 
     @property
     def loads_unaligned_columns(self) -> bool:
         """Return whether rows of memory across which a kernel loads its columns begin anywhere."""
-        loaded = loaded_buffers(self.members)
-        reads = [(q, i) for q in self.members for b, i in va.loads(q.value) if b in loaded and q.row in ex.vars_of(i)]
-        across = [(q, i) for q, i in reads if all(ex.coefficient(i, v) != 1 for v in q.inner)]
-        return self.columns and any(_begins_anywhere(i, q) for q, i in across)
+        across = [(q, i) for q, i in self._reads_of_rows if all(ex.coefficient(i, v) != 1 for v in q.inner)]
+        return self.columns and any(_begins_anywhere(i, q, QUAD) for q, i in across)
 
     @cached_property
     def reads_of_window(self) -> int:
@@ -243,16 +261,10 @@ class _Rows:
         return isinstance(size, int) and size * 4 > self.device.streaming_bytes
 
 
-def _begins_anywhere(index: Index, q: MappedNode) -> bool:
-    """Return whether wide loads of float32 cannot begin where rows of memory do that columns cross."""
-    return any(n % QUAD for n in ex.divisors(index, q.row)) or any(
-        _is_unaligned(ex.coefficient(index, v)) for v in q.inner
-    )
-
-
-def _is_unaligned(stride: Index | None) -> bool:
-    """Return whether wide loads of float32 cannot begin at every multiple of `stride`."""
-    return isinstance(stride, int) and stride % QUAD != 0
+def _begins_anywhere(index: Index, q: MappedNode, wide: int) -> bool:
+    """Return whether loads of `wide` elements cannot begin where rows of memory do that columns cross."""
+    strides = [ex.coefficient(index, v) for v in q.inner]
+    return any(n % wide for n in (*ex.divisors(index, q.row), *(s for s in strides if isinstance(s, int))))
 
 
 def row_blocks(p: Program, k: Kernel, lengths: list[Index], device: Gpu) -> Blocks:
@@ -303,6 +315,8 @@ def _row_blocks(r: _Rows) -> Blocks:
     xblock = max(fewest if long or widest <= most else 1, ROW_TILE // widest if widest < LONE_ROW else 1)
     if not r.columns and not long and widest <= TILED_ROW and r.some_lie_across:
         xblock = max(xblock, _in_registers(r, min(ROWS_OF_COLUMNS, BOTH_WAYS // widest), widest))
+    if r.reads_single_elements and not (long or r.persistent) and SHORT_COLUMN // 2 < widest <= SHORT_COLUMN:
+        xblock = UNALIGNED_COLUMNS
     xblock = _fewer_rows(r, xblock, fewest)
     scans = not r.columns and widest <= SCANNED_ROW and any(q.kind is Kind.SCAN for q in r.members)
     if scans:
@@ -391,8 +405,12 @@ def _in_registers(r: _Rows, xblock: int, width: int) -> int:
 
 def _windows_fit(r: _Rows, lengths: list[Index]) -> bool:
     """Return whether registers hold the reads of windows of whole columns, at least for the rows of a sector."""
-    rows, width = _rows_of_sector(r), max((power_of_two(n) for n in lengths if isinstance(n, int)), default=1)
-    return not r.reads_of_window or _fits(r, rows * width)
+    return not r.reads_of_window or _fits(r, _rows_of_sector(r) * _width(lengths))
+
+
+def _width(lengths: list[Index]) -> int:
+    """Return the points of a tile of whole rows; symbolic lengths count as none."""
+    return max((power_of_two(n) for n in lengths if isinstance(n, int)), default=1)
 
 
 def _fits(r: _Rows, tile: int) -> bool:
@@ -409,22 +427,28 @@ def _registers_needed(r: _Rows, elements: int) -> float:
         return SPARE * (OTHER_REGISTERS + elements * _tiles_of_thread(r))
     # the compiler moves all reads of a window to the front
     alive = max(_tiles_of_thread(r), r.reads_of_window)
-    return elements * (alive + ADDRESS * r.reads_single_elements) / SPILL
+    return elements * (alive + ADDRESS * r.reads_few_elements) / SPILL
 
 
 def _row_warps(r: _Rows, tile: int, long: bool) -> int:
     """Return the warps of a tile, as measured on an H200 (`benchmarks.tiles`)."""
     if r.columns and not r.persistent:
-        if long:
-            return 16
-        if r.reads_single_elements and tile <= ROW_TILE:
-            return max(tile // (WARP * UNALIGNED_ELEMENTS), 1)
-        # totals of a column that several warps share meet in shared memory
-        most = 2 if all(n <= SHORT_COLUMN for n in r.lengths if isinstance(n, int)) else 4
-        return min(warps_of(tile), most) if tile <= 8192 else warps_of(tile)
+        return 16 if long else _column_warps(r, tile)
     if r.persistent and not r.columns and tile >= 4096:
         return 16  # totals share the registers with all values that live through a row
     return 2 if tile == LONE_ROW and not r.persistent else warps_of(tile)
+
+
+def _column_warps(r: _Rows, tile: int) -> int:
+    """Return the warps of a tile of whole columns: few, since warps that share columns meet in shared memory."""
+    width = _width(r.lengths)
+    if r.reads_single_elements and (tile <= ROW_TILE or width <= SHORT_COLUMN):
+        return min(max(tile // (WARP * UNALIGNED_ELEMENTS), 1), MOST_UNALIGNED_WARPS)
+    light = not r.reads_single_elements and _registers_needed(r, COLUMN_ELEMENTS) <= LONE_REGISTERS
+    if light and _has_many(r, tile // width):
+        return min(max(tile // (WARP * COLUMN_ELEMENTS), 1), MOST_WARPS)
+    most = 2 if all(n <= SHORT_COLUMN for n in r.lengths if isinstance(n, int)) else 4
+    return min(warps_of(tile), most) if tile <= 8192 else warps_of(tile)
 
 
 # --- persistent programs ---------------------------------------------------------------------------------------------
@@ -489,7 +513,9 @@ def _rows_of_columns(r: _Rows) -> int:
 
 def _of_tall_tile(r: _Rows, xblock: int, widest: int) -> int:
     """Return at most `xblock` columns of `widest` points: a tile, or two sectors of each operand."""
-    return xblock if r.reads_single_elements else min(xblock, max(2 * _rows_of_sector(r), TALL_TILE // widest))
+    rows = _rows_of_sector(r)
+    tile = TALL_UNALIGNED[SECTOR // rows] if r.reads_single_elements and SECTOR // rows in TALL_UNALIGNED else TALL_TILE
+    return min(xblock, max(2 * rows, tile // widest))
 
 
 def _rows_of_sector(r: _Rows) -> int:
@@ -571,7 +597,7 @@ def _totals_short_columns(r: _Rows) -> bool:
     rows = [q for q in r.members if q.points != 1]
     totals = len(passes) == 1 and all(q.kind is Kind.IN_ROW and not _finds_position(q) for q in rows)
     light = SCANNED[0] * most // WARP * _tiles_of_thread(r) <= MOST_REGISTERS / 2
-    return r.reads_single_elements and few and totals and light and _has_many(r, SCANNED[0])
+    return r.reads_few_elements and few and totals and light and _has_many(r, SCANNED[0])
 
 
 def _rows_of_one_warp(r: _Rows, widest: int) -> int:
@@ -618,13 +644,13 @@ def _scanned_columns(r: _Rows, n: Index) -> Blocks | None:
     if not _has_many(r, xblock):
         if isinstance(n, int) and n <= COLUMN_BLOCK:
             return None
-        xblock, rblock, warps = FEW_SCANNED_UNALIGNED if r.reads_single_elements else FEW_SCANNED
+        xblock, rblock, warps = FEW_SCANNED_UNALIGNED if r.reads_few_elements else FEW_SCANNED
         xblock, run = _fewer_rows(r, xblock, min(xblock, _rows_of_sector(r))), 0
         warps = min(warps, warps_of(xblock * rblock))
     else:
         if r.loads_unaligned_columns and _scans_in_one_pass(r) and _has_many(r, SCANNED_UNALIGNED[0]):
             xblock, rblock, warps = SCANNED_UNALIGNED
-        elif r.reads_single_elements:
+        elif r.reads_few_elements:
             rblock *= 2
         if isinstance(n, int):
             rblock = min(rblock, power_of_two(n))
