@@ -179,6 +179,23 @@ def test_totals_that_are_read_elsewhere_do_not_make_columns_unaligned() -> None:
     assert (blocks.xblock, blocks.warps) == (128, 1)
 
 
+@pytest.mark.parametrize(("width", "tile"), [(64, (64, 1)), (63, (128, 4))])
+def test_few_warps_share_columns_in_each_turn(width: int, tile: tuple[int, int]) -> None:
+    """A cross entropy over channels is one loop over columns in each program."""
+    target = torch.zeros(512, width, dtype=torch.int64)
+    (blocks, *_) = blocks_of(lambda x: F.cross_entropy(x, target), torch.empty(512, 16, width, dtype=torch.bfloat16))
+    assert blocks.form is Form.PERSISTENT
+    assert (blocks.xblock, blocks.warps) == tile
+
+
+def test_what_columns_share_does_not_make_them_unaligned() -> None:
+    """A softmax over embedded words reads a place of the table for each word, and neighbouring columns there."""
+    words = torch.zeros(50_000, 13, dtype=torch.int64)
+    table = torch.empty(100, 32)
+    blocks = blocks_of(lambda x: F.embedding(x, table).softmax(1), words)
+    assert (blocks[-1].xblock, blocks[-1].warps) == (128, 2)
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 16), (torch.bfloat16, 32)], ids=str)
 def test_scanned_rows_that_are_stored_side_by_side_fill_two_sectors(dtype: torch.dtype, rows: int) -> None:
     x = torch.empty(3307, 72, 14, 14, dtype=dtype).to(memory_format=torch.channels_last)

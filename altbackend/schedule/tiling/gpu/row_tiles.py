@@ -229,6 +229,11 @@ class _Rows:
         loaded = loaded_buffers(self.members)
         return [(q, i) for q in self.members for b, i in va.loads(q.value) if b in loaded and q.row in ex.vars_of(i)]
 
+    @property
+    def _reads_across(self) -> list[tuple[MappedNode, Index]]:
+        """Return those of these positions that are not contiguous along the rows."""
+        return [(q, i) for q, i in self._reads_of_rows if all(ex.coefficient(i, v) != 1 for v in q.inner)]
+
     @cached_property
     def reads_few_elements(self) -> bool:
         """Return whether a thread cannot load four rows that are neighbours, since columns begin anywhere."""
@@ -237,13 +242,12 @@ class _Rows:
     @cached_property
     def reads_single_elements(self) -> bool:
         """Return whether a thread cannot load two rows that are neighbours, since columns begin anywhere."""
-        return self.columns and any(_begins_anywhere(i, q, 2) for q, i in self._reads_of_rows)
+        return self.columns and any(_begins_anywhere(i, q, 2) for q, i in self._reads_across)
 
     @property
     def loads_unaligned_columns(self) -> bool:
         """Return whether rows of memory across which a kernel loads its columns begin anywhere."""
-        across = [(q, i) for q, i in self._reads_of_rows if all(ex.coefficient(i, v) != 1 for v in q.inner)]
-        return self.columns and any(_begins_anywhere(i, q, QUAD) for q, i in across)
+        return self.columns and any(_begins_anywhere(i, q, QUAD) for q, i in self._reads_across)
 
     @cached_property
     def reads_of_window(self) -> int:
@@ -338,8 +342,7 @@ def _row_blocks(r: _Rows) -> Blocks:
         warps = _row_warps(r, xblock * (unit if factor > 1 else widest), bool(long)) * factor
     programs = ceil_div(k.rows, xblock)
     if r.persistent:
-        short = r.columns and all(isinstance(n, int) and n <= SHORT_COLUMN for n in lengths)
-        programs = at_most(programs, device.parallelism // (1 if short else 4))
+        programs = at_most(programs, _programs_of_turns(r, xblock * widest, warps))
     return Blocks(
         form=Form.PERSISTENT if r.persistent else Form.ROWS,
         flat=False,
@@ -434,6 +437,8 @@ def _row_warps(r: _Rows, tile: int, long: bool) -> int:
     """Return the warps of a tile, as measured on an H200 (`benchmarks.tiles`)."""
     if r.columns and not r.persistent:
         return 16 if long else _column_warps(r, tile)
+    if r.columns and not long and (elements := _elements_of_turn(r)):
+        return max(tile // (WARP * elements), 1)
     if r.persistent and not r.columns and tile >= 4096:
         return 16  # totals share the registers with all values that live through a row
     return 2 if tile == LONE_ROW and not r.persistent else warps_of(tile)
@@ -449,6 +454,25 @@ def _column_warps(r: _Rows, tile: int) -> int:
         return min(max(tile // (WARP * COLUMN_ELEMENTS), 1), MOST_WARPS)
     most = 2 if all(n <= SHORT_COLUMN for n in r.lengths if isinstance(n, int)) else 4
     return min(warps_of(tile), most) if tile <= 8192 else warps_of(tile)
+
+
+def _elements_of_turn(r: _Rows) -> int:
+    """Return the elements of a thread of a persistent program that totals columns in each turn; 0: as for rows."""
+    if r.reads_single_elements or not any(q.kind is Kind.IN_ROW for q in r.members):
+        return 0
+    fitting = (n for n in (COLUMN_ELEMENTS, COLUMN_ELEMENTS // 2) if n * _tiles_of_thread(r) / SPILL <= LONE_REGISTERS)
+    return next(fitting, 0)
+
+
+def _programs_of_turns(r: _Rows, tile: int, warps: int) -> int:
+    """Return the persistent programs of columns that are resident, at most: one for each of fewer warps."""
+    short = r.columns and all(isinstance(n, int) and n <= SHORT_COLUMN for n in r.lengths)
+    programs = r.device.parallelism // (1 if short else 4)
+    if not r.columns or warps >= warps_of(tile):
+        return programs
+    registers = OTHER_REGISTERS + tile // (WARP * warps) * _tiles_of_thread(r) / SPILL
+    resident = r.device.sms * max(int(r.device.registers / (WARP * warps * registers)), 1)
+    return min(programs * warps_of(tile) // warps, max(resident, programs))
 
 
 # --- persistent programs ---------------------------------------------------------------------------------------------
