@@ -92,8 +92,14 @@ def test_gradient_of_the_image(taps: int, stride: list[int], padding: list[int])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["plain", "last"])
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (4, 2), (6, 1), (6, 2)])
 def test_gradients_in_either_layout(
-    taps: int, stride: int, memory_format: torch.memory_format, masks: tuple[bool, bool], dtype: torch.dtype
+    taps: int,
+    stride: int,
+    memory_format: torch.memory_format,
+    masks: tuple[bool, bool],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(weight_gradients, "PROGRAMS", 6)  # the interpreter runs one after the other
     x, w = torch.randn(2, CHANNELS, 9, 10).to(dtype).to(memory_format=memory_format), weight(taps, dtype)
     how = [stride, stride], [taps // 2, taps // 2], [1, 1]
     y = aten.convolution(x, w, None, *how, False, [0, 0], CHANNELS)
