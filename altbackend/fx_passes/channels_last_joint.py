@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from altbackend.lazy_dataclass import dataclass
 
-from ..aten.depthwise import WIDEST
+from ..aten.depthwise import WIDEST, WIDEST_GRADIENT
 from ..aten.name import operator_name
 from ..aten.narrow_groups import sums_weight_gradient
 from ..compat import torch_api
@@ -35,14 +35,16 @@ class Operands:
     weight: torch.Tensor
     groups: int
     transposed: bool
+    dilated: bool
 
 
 def operands(n: Node) -> Operands:
     """Return the operands of a convolution or of its gradient, whose first argument is the gradient of the result."""
     k = int(n.target is aten.convolution_backward.default)
-    groups = n.args[8 + k]
+    groups, dilation = n.args[8 + k], n.args[5 + k]
     assert isinstance(groups, int)
-    return Operands(val(n.args[k]), val(n.args[1 + k]), groups, bool(n.args[6 + k]))
+    assert isinstance(dilation, (list, tuple))
+    return Operands(val(n.args[k]), val(n.args[1 + k]), groups, bool(n.args[6 + k]), any(d != 1 for d in dilation))
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -147,14 +149,18 @@ def _trains_plain(n: Node) -> bool:
     """Return whether the library's channels-last kernels for the gradients of a convolution are slower than plain ones.
 
     Depthwise windows of float32 that are too wide for our channels-last kernel have a generated one for plain images.
-    In 16 bits, they are for groups of less than 16 bytes: 876 us for 348. Of few channels of float32, the convolution
-    itself is: 2.3 ms for 0.5 with 30 images of 8x505x505. Images that are channels-last already stay so: in 100 cases
-    on an H200 a step took 0.4 to 1.3 (median 0.76) of the time of plain images and the copies around them.
+    Gradients of still wider and of dilated ones are the library's: 7x7 windows over 64 images of 96x56x56 took 6.1 ms a
+    step, plain ones 3.1, on an H100. In 16 bits, such are groups of less than 16 bytes: 876 us for 348. Of few channels
+    of float32, the convolution itself is: 2.3 ms for 0.5 with 30 images of 8x505x505. Images that are channels-last
+    already stay so: in 100 cases on an H200 a step took 0.4 to 1.3 (median 0.76) of the time of plain images and the
+    copies around them.
     """
     x, w, groups = operands(n).image, operands(n).weight, operands(n).groups
     lies_plain = not is_channels_last(val(n.args[int(n.target is aten.convolution_backward.default)]))
     if groups == x.shape[1] == w.shape[0]:
-        return bool(x.dtype == torch.float32 and math.prod(w.shape[2:]) > WIDEST and lies_plain)
+        taps = math.prod(w.shape[2:])
+        has_kernels = taps <= WIDEST_GRADIENT and not operands(n).dilated  # for both gradients, channels-last
+        return bool(x.dtype == torch.float32 and taps > WIDEST and (lies_plain or not has_kernels))
     if groups == 1 and x.dim() == 4:
         few = x.dtype == torch.float32 and max(x.shape[1], w.shape[0], w.shape[1]) <= FEW_FLOATS
         return few and lies_plain

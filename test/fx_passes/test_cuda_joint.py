@@ -152,6 +152,20 @@ def test_depthwise_convolutions_in_training(dtype: torch.dtype, window: int, pla
     assert all(call.args[0].meta["val"].is_contiguous() == plain for call in calls)
 
 
+@pytest.mark.parametrize(("window", "dilation", "plain"), [(7, 1, False), (9, 1, True), (7, 2, True)])
+def test_channels_last_images_leave_their_layout_for_slow_gradients(window: int, dilation: int, plain: bool) -> None:
+    """The library's channels-last gradients of wide float32 windows are slow; up to 7x7, kernels are ours."""
+
+    def fn(x: T, w: T) -> T:
+        return F.conv2d(x, w, padding=window // 2 * dilation, dilation=dilation, groups=8).square().mean()
+
+    x = torch.randn(4, 8, 12, 12).to(memory_format=torch.channels_last)
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        gm = rewritten(fn, x, torch.randn(8, 1, window, window))
+    call, *_ = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert call.args[0].meta["val"].is_contiguous() == plain
+
+
 @pytest.mark.parametrize(("dtype", "channels", "last", "plain"), [
     (torch.float32, 8, False, True),
     (torch.float32, 8, True, False),  # channels-last images stay so
