@@ -63,3 +63,16 @@ def test_without_weights_and_with_sizes_that_vary() -> None:
             torch.autograd.grad(fn(x).pow(3).sum(), x) for fn in (lambda x: F.group_norm(x, 2), compiled)
         )
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 3, 0), (0, 4, 3, 3)], ids=["no points", "no images"])
+def test_empty_inputs(sizes: tuple[int, ...]) -> None:
+    """Eager's gradient of the weight is NaN where a group has no elements."""
+
+    def fn(x: T, w: T, b: T) -> T:
+        return F.group_norm(x, 2, w, b)
+
+    inputs = torch.randn(sizes), torch.randn(4), torch.randn(4)
+    compiled = torch.compile(fn, backend="alt", options={"strict": True})
+    expected, actual = (gradients(f, inputs, torch.randn(sizes)) for f in (fn, compiled))
+    torch.testing.assert_close(actual, expected, equal_nan=True)
