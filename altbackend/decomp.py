@@ -294,7 +294,7 @@ def _group_norm_backward(
     With y = (x - mean) rstd and g = grad weight: dx = rstd (g - mean(g) - y mean(g y)), means over a group. No term is
     large where the mean of the input is; torch subtracts sum(grad) mean from sum(grad x).
     """
-    if any(isinstance(n, int) and n == 0 for n in x.shape[:2]):
+    if any(isinstance(n, int) and n == 0 for n in x.shape[:2]):  # torch's divides by the points of an image
         return _GROUP_NORM(grad, x, mean, rstd, weight, batch, channels, size, groups, wanted)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     split, statistic = [batch, groups, channels // groups, size], [batch, groups, 1, 1]

@@ -12,6 +12,7 @@ from ..aten.depthwise import WIDEST, WIDEST_GRADIENT, reads_channels_last
 from .context import Context
 from .gradient_call import GradientCall, gradient_of, replace_gradients
 from .graph import aten, insert, is_call, propagate, val
+from .mixed_layouts import is_channels_last
 
 
 def run(gm: GraphModule, ctx: Context) -> int:
@@ -20,7 +21,7 @@ def run(gm: GraphModule, ctx: Context) -> int:
 
 
 def run_joint(gm: GraphModule, ctx: Context) -> int:
-    """Split the backward of depthwise convolutions."""
+    """Split the backward of depthwise convolutions, and let gradients of weights read channels-last images."""
     return split_gradients(gm) + _copy_images(gm)
 
 
@@ -55,7 +56,7 @@ def _copy_images(joint: GraphModule) -> int:
             continue
         if not _suits(call.x, call.w, call.groups, WIDEST_GRADIENT) or not reads_channels_last(val(call.w).shape[2:]):
             continue
-        plain = [k for k in (0, 1) if not _channels_last(val(n.args[k]))]
+        plain = [k for k in (0, 1) if not is_channels_last(val(n.args[k]))]
         for k in plain:
             copy = (n.args[k],), {"memory_format": torch.channels_last}
             copies.append(insert(joint.graph, n, aten.clone.default, *copy))
@@ -71,7 +72,7 @@ def turn_weights(gm: GraphModule, constant: set[Node]) -> int:
     for n in list(gm.graph.nodes):
         if not is_call(n, aten.convolution.default) or n.args[1] not in constant or n.args[6]:
             continue
-        if not _suits(n.args[0], n.args[1], n.args[8], WIDEST) or not _channels_last(val(n.args[0])):
+        if not _suits(n.args[0], n.args[1], n.args[8], WIDEST) or not is_channels_last(val(n.args[0])):
             continue
         w = n.args[1]
         if w not in turned:
@@ -92,7 +93,3 @@ def _suits(x: object, w: object, groups: int, widest: int) -> bool:
         return False
     small = math.prod(weight.shape[2:]) <= widest
     return bool(small and groups == image.shape[1] == weight.shape[0] > 1)
-
-
-def _channels_last(image: torch.Tensor) -> bool:
-    return image.is_contiguous(memory_format=torch.channels_last)

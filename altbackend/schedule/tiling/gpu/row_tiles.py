@@ -457,7 +457,7 @@ def _column_warps(r: _Rows, tile: int) -> int:
 
 
 def _elements_of_turn(r: _Rows) -> int:
-    """Return the elements of a thread of a persistent program that totals columns in each turn; 0: as for rows."""
+    """Return a thread's elements where a persistent program totals columns in each turn; 0 where rows' rules hold."""
     if r.reads_single_elements or not any(q.kind is Kind.IN_ROW for q in r.members):
         return 0
     fitting = (n for n in (COLUMN_ELEMENTS, COLUMN_ELEMENTS // 2) if n * _tiles_of_thread(r) / SPILL <= LONE_REGISTERS)
@@ -465,7 +465,7 @@ def _elements_of_turn(r: _Rows) -> int:
 
 
 def _programs_of_turns(r: _Rows, tile: int, warps: int) -> int:
-    """Return the persistent programs of columns that are resident, at most: one for each of fewer warps."""
+    """Return the most persistent programs; those of fewer warps are more, as far as registers hold them."""
     short = r.columns and all(isinstance(n, int) and n <= SHORT_COLUMN for n in r.lengths)
     programs = r.device.parallelism // (1 if short else 4)
     if not r.columns or warps >= warps_of(tile):
@@ -538,7 +538,7 @@ def _rows_of_columns(r: _Rows) -> int:
 def _of_tall_tile(r: _Rows, xblock: int, widest: int) -> int:
     """Return at most `xblock` columns of `widest` points: a tile, or two sectors of each operand."""
     rows = _rows_of_sector(r)
-    tile = TALL_UNALIGNED[SECTOR // rows] if r.reads_single_elements and SECTOR // rows in TALL_UNALIGNED else TALL_TILE
+    tile = TALL_UNALIGNED.get(SECTOR // rows, TALL_TILE) if r.reads_single_elements else TALL_TILE
     return min(xblock, max(2 * rows, tile // widest))
 
 
